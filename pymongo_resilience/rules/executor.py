@@ -1,13 +1,9 @@
-"""Attempt, decide, wait, again: one generator of steps, and two drivers, which differ only in what
-they await.
-"""
+"""Attempt, decide, wait, again. Both executors decide alike; they differ in what they await."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import is_closing, logger
@@ -18,7 +14,7 @@ from .retry_rules import GiveUp, NeedsStrategy, RetryRules
 from .strategy import NAMED, RetryAction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Callable
 
     from pymongo_resilience.clock import Clock
 
@@ -29,21 +25,29 @@ if TYPE_CHECKING:
     from .retry_rules import Rule, Verdict
     from .strategy import Answer
 
-T_co = TypeVar("T_co", covariant=True)
-
 
 class Work(Protocol):
-    """One operation of the driver, as the loops repeat it."""
+    """One operation of the driver, as both executors repeat it."""
 
     @property
     def budget(self) -> RetryBudget | None:
         """The client's retry budget, where it has one."""
 
     def operation(self) -> Operation:
-        """The operation that the rules decide on; asked for once, at the first failure."""
+        """The operation that the rules decide on; called once, at the first failure."""
+
+    def attempt(self) -> Any:
+        """Send it; the executor of tasks awaits what it returns."""
 
     def classify(self, error: Exception, operation: Operation, /) -> Failure:
         """The facts of the attempt that ended with ``error``."""
+
+    def release_attempt(self, failure: Failure, /) -> Callable[[], Any] | None:
+        """The failed attempt is over, whatever follows: what releases what it held, if anything.
+
+        No coroutine yet: an exception of a signal handler that strikes between one and its
+        ``await`` leaves it unawaited.
+        """
 
     def prepare(self, failure: Failure, operation: Operation, /) -> None:
         """Set the driver up for one more attempt after ``failure``."""
@@ -56,26 +60,6 @@ class Work(Protocol):
         where attempts are. None to raise it."""
 
 
-class SyncWork(Work, Protocol[T_co]):
-    """Work whose attempts block."""
-
-    def attempt(self) -> T_co: ...
-
-    def release_attempt(self, failure: Failure, /) -> Callable[[], object] | None:
-        """The failed attempt is over, whatever follows: what releases what it held, if anything."""
-
-
-class AsyncWork(Work, Protocol[T_co]):
-    """Work whose attempts are awaited."""
-
-    def attempt(self) -> Awaitable[T_co]: ...
-
-    def release_attempt(self, failure: Failure, /) -> Callable[[], Awaitable[object]] | None:
-        """As in SyncWork. No coroutine yet: an exception of a signal handler that strikes between
-        one and its ``await`` leaves it unawaited."""
-
-
-T = TypeVar("T")
 OURS = frozenset(map(type, NAMED.values()))
 """What any other strategy raises is caught, whatever it is."""
 
@@ -84,21 +68,6 @@ def _close_unawaited(answer: object) -> None:
     """Python warns of a coroutine that is never awaited, long after and far from its making."""
     if inspect.iscoroutine(answer) and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED:
         answer.close()
-
-
-class _Outcome(NamedTuple):
-    result: Any
-    error: Any
-
-
-Steps = Generator["Callable[[], Any] | _Outcome", tuple[Any, Any], T]
-
-
-def _done(step: Callable[[], Any]) -> Steps[Any]:
-    result, error = yield step
-    if error is not None:
-        raise error
-    return result
 
 
 class _Decisions:
@@ -114,76 +83,14 @@ class _Decisions:
         self.warned: set[str] = set()
         """Strategies that were logged once and are not to be logged again."""
 
-    def _steps(
-        self, work: Any, error: Exception | None, ask: Callable[..., Any], sleep: Callable[..., Any]
-    ) -> Steps[None]:
-        """Each step is to be called, and awaited by the executor of tasks; it is sent the result or
-        the error. It ends with an outcome, or is closed where anything else is raised.
+    def _succeeded(self, work: Work, operation: Operation | None) -> None:
+        if work.budget is not None:
+            work.budget.succeeded(retried=operation is not None)
 
-        ``error``: of a first attempt that was made already.
-        """
-        operation: Operation | None = None
-        failure = end = None
-        try:
-            while True:
-                result = None
-                if error is None:
-                    result, error = yield work.attempt
-                if error is None:
-                    if work.budget is not None:
-                        work.budget.succeeded(retried=operation is not None)
-                    yield _Outcome(result, None)
-                    return
-                if is_closing(error):
-                    yield _Outcome(None, error)
-                    return
-                try:
-                    operation = operation or work.operation()
-                    failure = work.classify(error, operation)
-                    end = yield from self._after_decision(work, operation, failure, ask)
-                except internal_errors.faults:
-                    logger.exception(
-                        "internal error in pymongo-resilience while classifying %s",
-                        type(error).__name__,
-                    )
-                    break
-                if isinstance(end, Exception):
-                    yield _Outcome(None, end)
-                    return
-                yield from self._waited(operation, failure, end, sleep)
-                error = None
-            instead = work.undecided(error)
-            yield _Outcome(None, error) if instead is None else _Outcome(*(yield instead))
-        finally:
-            # The frames of errors hold this one.
-            del error, failure, end
-
-    def _after_decision(
-        self, work: Any, operation: Operation, failure: Failure, ask: Callable[..., Any]
-    ) -> Steps[Exception | float]:
-        """The error to raise, or the seconds to wait before the next attempt."""
-        release = work.release_attempt(failure)
-        if release is not None:
-            yield from _done(release)
-        operation.record(failure)
-        verdict = self.retry_rules.check_rules(operation, failure)
-        if isinstance(verdict, NeedsStrategy):
-            answer = yield from _done(partial(ask, operation, failure))
-            verdict = self.retry_rules.apply_strategy(operation, failure, answer)
-        return self._conclude(work, operation, failure, verdict)
-
-    def _waited(
-        self, operation: Operation, failure: Failure, seconds: float, sleep: Callable[..., Any]
-    ) -> Steps[None]:
-        if seconds > 0:
-            try:
-                _, cut = yield partial(sleep, seconds)
-            except GeneratorExit:
-                operation.never_repeated(failure)
-                raise
-            if cut is not None:
-                operation.never_repeated(failure)
-                yield _Outcome(None, cut)
+    def _undecided(self, work: Work, error: Exception, fault: Exception) -> Any:
+        text = "internal error in pymongo-resilience while classifying %s"
+        logger.error(text, type(error).__name__, exc_info=fault)
+        return work.undecided(error)
 
     def _conclude(
         self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
@@ -240,30 +147,54 @@ class _Decisions:
 class Executor(_Decisions):
     """Runs work in the calling thread."""
 
-    def run(self, work: SyncWork[T], error: Exception | None = None) -> T:
+    def run(self, work: Work, error: Exception | None = None) -> Any:  # noqa: PLR0912 - one way
         """The first successful attempt's result, or ``work.final_error()`` raised.
 
         ``error``: what a first attempt that the caller made has raised.
         """
-        steps = self._steps(work, error, self._ask, self.clock.sleep)
-        step: Any = None
-        sent: Any = None
+        operation = failure = end = None
         try:
-            step = next(steps)
-            while not isinstance(step, _Outcome):
+            while True:
+                if error is None:
+                    try:
+                        result = work.attempt()
+                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                        error = raised
+                    else:
+                        self._succeeded(work, operation)
+                        return result
+                if is_closing(error):
+                    raise error
                 try:
-                    sent = step(), None
-                except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
-                    sent = None, raised
-                step = steps.send(sent)
-            if step.error is not None:
-                raise step.error
-            result: T = step.result
-            return result
+                    operation = operation or work.operation()
+                    failure = work.classify(error, operation)
+                    release = work.release_attempt(failure)
+                    if release is not None:
+                        release()
+                    operation.record(failure)
+                    verdict = self.retry_rules.check_rules(operation, failure)
+                    if isinstance(verdict, NeedsStrategy):
+                        answer = self._ask(operation, failure)
+                        verdict = self.retry_rules.apply_strategy(operation, failure, answer)
+                    end = self._conclude(work, operation, failure, verdict)
+                except internal_errors.faults as fault:
+                    instead = self._undecided(work, error, fault)
+                    break
+                if isinstance(end, Exception):
+                    raise end
+                if end > 0:
+                    try:
+                        self.clock.sleep(end)
+                    except BaseException:
+                        operation.never_repeated(failure)
+                        raise
+                error = None
+            if instead is None:
+                raise error
+            return instead()
         finally:
-            steps.close()
             # The frames of errors hold this one.
-            del error, sent, step
+            del error, failure, end
 
     def _ask(self, operation: Operation, failure: Failure) -> Answer:
         answer: Any = None
@@ -283,26 +214,51 @@ class Executor(_Decisions):
 class AsyncExecutor(_Decisions):
     """Runs work in the calling task."""
 
-    async def run(self, work: AsyncWork[T], error: Exception | None = None) -> T:
+    async def run(self, work: Work, error: Exception | None = None) -> Any:  # noqa: PLR0912 - one way
         """As that of Executor."""
-        steps = self._steps(work, error, self._ask, self.clock.sleep_async)
-        step: Any = None
-        sent: Any = None
+        operation = failure = end = None
         try:
-            step = next(steps)
-            while not isinstance(step, _Outcome):
+            while True:
+                if error is None:
+                    try:
+                        result = await work.attempt()
+                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                        error = raised
+                    else:
+                        self._succeeded(work, operation)
+                        return result
+                if is_closing(error):
+                    raise error
                 try:
-                    sent = await step(), None
-                except Exception as raised:  # noqa: BLE001 - as above
-                    sent = None, raised
-                step = steps.send(sent)
-            if step.error is not None:
-                raise step.error
-            result: T = step.result
-            return result
+                    operation = operation or work.operation()
+                    failure = work.classify(error, operation)
+                    release = work.release_attempt(failure)
+                    if release is not None:
+                        await release()
+                    operation.record(failure)
+                    verdict = self.retry_rules.check_rules(operation, failure)
+                    if isinstance(verdict, NeedsStrategy):
+                        answer = await self._ask(operation, failure)
+                        verdict = self.retry_rules.apply_strategy(operation, failure, answer)
+                    end = self._conclude(work, operation, failure, verdict)
+                except internal_errors.faults as fault:
+                    instead = self._undecided(work, error, fault)
+                    break
+                if isinstance(end, Exception):
+                    raise end
+                if end > 0:
+                    try:
+                        await self.clock.sleep_async(end)
+                    except BaseException:
+                        operation.never_repeated(failure)
+                        raise
+                error = None
+            if instead is None:
+                raise error
+            return await instead()
         finally:
-            steps.close()
-            del error, sent, step
+            # The frames of errors hold this one.
+            del error, failure, end
 
     async def _ask(self, operation: Operation, failure: Failure) -> Answer:
         answer: Any = None

@@ -101,7 +101,6 @@ LIVING_TOO_SHORT = {
     # between an election or a check and what is done about it
     "LastCheck": "two facts of a monitor",
     # of one attempt, inside of the executor alone
-    "_Outcome": "what the application gets next",
     # of the doctor, whose own tests look at what it says
     "Target": "addresses and options; it hides the URI",
     "Probe": "an address, and texts of ours",
