@@ -9,7 +9,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
 from support.clients import POLLING, SentCommands
 from support.command_listeners import Inside
 from support.telemetry import Instrument
@@ -50,6 +50,37 @@ def test_a_task_that_outlives_its_call_is_judged_like_any_other(
 
     asyncio.run(main())
     assert 1 < len(sent.named("find")) < FEW
+    assert "internal error in pymongo-resilience" not in caplog.text
+
+
+def test_a_task_whose_attempts_outlive_their_call_goes_on(
+    proxy: ReplicaSet, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    instrument(timeout_ms=10_000, policies={f"{database}.coll": Policy(hedge=1000)})
+    inside, tasks, ended = Inside(), list[asyncio.Task[Any]](), asyncio.Event()
+
+    async def attempts(coll: Any) -> Any:
+        # Its loop begins inside of the call; its second attempt comes after the call.
+        running = asyncio.ensure_future(coll.find_one())
+        await asyncio.sleep(0)
+        ended.set()
+        return await running
+
+    async def main() -> Any:
+        async with pymongo.AsyncMongoClient(
+            proxy.uri, **POLLING, event_listeners=[inside]
+        ) as client:
+            coll = client[database].coll
+            await coll.insert_one({"n": 1})
+            await coll.find_one()  # the first hedged read
+            loop = asyncio.get_running_loop()
+            proxy.inject(Overload("find", times=2, base_backoff=0.5))
+            inside.act = lambda: tasks.append(loop.create_task(attempts(coll)))
+            await client[database].other.count_documents({})
+            await ended.wait()
+            return await tasks[0]
+
+    assert asyncio.run(main())["n"] == 1
     assert "internal error in pymongo-resilience" not in caplog.text
 
 

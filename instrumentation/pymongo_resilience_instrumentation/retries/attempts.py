@@ -117,7 +117,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     def begin(self) -> bool:
         """Before the first attempt, where that needs more than most operations. False where a fault
         of ours leaves it all to the driver."""
-        call, runtime = self.call, self.runtime
+        call, runtime, client = self.call, self.runtime, driver.retry_loop.client(self)
         try:
             avoided = deprioritized.avoided()
             if avoided:
@@ -133,10 +133,10 @@ class Attempts(driver.retry_loop.DriverLoop):
                     call.hedge.began(self)
             if runtime.admits:
                 if runtime.breakers is not None:
-                    self.breakers = runtime.breakers.of(call.client)
+                    self.breakers = runtime.breakers.of(client)
                 if runtime.shedding is not None:
-                    self.shedders = runtime.shedding.of(call.client)
-                counts = runtime.counts_of(call.client)
+                    self.shedders = runtime.shedding.of(client)
+                counts = runtime.counts_of(client)
                 if counts is not None:
                     self.count = counts.of_attempt()
         except internal_errors.faults:
@@ -362,7 +362,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         if self.permit is not None:
             self._report_to_breaker(evidence(failure))
         if failure.overloaded and self.runtime.hedges is not None:
-            self.runtime.hedges.of(self.call.client).budget.overloaded()
+            self.runtime.hedges.of(driver.retry_loop.client(self)).budget.overloaded()
         return failure
 
     def release_attempt(self, failure: Failure) -> Callable[[], Any] | None:
@@ -409,12 +409,14 @@ class Attempts(driver.retry_loop.DriverLoop):
         return not driver.retry_loop.prefers_members(self) if asked is None else asked
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
-        if failure.stage is Stage.NOT_SENT and self.runtime.closings.closed(self.call.client):
+        # The loop's own client: a task may outlive the call that it was started in.
+        client = driver.retry_loop.client(self)
+        if failure.stage is Stage.NOT_SENT and self.runtime.closings.closed(client):
             return _closed(failure.error)
         name = driver.retry_loop.operation_name(self)
         if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
             session = driver.retry_loop.session(self)
-            background_work.leave_open(self.call.client, driver.sessions.open_transaction(session))
+            background_work.leave_open(client, driver.sessions.open_transaction(session))
         raised = self._chosen(failure)
         error = raised.error
         if self.call.whole is not None:

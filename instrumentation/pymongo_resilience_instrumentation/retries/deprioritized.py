@@ -55,7 +55,7 @@ def avoid(addresses: tuple[Address, ...], mark: Mark | None) -> Mark:
 
 def keep_away(loop: Any, server: str) -> None:
     """The loop of a hedge begins: it never goes to this ``"host:port"``."""
-    before, known = avoided(), driver.selection.known_addresses(loop.call.client)
+    before, known = avoided(), driver.selection.known_addresses(driver.retry_loop.client(loop))
     kept = Kept(each for each in known if address_text(each) == server)
     loop.avoiding = avoid(kept, loop.avoiding)
     if loop.avoided is None:

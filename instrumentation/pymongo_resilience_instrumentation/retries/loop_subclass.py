@@ -105,7 +105,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
                     raise failed
                 result = executor.run(self, failed)
             elif budgets.incomplete:
-                budgets.succeeded(call.client)
+                budgets.succeeded(self._client)
             self.note_completed()
             if prepared or call.waits:
                 self.release(None)
@@ -164,7 +164,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
                     raise failed
                 result = await executor.run(self, failed)
             elif budgets.incomplete:
-                budgets.succeeded(call.client)
+                budgets.succeeded(self._client)
             self.note_completed()
             if prepared or call.waits:
                 self.release(None)

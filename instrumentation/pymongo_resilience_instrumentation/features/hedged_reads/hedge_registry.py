@@ -34,7 +34,8 @@ class ClientHedges(Hedging):
         """Whether the loop's read could be sent to another server than this ``"host:port"``: by its
         read preference, in the latency window, with no breaker open."""
         breakers = self._breakers
-        narrowed = None if breakers is None else breakers.of(loop.call.client).without_open
+        client = driver.retry_loop.client(loop)
+        narrowed = None if breakers is None else breakers.of(client).without_open
         found = driver.selection.choices(loop, narrowed or (lambda servers: servers))
         return any(address_text(each) != server for each in found)
 
