@@ -347,7 +347,7 @@ def _nothing_is_in_progress() -> None:
     assert calls.current() is None
     assert dict(runtime.clients.waiting) == {}
     if runtime.selectors is not None:
-        assert all(each.by_address == {} for each in runtime.selectors._counts.values())
+        assert all(each.by_address == {} for each in runtime.selectors._counts.all())
 
 
 async def _suspended(client: Any, database: str, count: int) -> list[Any]:

@@ -42,6 +42,8 @@ class ClientHedges(Hedging):
     def reset_after_fork(self) -> None:
         """In a forked child, which has neither its threads nor its tasks."""
         self.budget.reset_after_fork()
+        self.threads.reset_after_fork()
+        self.tasks.clear()
 
 
 class HedgeRegistry(ByClient[ClientHedges]):
