@@ -72,10 +72,8 @@ class Symptom(enum.Enum):
     check: str
     """What to look at."""
 
-    def __new__(cls, value: str, says: str, check: str) -> Symptom:
-        made = object.__new__(cls)
-        made._value_, made.says, made.check = value, says, check
-        return made
+    def __init__(self, value: str, says: str, check: str) -> None:
+        self._value_, self.says, self.check = value, says, check
 
     SET_NAME = (
         "set_name",

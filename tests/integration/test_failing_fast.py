@@ -186,7 +186,7 @@ def test_fails_at_the_second_check(
     assert error.terminal_cause == cause
     for said in (
         "127.0.0.1:",
-        Symptom(cause).says,
+        next(each.says for each in Symptom if each.value == cause),
         check,
         "1 attempt",
     ):

@@ -200,6 +200,14 @@ def test_the_specifications_strategy_and_bucket_hold_nothing_back() -> None:
         assert [decided(one, CUT) for _ in range(3)] == [Retry(0.0)] * 3
 
 
+@pytest.mark.parametrize("reason", [RetryReason.WRITE_CONFLICT, RetryReason.LOCK_TIMEOUT])
+def test_a_conflict_is_not_held_back_by_what_an_election_spent(reason: RetryReason) -> None:
+    one = operation(spent())
+    assert [decided(one, Failure(RuntimeError(), Stage.ANSWERED, reason)) for _ in range(5)] == [
+        Retry(0.0)
+    ] * 5
+
+
 @pytest.mark.parametrize("reason", RetryReason)
 def test_only_what_a_server_in_distress_causes_costs_a_token(reason: RetryReason) -> None:
     budget = RatioBudget(1, 0)
