@@ -16,7 +16,7 @@ from pymongo_resilience.rules.events import Broadcast, EventLog
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED
-from pymongo_resilience_instrumentation.clients.by_client import Budgets
+from pymongo_resilience_instrumentation.clients.by_client import Budgets, ByClient
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from pymongo_resilience.rules.events import Listener
     from pymongo_resilience.rules.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.instrument_arguments import Settings
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
+    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
     from pymongo_resilience_instrumentation.selection.selector import Selectors
-    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
 
 SCOPE = "pymongo_resilience"
 ANY_STRATEGY = NAMED["fast_fail"]
@@ -127,11 +126,11 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
     )
 
 
-def _breakers(config: Config, clock: Clock, listener: Listener) -> BreakerRegistry | None:
+def _breakers(config: Config, clock: Clock, listener: Listener) -> ByClient[ClientBreakers] | None:
     if config.circuit_breaker == "off":
         return None
     from pymongo_resilience.breakers import BreakerSettings  # noqa: PLC0415 - off by default
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry  # noqa: PLC0415 - the same
+    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers  # noqa: PLC0415 - the same
 
     settings = BreakerSettings(
         failure_rate=config.circuit_breaker_failure_rate,
@@ -140,20 +139,22 @@ def _breakers(config: Config, clock: Clock, listener: Listener) -> BreakerRegist
         open_for=config.circuit_breaker_open_s,
     )
     always = config.circuit_breaker == "always"
-    return BreakerRegistry(settings, clock, listener, always=always)
+    return ByClient(lambda client: ClientBreakers(client, settings, clock, listener, always=always))
 
 
-def _shedding(config: Config, clock: Clock, rules: NamespaceRules) -> SheddingRegistry | None:
+def _shedding(
+    config: Config, clock: Clock, rules: NamespaceRules
+) -> ByClient[ClientShedders] | None:
     if not config.load_shedding:
         return None
-    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry  # noqa: PLC0415 - off by default
+    from pymongo_resilience_instrumentation.selection.refusals import ClientShedders  # noqa: PLC0415 - off by default
 
-    return SheddingRegistry(clock, rules)
+    return ByClient(lambda _: ClientShedders(clock, rules))
 
 
 def _selectors(
     config: Config,
-    breakers: BreakerRegistry | None,
+    breakers: ByClient[ClientBreakers] | None,
     ours: enabled_flag.EnabledFlag,
     clock: Clock,
     *,

@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from pymongo_resilience.rules.executor import AsyncExecutor, Executor
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.by_client import Budgets
+    from pymongo_resilience_instrumentation.clients.by_client import Budgets, ByClient
     from pymongo_resilience_instrumentation.clients.client_registry import Clients
     from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.interception.call_interceptor import Sender
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
-    from pymongo_resilience_instrumentation.selection.operation_counts import OperationCounts
-    from pymongo_resilience_instrumentation.selection.selector import Selectors
-    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
+    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
+    from pymongo_resilience_instrumentation.selection.selector import OperationCounts, Selectors
     from pymongo_resilience_instrumentation.self_check import State
     from pymongo_resilience_instrumentation.telemetry.client_tracing import Warnings
     from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
@@ -66,9 +64,9 @@ class Runtime:
     async_executor: AsyncExecutor
     clients: Clients
     budgets: Budgets
-    breakers: BreakerRegistry | None
+    breakers: ByClient[ClientBreakers] | None
     """None while they are off."""
-    shedding: SheddingRegistry | None
+    shedding: ByClient[ClientShedders] | None
     """None while it is off."""
     selectors: Selectors | None
     """None where pymongo alone chooses its servers."""
@@ -91,7 +89,7 @@ class Runtime:
     """Strategies that are coroutines, by pattern, until a sync client is found that cannot await
     them."""
     hedges: Any = None
-    """A HedgeRegistry (hedged_reads/), from the first policy on that hedges."""
+    """Of each client (hedged_reads/), from the first policy on that hedges."""
     senders: dict[str, list[Sender]] = field(default_factory=dict)
     """By the method of the public API, or ``_run_operation``: what features put around it."""
     before_batch: Callable[[Call, Any, Any], None] | None = None

@@ -19,7 +19,7 @@ from pymongo.read_preferences import Nearest
 from pymongo_resilience_instrumentation.features.hedged_reads import workers
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import (
     ClientHedges,
-    HedgeRegistry,
+    hedge_registry,
 )
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
@@ -895,7 +895,7 @@ def test_a_second_try_that_cannot_begin_is_not_waited_for(
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MOST_THREADS", 1)
-    registry = HedgeRegistry(MonotonicClock(), None)
+    registry = hedge_registry(MonotonicClock(), None)
     kept, done = registry.of(registry), threading.Event()
 
     def wait() -> Any:

@@ -14,7 +14,7 @@ from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
-from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
@@ -114,7 +114,7 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
     telemetry = instrument(circuit_breaker="always")
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
-    monkeypatch.setattr(BreakerRegistry, "of", broken)
+    monkeypatch.setattr(Runtime, "counts_of", broken)
     proxy.inject(CutAfter("find" if name == "find_one" else "insert"))
     OPERATIONS[name](side, coll)
     assert faults == 1

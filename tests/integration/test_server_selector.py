@@ -17,7 +17,7 @@ from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.selection import selector
-from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
+from pymongo_resilience_instrumentation.selection.selector import AttemptCount
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Fail, Latency, Reset, Slow
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.busy_pools import Silent

@@ -58,12 +58,11 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
 @pytest.mark.parametrize(
     ("module", "variable", "value"),
     [
-        (f"{ENGINE}.breakers", "CIRCUIT_BREAKER", "on"),
+        (f"{OTHER_HALF}.selection.refusals", "CIRCUIT_BREAKER", "on"),
         (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
-        (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
         (f"{ENGINE}.server_choice.server_load", "SERVER_SELECTION", "peak_ewma"),
     ],
-    ids=["breakers", "least_loaded", "operation counts", "peak_ewma"],
+    ids=["breakers", "least_loaded", "peak_ewma"],
 )
 def test_what_is_off_is_imported_where_on(
     module: str, variable: str, value: str, by_default: set[str]

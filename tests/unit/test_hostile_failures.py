@@ -26,8 +26,7 @@ from pymongo.errors import (
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation.failures import classify, error_texts, reasons
-from pymongo_resilience_instrumentation.selection.breaker_errors import refused
-from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
+from pymongo_resilience_instrumentation.selection.refusals import OverloadShedError, breaker_error
 from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
 from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import timeout_errors as timeouts
@@ -149,7 +148,9 @@ def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
 
 def refused_by_a_breaker() -> Exception:
     opened = Snapshot(State.OPEN, 20, 12, 5.0)
-    return refused("db1:27017", opened, window=10.0, next_probe_in=5.0, elsewhere=False)
+    return breaker_error(
+        "db1:27017", opened, window=10.0, next_probe_in=5.0, elsewhere=False, labels=[]
+    )
 
 
 def refused_by_the_client() -> Exception:

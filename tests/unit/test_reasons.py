@@ -18,8 +18,10 @@ from pymongo_resilience_instrumentation.failures.reasons import (
     DeadPeerError,
     InterruptedAttemptError,
 )
-from pymongo_resilience_instrumentation.selection.breaker_errors import CircuitBreakerOpenError
-from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
+from pymongo_resilience_instrumentation.selection.refusals import (
+    CircuitBreakerOpenError,
+    OverloadShedError,
+)
 
 from pymongo_resilience.rules.failure import RetryReason
 

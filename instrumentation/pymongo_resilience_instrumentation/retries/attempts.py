@@ -58,9 +58,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.selection.breaker_registry import ClientBreakers
-    from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
-    from pymongo_resilience_instrumentation.selection.shedding_registry import ClientShedders
+    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
+    from pymongo_resilience_instrumentation.selection.selector import AttemptCount
 
 
 NOT_OURS: Any = None

@@ -1,13 +1,17 @@
-"""The ``server_selector`` of clients whose servers the library filters or chooses.
+"""The ``server_selector`` of clients whose servers the library filters or chooses, and how many
+attempts are in progress on each server, counted from its selection on.
 
 The driver calls it with the servers that the read preference has left, before its latency window,
 and under its topology's lock: nothing here logs or waits, and after an internal error all
 servers pass.
+
+Source: Server Selection, "operationCount-based selection within the latency window".
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +23,6 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
 from . import conversions
-from .operation_counts import OperationCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +31,79 @@ if TYPE_CHECKING:
     from pymongo_resilience.server_choice.server_description import ServerDescription
     from pymongo_resilience.server_choice.server_load import PeakEwma
 
-    from .breaker_registry import BreakerRegistry, ClientBreakers
+    from .refusals import ClientBreakers
+
+
+class OperationCounts:
+    """Of one client. Thread- and task-safe: a lock that is held for two changes of a set, reentrant
+    as that of a circuit breaker."""
+
+    __slots__ = ("_attempts", "_lock", "latencies")
+
+    def __init__(self, latencies: PeakEwma | None = None) -> None:
+        """``latencies``: None where they do not matter."""
+        self.latencies = latencies
+        self._lock = threading.RLock()
+        self._attempts: dict[str, set[AttemptCount]] = {}
+
+    @property
+    def by_address(self) -> dict[str, int]:
+        """Of the servers that have some."""
+        # A copy, made in one step: others may change it meanwhile.
+        return {address: len(each) for address, each in self._attempts.copy().items() if each}
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: the attempts in progress are the parent's, and so may be the lock."""
+        self._lock = threading.RLock()
+        self._attempts.clear()
+
+    def of_attempt(self) -> AttemptCount:
+        return AttemptCount(self)
+
+    def enter(self, address: str, attempt: AttemptCount) -> None:
+        with self._lock:
+            self._attempts.setdefault(address, set()).add(attempt)
+
+    def leave(self, address: str, attempt: AttemptCount) -> None:
+        """Once more, it changes nothing."""
+        with self._lock:
+            self._attempts.get(address, set()).discard(attempt)
+
+
+class AttemptCount:
+    """Where one attempt is counted: on one server at most.
+
+    Belongs to the thread or task of the attempt. The server is set before it is counted there, and
+    until it no longer is: ``release`` takes it back, whatever was raised in between.
+    """
+
+    __slots__ = ("_address", "_began", "_counts")
+
+    def __init__(self, counts: OperationCounts) -> None:
+        self._counts = counts
+        self._address: str | None = None
+        self._began: float | None = None
+
+    def take(self, address: str) -> None:
+        """The attempt goes to this server, wherever it was counted before."""
+        if address != self._address:
+            self.release()
+            self._address = address
+            self._counts.enter(address, self)
+
+    def measure(self) -> None:
+        """The attempt's server was chosen among several: its duration is a sample of latency."""
+        if self._counts.latencies is not None:
+            self._began = self._counts.latencies.begin()
+
+    def release(self, *, succeeded: bool = False) -> None:
+        """The attempt is over."""
+        if self._address is not None:
+            began, self._began = self._began, None
+            if began is not None and self._counts.latencies is not None:
+                self._counts.latencies.end(self._address, began, succeeded=succeeded)
+            self._counts.leave(self._address, self)
+            self._address = None
 
 
 class ServerSelector:
@@ -122,7 +197,7 @@ class Selectors:
     def __init__(
         self,
         enabled_flag: EnabledFlag,
-        breakers: BreakerRegistry | None,
+        breakers: ByClient[ClientBreakers] | None,
         latencies: Callable[[], PeakEwma] | None,
         *,
         counting: bool,
@@ -132,9 +207,7 @@ class Selectors:
         self._enabled_flag = enabled_flag
         self._breakers = breakers
         self.counting = counting
-        self._counts = ByClient(
-            lambda _: OperationCounts(None if latencies is None else latencies())
-        )
+        self._counts = ByClient(lambda _: OperationCounts(latencies and latencies()))
 
     def of_new_client(self, client: object, given: object) -> ServerSelector:
         """The selector for a client that is being made, around the one it was given."""

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, Meter
 
+    from pymongo_resilience_instrumentation.clients.by_client import ByClient
     from pymongo_resilience_instrumentation.clients.client_registry import Clients, ClientState
-    from pymongo_resilience_instrumentation.selection.breaker_registry import (
-        BreakerRegistry,
-        ClientBreakers,
-    )
+    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
 
 
 class ServerGauges:
@@ -34,7 +32,7 @@ class ServerGauges:
 
     def __init__(self, meter: Meter) -> None:
         self._clients: Clients | None = None
-        self._breakers: BreakerRegistry | None = None
+        self._breakers: ByClient[ClientBreakers] | None = None
         self._without: Collection[str] = ()
         for row in ROWS:
             make: Callable[..., object] = meter.create_observable_gauge
@@ -46,7 +44,7 @@ class ServerGauges:
     def show(
         self,
         clients: Clients | None,
-        breakers: BreakerRegistry | None = None,
+        breakers: ByClient[ClientBreakers] | None = None,
         without: Collection[str] = (),
     ) -> None:
         """From now on these; None shows nothing. ``without``: names of instruments that cannot be

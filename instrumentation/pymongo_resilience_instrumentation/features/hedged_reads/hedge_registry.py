@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import asyncio
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
+    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
 
 
 class ClientHedges(Hedging):
     """Of one client. Thread- and task-safe."""
 
-    def __init__(self, clock: Clock, breakers: BreakerRegistry | None) -> None:
+    def __init__(self, clock: Clock, breakers: ByClient[ClientBreakers] | None) -> None:
         super().__init__(clock)
         self.threads = ThreadWorkers()
         self.tasks: set[asyncio.Task[object]] = set()
@@ -40,14 +40,14 @@ class ClientHedges(Hedging):
         return any(address_text(each) != server for each in found)
 
     def reset_after_fork(self) -> None:
-        """In a forked child, which has neither its threads nor its tasks."""
+        """In a forked child, which has neither their threads nor their tasks."""
         self.budget.reset_after_fork()
         self.threads.reset_after_fork()
         self.tasks.clear()
 
 
-class HedgeRegistry(ByClient[ClientHedges]):
-    """What each client has."""
-
-    def __init__(self, clock: Clock, breakers: BreakerRegistry | None) -> None:
-        super().__init__(lambda _: ClientHedges(clock, breakers))
+def hedge_registry(
+    clock: Clock, breakers: ByClient[ClientBreakers] | None
+) -> ByClient[ClientHedges]:
+    """What each client has, found by its identity. Holds none alive. Thread- and task-safe."""
+    return ByClient(lambda _: ClientHedges(clock, breakers))

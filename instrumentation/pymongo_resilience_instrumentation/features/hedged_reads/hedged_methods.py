@@ -11,7 +11,7 @@ from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
 from pymongo_resilience_instrumentation.transactions import session_methods
 
-from .hedge_registry import HedgeRegistry
+from .hedge_registry import hedge_registry
 from .race import FIRST, HEDGE, Race
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
     """Around methods that read, and around the first batch of a cursor."""
     if not runtime.owns_retries:
         return
-    runtime.hedges = HedgeRegistry(runtime.executor.clock, runtime.breakers)
+    runtime.hedges = hedge_registry(runtime.executor.clock, runtime.breakers)
     for name in METHODS:
         runtime.senders.setdefault(name, []).append(lambda public: HedgedMethod(public).send)
     batches = runtime.senders.setdefault(driver.cursors.RUN_OPERATION, [])

@@ -1,0 +1,182 @@
+"""Attempts that a client refuses itself: by the circuit breaker of their server, or by load
+shedding. Checked before an attempt, updated with its outcome.
+
+A batch of a cursor and what follows the first command of a transaction are bound to their server:
+never refused, but counted. killCursors and endSessions are neither refused nor counted.
+"""
+
+from __future__ import annotations
+
+import weakref
+from random import random
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import AutoReconnect
+
+from pymongo_resilience import errors
+from pymongo_resilience.breakers import Breakers, Permit, State
+from pymongo_resilience.option_types import NORMAL
+from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened
+from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
+from pymongo_resilience.rules.load_shedding import LoadShedders
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+
+if TYPE_CHECKING:
+    from pymongo_resilience.breakers import BreakerSettings, Snapshot
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.policies.namespaces import NamespaceRules
+    from pymongo_resilience.rules.events import Listener
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.calls import Call
+
+
+class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
+    """An AutoReconnect, as every ``except`` clause knows one: nothing was sent."""
+
+
+class OverloadShedError(errors.OverloadShedError, AutoReconnect):
+    """An AutoReconnect, as every ``except`` clause knows one: nothing was sent."""
+
+
+class ClientBreakers(Breakers["Address"]):
+    """The breakers of one client, which is not held alive. Thread- and task-safe."""
+
+    def __init__(
+        self,
+        client: object,
+        settings: BreakerSettings,
+        clock: Clock,
+        listener: Listener,
+        *,
+        always: bool,
+    ) -> None:
+        """``always``: also for operations that could go nowhere else."""
+        super().__init__(settings, clock, self._publish)
+        self._client = weakref.ref(client)
+        self._window = settings.window
+        self._listener = listener
+        self._always = always
+
+    def admit(self, loop: object, server: object) -> Permit | None:
+        """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
+
+        Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
+        """
+        if not self._always and not driver.selection.has_choice(loop):
+            return None
+        address = driver.selection.address(server)
+        if self.known(address) is None:
+            self._keep_known({address})
+        found = self.of(address)
+        answer = found.try_acquire()
+        if isinstance(answer, Permit):
+            return answer
+        if driver.selection.is_bound(loop):
+            return None
+        raise breaker_error(
+            address_text(address),
+            found.snapshot(),
+            window=self._window,
+            next_probe_in=answer,
+            elsewhere=self._is_elsewhere(loop, address),
+            labels=_transient(loop),
+        )
+
+    def _is_elsewhere(self, loop: object, address: Address) -> bool:
+        refusing = self.refusing()
+        try:
+            others = driver.selection.choices(loop, self.without_open)
+        except Exception:  # noqa: BLE001 - the selector is the application's
+            return False
+        return any(other != address and other not in refusing for other in others)
+
+    def without_open(self, servers: list[Any]) -> list[Any]:
+        """Those of the driver's descriptions whose breaker lets attempts pass; all where none does.
+
+        Never logs: the driver's lock is held.
+        """
+        refusing = self.refusing() if len(servers) > 1 else None
+        if not refusing:
+            return servers
+        return [each for each in servers if each.address not in refusing] or servers
+
+    def snapshots(self) -> dict[Address, Snapshot]:
+        """By server, of those that an attempt was meant for."""
+        self._keep_known(set())
+        return super().snapshots()
+
+    def _keep_known(self, more: set[Address]) -> None:
+        client = self._client()
+        if client is not None:
+            self.keep(driver.selection.known_addresses(client) | more)
+
+    def _publish(self, address: Address, change: Snapshot) -> None:
+        server = address_text(address)
+        event: BreakerOpened | BreakerClosed = BreakerClosed(server)
+        if change.state is State.OPEN:
+            event = BreakerOpened(server, change.calls, change.failures, change.next_probe_in)
+        self._listener.on_event(event)
+
+
+class ClientShedders(LoadShedders):
+    """The load shedders of one client, by server. Thread- and task-safe."""
+
+    def __init__(self, clock: Clock, rules: NamespaceRules) -> None:
+        super().__init__(clock, random)
+        self._rules = rules
+
+    def admit(self, loop: object, server: object, call: Call) -> None:
+        """Before anything is sent to the server that was selected.
+
+        Raises OverloadShedError, which is also pymongo's AutoReconnect.
+        """
+        if driver.selection.is_bound(loop):
+            return
+        address = address_text(driver.selection.address(server))
+        shedder, priority = self.of(address), call.wanted(self._rules, "priority") or NORMAL
+        if shedder.admits(priority):
+            return
+        refused = shedder.refused(priority)
+        error = OverloadShedError(
+            f"nothing was sent: {address} rejects most of what it is sent, so this client refuses "
+            f"{refused:.0%} of its operations of {priority} priority "
+            "(PYMONGO_RESILIENCE_LOAD_SHEDDING=false switches that off)",
+            {"errorLabels": [SYSTEM_OVERLOADED, RETRYABLE, *_transient(loop)]},
+        )
+        vars(error).update(server=address, priority=priority, refused=refused)
+        raise error
+
+
+def breaker_error(
+    server: str,
+    breaker: Snapshot,
+    *,
+    window: float,
+    next_probe_in: float,
+    elsewhere: bool,
+    labels: list[str],
+) -> CircuitBreakerOpenError:
+    """``window`` and ``next_probe_in`` in seconds; ``server`` as ``"host:port"``."""
+    half_open = breaker.state is State.HALF_OPEN
+    error = CircuitBreakerOpenError(
+        f"nothing was sent: the circuit breaker of {server} is "
+        f"{'half-open, and its probes are under way' if half_open else 'open'}; "
+        f"{breaker.failures} of {breaker.calls} calls within {window:g} s had failed; next probe "
+        f"in {next_probe_in:.3f} s "
+        "(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off switches circuit breakers off)",
+        {"errorLabels": labels},
+    )
+    vars(error).update(
+        server=server,
+        next_probe_in=next_probe_in,
+        calls=breaker.calls,
+        failures=breaker.failures,
+        elsewhere=elsewhere,
+    )
+    return error
+
+
+def _transient(loop: object) -> list[str]:
+    """The label that pymongo gives where no server could be selected."""
+    return [TRANSIENT_TRANSACTION] if driver.retry_loop.in_transaction(loop) else []
