@@ -31,11 +31,7 @@ from pymongo_resilience_instrumentation.interception.methods import (
 )
 from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
-from pymongo_resilience_instrumentation.recovery import (
-    lost_connections,
-    lost_primaries,
-    woken_monitors,
-)
+from pymongo_resilience_instrumentation.recovery import lost_connections, woken_monitors
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
@@ -254,7 +250,7 @@ _FOR_DEADLINES: Tables = (
 """Whoever decides on retries."""
 _FOR_RETRIES: Tables = (
     _of_the_loops, stopped_bulks.wrapped, _of_closed_clients, _of_cleanup, _of_closing,
-    _of_fast_failures, _of_selection, lost_primaries.wrapped,
+    _of_fast_failures, _of_selection, lost_connections.of_primaries,
 )  # fmt: skip
 """Unless pymongo's own loop decides."""
 

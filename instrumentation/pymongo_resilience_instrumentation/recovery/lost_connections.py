@@ -1,12 +1,25 @@
-"""Connections to dead peers, which the kernel closes; and the reason for which
-a connection was lost, where pymongo knows only that it was."""
+"""Connections that are given up: to dead peers, by the kernel, and to a former primary that
+no longer answers, whose attempts are interrupted where they would be repeated. And the reason for
+which a connection was lost, where pymongo knows only that it was."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import driver
+from pymongo.errors import AutoReconnect
+
+from pymongo_resilience.clock import Deadline
+from pymongo_resilience.config import INTERRUPTIONS
+from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry
+from pymongo_resilience.rules.strategy import NAMED
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptInterruptedError,
     DeadPeerError,
@@ -18,9 +31,19 @@ from pymongo_resilience_instrumentation.interception.interceptor import Entered,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
     from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.retries.attempts import Attempts
     from pymongo_resilience_instrumentation.runtime import Runtime
+
+GRACE = 0.2
+"""Seconds that a former primary has to answer a check."""
+LOOKS = 10
+"""How many times, GRACE apart, a silent member's attempts are looked for: one may have selected the
+member before it was replaced, and still be connecting."""
+BUILT_IN = tuple(type(each) for each in NAMED.values())
+"""Another strategy is the application's, and is asked about failures that happened only."""
 
 
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
@@ -90,3 +113,142 @@ class Failed(Interceptor):
         interrupted = AttemptInterruptedError(str(error))
         interrupted.__cause__ = lost.cause
         return interrupted
+
+
+def of_primaries(runtime: Runtime) -> Iterator[Wrapped]:
+    """What to wrap of topologies and of handshakes, and with what."""
+    if INTERRUPTIONS not in runtime.config.disabled_recovery:
+        for owner, asynchronous in driver.monitors.topologies():
+            yield owner, driver.monitors.CHANGE, Change(runtime, asynchronous)
+    for owner in driver.commands.connections_with(driver.connections.HELLO):
+        yield owner, driver.connections.HELLO, Handshake(runtime)
+
+
+class Change(Interceptor):
+    """A topology takes note of a server's new description."""
+
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
+        self._runtime = runtime
+        self._watch = _watch_in_loop if asynchronous else _watch_in_thread
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        with suppress(Exception):  # under the driver's lock nothing is logged
+            address = driver.monitors.replaced_primary(entered.instance)
+            if address is not None:
+                self._watch(FormerPrimary(self._runtime, entered.instance, address))
+        return result
+
+
+class Handshake(Interceptor):
+    """The handshake of a connection for operations."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        call = calls.current()
+        for attempt in [] if call is None else self._runtime.attempts_in_flight():
+            if attempt.call is call:
+                attempt.handshaking = given[0]
+        return Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        with shielded("after a handshake"):
+            driver.connections.ignore_transient_state(entered.instance, result)
+        return result
+
+
+class FormerPrimary:
+    """A member that another one has replaced as the primary. Belongs to one thread or task."""
+
+    def __init__(self, runtime: Runtime, topology: Any, address: Address) -> None:
+        self._runtime = runtime
+        self._topology = topology
+        self._address = address
+        self._asked_at: float | None = None
+        self._looks = 0
+
+    def look(self) -> float | None:
+        """Ask the member whether it lives, then interrupt what waits for it in vain.
+
+        Returns the seconds to the next look; None where there is nothing left to do.
+        """
+        with shielded("after an election"):
+            pool = driver.monitors.pool_at(self._topology, self._address)
+            if pool is None or not self._runtime.enabled_flag.on:
+                return None
+            if self._asked_at is None:
+                self._asked_at = time.monotonic()
+                driver.monitors.request_check(self._topology, self._address)
+                return GRACE
+            if driver.monitors.last_reply_at(self._topology, self._address) >= self._asked_at:
+                return None
+            self._interrupt(pool)
+            self._looks += 1
+            return GRACE if self._looks < LOOKS else None
+        return None
+
+    def _interrupt(self, pool: Any) -> None:
+        for attempt in self._runtime.attempts_in_flight():
+            with shielded("after an election"):
+                connection = attempt.connection or attempt.handshaking
+                if (
+                    connection is not None
+                    and driver.connections.is_of(connection, pool)
+                    and driver.connections.nothing_arrived_for(connection, GRACE)
+                    and would_be_repeated(self._runtime, attempt)
+                ):
+                    driver.connections.end(connection, InterruptedAttemptError())
+                    logger.info(
+                        "an attempt was interrupted on %s: no longer the primary, and silent",
+                        address_text(self._address),
+                    )
+
+
+def _watch_in_thread(member: FormerPrimary) -> None:
+    def watch() -> None:
+        while (seconds := member.look()) is not None:
+            time.sleep(seconds)
+
+    name = "pymongo_resilience_recovery"
+    threading.Thread(target=watch, name=name, daemon=True).start()
+
+
+def _watch_in_loop(member: FormerPrimary) -> None:
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        seconds = member.look()
+        if seconds is not None:
+            loop.call_later(seconds, watch)
+
+    loop.call_soon(watch)
+
+
+def would_be_repeated(runtime: Runtime, attempt: Attempts) -> bool:
+    """Whether the rules would repeat the attempt, were it interrupted now. In another thread or
+    task: what only its own context says counts as no."""
+    call, executor = attempt.call, runtime.executor
+    policy = call.within.over(call.bound).over(runtime.rules.policy_of(*call.governed))
+    left = None if not call.timeout else call.timeout - call.elapsed()
+    deadline = None if left is None else Deadline.after(executor.clock, left)
+    operation = attempt.described(policy, deadline)
+    if not isinstance(operation.strategy, BUILT_IN):
+        return False
+    operation.attempts = len(call.reasons)
+    operation.budget = operation.shedders = None  # nothing is spent yet
+    failure = Failure(
+        error=AutoReconnect(),
+        stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
+        reason=RetryReason.INTERRUPTED,
+        carried_txn_number=driver.retry_loop.carries_txn_number(attempt),
+    )
+    operation.record(failure)
+    verdict = executor.retry_rules.check_rules(operation, failure)
+    if isinstance(verdict, NeedsStrategy):
+        answer: Any = operation.strategy.retry_after(operation, failure)
+        verdict = executor.retry_rules.apply_strategy(operation, failure, answer)
+    return isinstance(verdict, Retry)
