@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from pymongo.common import MIN_HEARTBEAT_INTERVAL
 from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.driver.csot import now
@@ -33,10 +34,7 @@ CHANGE = "_process_change"
 """A topology's method: called under its lock with every new description of a server."""
 _PRIMARY = "_pymongo_resilience_primary"
 OF_A_MONITOR = (CHECK, READ, CANCEL, REQUEST, "_executor", "_server_description", "_topology")
-OF_AN_EXECUTOR = (
-    "_event", "_interval", "_min_interval", "_skip_sleep", "_stopped", "skip_sleep",
-)  # fmt: skip
-OF_A_TOPOLOGY = ("_description",)
+OF_AN_EXECUTOR = ("_event", "_interval", "_skip_sleep", "_stopped", "skip_sleep")
 CONNECTORS = (
     ("pymongo.pool_shared", "_create_connection"),
     ("pymongo.pool_shared", "_async_create_connection"),
@@ -63,14 +61,6 @@ class Check:
 
 _checking: ContextVar[Check | None] = ContextVar("pymongo_resilience_check", default=None)
 """The check that the caller's thread or task makes."""
-
-
-class LastCheck(NamedTuple):
-    """What a monitor's last check found. Immutable."""
-
-    known: bool
-    refused: bool
-    """The address refused the connection, so no server got a hello."""
 
 
 def monitor_classes() -> Iterator[tuple[type, bool]]:
@@ -110,6 +100,17 @@ def note_connected() -> None:
     check = _checking.get()
     if check is not None:
         check.connected = True
+
+
+@contextmanager
+def connecting() -> Iterator[Check]:
+    """Around what an operation opens a connection with: what has been reached."""
+    made = Check()
+    token = _checking.set(made)
+    try:
+        yield made
+    finally:
+        _checking.reset(token)
 
 
 @contextmanager
@@ -165,15 +166,17 @@ def _answer(wake_up: asyncio.Future[None]) -> None:
         wake_up.set_result(None)
 
 
-def last_check(monitor: Any) -> LastCheck:
+def last_check(monitor: Any) -> tuple[bool, bool]:
+    """Whether the last check reached the server, and whether the address refused the connection, so
+    that no server got a hello."""
     found = monitor._server_description
-    return LastCheck(found.is_server_type_known, _REFUSED in str(found.error))
+    return found.is_server_type_known, _REFUSED in str(found.error)
 
 
 def seen_as_known(monitor: Any) -> bool:
     """Whether the client knows the server at the moment: a failed operation makes it unknown."""
     try:
-        servers = monitor._topology._description.server_descriptions()
+        servers = monitor._topology.description.server_descriptions()
     except ReferenceError:  # the client was collected
         return True
     found = servers.get(monitor._server_description.address)
@@ -222,9 +225,8 @@ def _left(executor: Any, ended: float, interval: Interval) -> float:
     """Seconds to sleep at most: what does not wake it is seen as soon as by the driver itself."""
     if executor._stopped:
         return 0.0
-    least: float = executor._min_interval
-    due = ended + (interval(least) if executor._event else executor._interval)
-    return min(due - now(), least)
+    due = ended + (interval(MIN_HEARTBEAT_INTERVAL) if executor._event else executor._interval)
+    return min(due - now(), MIN_HEARTBEAT_INTERVAL)
 
 
 def topology_of(client: Any) -> Any:
@@ -241,7 +243,7 @@ def topologies() -> Iterator[tuple[type, bool]]:
 def replaced_primary(topology: Any) -> Address | None:
     """After a change: the address of the last primary, where another member is it now. Each is
     reported once."""
-    described = topology._description.server_descriptions()
+    described = topology.description.server_descriptions()
     before: Address | None = getattr(topology, _PRIMARY, None)
     now = next((at for at, each in described.items() if each.server_type_name == "RSPrimary"), None)
     if now is None or now == before:
@@ -252,8 +254,8 @@ def replaced_primary(topology: Any) -> Address | None:
 
 def pool_at(topology: Any, address: Address) -> Any:
     """None where the client does not know the server any more, or is closed."""
-    server = topology._servers.get(address) if topology._opened else None
-    return None if server is None else server.pool
+    server = topology._servers.get(address)
+    return None if server is None or server.pool.closed else server.pool
 
 
 def last_reply_at(topology: Any, address: Address) -> float:

@@ -11,7 +11,7 @@ from .commands import CONNECTIONS, LIMITED, PASSED
 from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
-from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
+from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_AN_EXECUTOR
 from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
 from .selection import PREFERENCES, SELECT, STALENESS
 from .sessions import STATE, WITHIN_TIME_LIMIT
@@ -105,10 +105,9 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (
             topology,
             (
-                "_condition", "_description", "_opened", "_seed_addresses", "_servers",
-                "_settings", "get_server_by_address", CHANGE,
+                "_condition", "_servers", "_settings", "get_server_by_address", CHANGE,
                 "handle_error(self, address, err_ctx)",
-                f"{SELECTION_TIMEOUT}(self)", *OF_A_TOPOLOGY,
+                f"{SELECTION_TIMEOUT}(self)",
             ),
         ),
         (topologies, (f"{half.wait}(condition, timeout)",)),

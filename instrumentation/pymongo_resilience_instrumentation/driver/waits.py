@@ -91,7 +91,7 @@ async def wake_selections_async(client: Any) -> None:
 
 def seeds(topology: Any) -> list[Any]:
     """The addresses that the client was made with: what is left where no server is."""
-    return list(topology._seed_addresses)
+    return list(topology._settings.seeds)
 
 
 def cancel_checks(client: Any, addresses: Iterable[Any]) -> None:

@@ -155,8 +155,8 @@ class CheckAsync(Check):
 def _interval(monitor: Any) -> Callable[[float], float]:
     """After a check: the interval to the next one, given the driver's own."""
     intervals: CheckIntervals = vars(monitor).setdefault(_INTERVALS, CheckIntervals())
-    check = driver.monitors.last_check(monitor)
-    intervals.note(time.monotonic(), known=check.known, refused=check.refused)
+    known, refused = driver.monitors.last_check(monitor)
+    intervals.note(time.monotonic(), known=known, refused=refused)
 
     def seconds(most: float) -> float:
         return most if driver.monitors.seen_as_known(monitor) else intervals.seconds(most)

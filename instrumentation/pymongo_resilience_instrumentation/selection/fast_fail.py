@@ -77,11 +77,11 @@ class TerminalDetector:
         ``now``: in seconds. ``refusals``: how many logins in a row a server has refused.
         """
         servers = topology.server_descriptions()
-        self.found = {
-            address: self._look_at(address, description, now, refusals)
-            for address, description in servers.items()
-            if not description.is_server_type_known
-        }
+        before, self.found = self.found, {}
+        for address, description in servers.items():
+            if not description.is_server_type_known:
+                seen = before.get(address)
+                self.found[address] = _look_at(description, seen, now, refusals)
         if not servers and topology.topology_type_name == NO_PRIMARY:
             # pymongo has dropped every server for being none of the set, and checks none any more.
             return Symptom.SET_NAME
@@ -91,22 +91,6 @@ class TerminalDetector:
         if len(common) != 1 or self._may_be_served_by_another(topology):
             return None
         return common.pop()
-
-    def _look_at(
-        self,
-        address: Address,
-        description: Any,
-        now: float,
-        refusals: Callable[[Address], int],
-    ) -> Found:
-        before = self.found.get(address)
-        cause = causes.cause_of(description.error)
-        if cause is Symptom.PASSWORD:
-            return Found(description, cause, refusals(address), now)
-        if before is not None and before.description is description:
-            return before
-        times = 1 if before is None or before.cause is not cause else before.times + 1
-        return Found(description, cause, times, now)
 
     def _may_be_served_by_another(self, topology: Any) -> bool:
         """Whether a server that is reached, and does not serve, may do so later."""
@@ -122,6 +106,18 @@ class TerminalDetector:
         if electing and kind in (SECONDARY, ARBITER):
             return description.primary not in self.found
         return kind not in (PRIMARY, ARBITER)
+
+
+def _look_at(
+    description: Any, before: Found | None, now: float, refusals: Callable[[Address], int]
+) -> Found:
+    cause = causes.cause_of(description.error)
+    if cause is Symptom.PASSWORD:
+        return Found(description, cause, refusals(description.address), now)
+    if before is not None and before.description is description:
+        return before
+    times = 1 if before is None or before.cause is not cause else before.times + 1
+    return Found(description, cause, times, now)
 
 
 class RefusedLogins(Interceptor):
@@ -244,12 +240,9 @@ def _verdict(
         return None
     if cause is Symptom.PASSWORD:
         return _refusal(client, terminal_detector, password_probe, now)
-    found = found_on(topology) or dict.fromkeys(_seeds(client))
+    seeds = driver.waits.seeds(driver.monitors.topology_of(client))
+    found = found_on(topology) or dict.fromkeys(seeds)
     return causes.selection_error(cause, found, topology.replica_set_name)
-
-
-def _seeds(client: object) -> list[Address]:
-    return driver.waits.seeds(driver.monitors.topology_of(client))
 
 
 def found_on(topology: Any) -> dict[Address, Exception | str | None]:

@@ -302,12 +302,14 @@ class ConnectAsync(Connect):
     ) -> Any:
         task, seconds = asyncio.current_task(), connecting.seconds
         before = 0 if task is None else task.cancelling()
-        try:
-            async with asyncio.timeout(None if seconds is None else seconds + GRACE):
-                interface = await original(*given, **kwargs)
-        except TimeoutError as error:
-            # asyncio's own has no text, and the driver's message would be without a reason.
-            raise TimeoutError("timed out") from error
+        with driver.monitors.connecting() as reached:
+            try:
+                async with asyncio.timeout(None if seconds is None else seconds + GRACE):
+                    interface = await original(*given, **kwargs)
+            except TimeoutError as error:
+                # asyncio's own has no text, and the driver's message would be without a reason.
+                step = "the TLS handshake " if reached.connected else ""
+                raise TimeoutError(f"{step}timed out") from error
         if task is not None and task.cancelling() > before:
             await interface.close()
             raise asyncio.CancelledError
