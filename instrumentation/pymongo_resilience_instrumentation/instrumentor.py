@@ -177,11 +177,13 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self, client: object, read_preference: object, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
         """As :func:`pymongo_resilience.explain_selection`."""
-        from pymongo_resilience_instrumentation.selection import explanations  # noqa: PLC0415 - for who asks
+        from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - for who asks
 
         _check_client(client, "explain_selection")
         breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
-        return explanations.explain_selection(client, read_preference, breakers, writes=writes)
+        return selection_explained.explain_selection(
+            client, read_preference, breakers, writes=writes
+        )
 
     def retry_transaction(self, client: object, options: dict[str, Any]) -> RetryTransaction:
         """As :func:`pymongo_resilience.retry_transaction`."""

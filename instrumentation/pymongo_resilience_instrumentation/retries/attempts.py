@@ -329,9 +329,9 @@ class Attempts(driver.retry_loop.DriverLoop):
         unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
         if unselected and terminal_cause(error) is None:
             with shielded("while a failed selection was explained"):
-                from pymongo_resilience_instrumentation.selection import explanations  # noqa: PLC0415 - rarely needed
+                from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
-                explanations.explain(error, self)
+                selection_explained.explain(error, self)
         if terminal_cause(error) is not None:
             driver.waits.forget_transient(error)
         failure = classify.failure_of(

@@ -1,6 +1,6 @@
 """Which server, and why not another one. The rules are the engine's.
 
 ``selector`` chooses by load, ``refusals`` holds breakers and load shedding, ``fast_fail`` ends
-a selection early. ``explanations`` says why a server was not selected; ``conversions``
+a selection early. ``selection_explained`` says why a server was not selected; ``conversions``
 converts pymongo's descriptions.
 """

@@ -10,7 +10,7 @@ from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeou
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
-from pymongo_resilience_instrumentation.selection.explanations import diagnosis
+from pymongo_resilience_instrumentation.selection.selection_explained import diagnosis
 
 from .findings import Finding, Level, diagnosed
 
