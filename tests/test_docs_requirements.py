@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from pymongo_resilience_instrumentation.failures.reasons import ROWS
-from pymongo_resilience_instrumentation.operations.read_commands import ALLOWED
+from pymongo_resilience_instrumentation.operations import ALLOWED
 from support.operations_table import documented, rows, section
 
 from pymongo_resilience import Config, RetryReason

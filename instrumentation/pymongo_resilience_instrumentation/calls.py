@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bson.errors import BSONError
 from opentelemetry import context
@@ -19,7 +19,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.operations.write_operations import ABORT, COMMIT, WRITES
+from pymongo_resilience_instrumentation.operations import ABORT, COMMIT, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,65 +30,10 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience.rules.failure import Failure, RetryReason
+    from pymongo_resilience.rules.failure import RetryReason
     from pymongo_resilience.rules.retry_rules import Rule
     from pymongo_resilience.timeline import Run
-    from pymongo_resilience_instrumentation.operations.public_operations import (
-        PublicOperation,
-        Target,
-    )
-
-    class CursorState(Protocol):
-        """timeouts/cursor_timeouts.py"""
-
-        seconds: float | None
-        began: float
-        in_list: bool
-
-        @property
-        def omits_max_time(self) -> bool: ...
-        @property
-        def ends(self) -> float | None: ...
-
-    class TransactionState(Protocol):
-        """A TransactionDeadline (timeouts/precedence.py)"""
-
-        @property
-        def timeout(self) -> driver.csot.Timeout: ...
-        @property
-        def began(self) -> float: ...
-        def refuse_others(self) -> None: ...
-
-    class TransactionSpanState(Protocol):
-        """telemetry/transaction_spans.py"""
-
-        span: Span
-
-        def end(
-            self,
-            error: BaseException | None,
-            *,
-            operation: str,
-            withholds: bool,
-            ended_ns: int | None,
-        ) -> None: ...
-
-    class AttemptCountState(Protocol):
-        """selection/selector.py"""
-
-        def take(self, address: str) -> None: ...
-        def measure(self) -> None: ...
-
-    class RepetitionState(Protocol):
-        """A Repetition (transactions/repeated_transactions.py)"""
-
-        part: Failure | None
-
-    class HedgeState(Protocol):
-        """hedged_reads/race.py"""
-
-        def began(self, loop: Any) -> None: ...
-        def ends(self, loop: Any, error: Exception) -> bool: ...
+    from pymongo_resilience_instrumentation.operations import PublicOperation, Target
 
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
@@ -103,8 +48,7 @@ PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
-    Plain facts. What is the state of a folder above has a protocol for a type, or is Any where
-    that folder alone uses it; the docstring names the folder.
+    Plain facts. What is the state of a folder above is Any; the docstring names class and folder.
 
     What most calls never set is an attribute of the class until they do. What every call asks for
     is none, for an attribute that the class has as well takes five times as long (CPython 3.11).
@@ -126,16 +70,16 @@ class Call:
     """Seconds that what was sent may stay unanswered."""
     reply_within: float | None = None
     """The same, of the command that is being sent. A later batch of a cursor may wait for news."""
-    cursor: CursorState | None = None
-    """What a cursor keeps of it, where this call makes one or fetches a batch."""
-    stream: CursorState | None = None
-    """What a change stream keeps of it, where this call resumes one."""
+    cursor: Any = None
+    """A CursorTimeout (timeouts/), where this call makes a cursor or fetches a batch."""
+    stream: Any = None
+    """The same of a change stream, where this call resumes one."""
     resumption: Any = None
     """A Fetch (cursors/), of a batch of a resumable find, until the driver's loop begins."""
-    transaction: TransactionState | None = None
-    """Of the with_transaction in whose callback the call's session is."""
-    whole: RepetitionState | None = None
-    """While the call is a transaction that the library repeats."""
+    transaction: Any = None
+    """A TransactionDeadline (timeouts/): its with_transaction's, inside of whose callback it is."""
+    whole: Any = None
+    """A Repetition (transactions/), while the call is a transaction that the library repeats."""
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
@@ -145,13 +89,13 @@ class Call:
     """Of a later batch, the class of its cursor."""
     only_reads = False
     """A command runner was given a command that can only read; or it is a try of a hedged read."""
-    hedge: HedgeState | None = None
-    """The try of two that this copy of a call is for."""
+    hedge: Any = None
+    """A Try (hedged_reads/): the one of two that this copy of a call is for."""
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
-    selecting: AttemptCountState | None = None
-    """Of the attempt whose server the driver is selecting, where operations are counted."""
+    selecting: Any = None
+    """An AttemptCount (selection/), while the driver selects a server, where they are counted."""
     has_command_spans = False
     """Each of its commands has a span; see the option ``command_spans``."""
     policy_seconds = 0.0
@@ -185,8 +129,8 @@ class Call:
         self.deadline = NO_DEADLINE
         """Puts the timeout in force, where that is ours to do."""
         self.span: Span | None = None
-        self.ends: TransactionSpanState | None = None
-        """Of the transaction which this commit or abort ends."""
+        self.ends: Any = None
+        """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
         self.command_spans: dict[int, Any] = {}
         """Each a SentCommand (telemetry/), in flight, by request id: ended with the call at the
         latest."""

@@ -28,9 +28,8 @@ from .clients.background_work import taken
 from .clients.by_client import keep
 from .deferred import pending, run_deferred
 from .failures import classify
-from .interception.call_interceptor import CallInterceptor
-from .interception.interceptor import Interceptor
-from .operations.write_operations import END_SESSIONS
+from .interception.interceptor import CallInterceptor, Interceptor
+from .operations import END_SESSIONS
 from .telemetry import transaction_spans
 from .timeouts.precedence import transaction_of
 

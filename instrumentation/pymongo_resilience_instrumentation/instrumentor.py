@@ -16,8 +16,13 @@ from pymongo_resilience._version import __version__
 from pymongo_resilience.config import apply_switches, load, variable_of
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation.assembly import assemble, meter_of
-from pymongo_resilience_instrumentation.instrument_arguments import ARGUMENTS, Settings, source_of
+from pymongo_resilience_instrumentation.assembly import (
+    ARGUMENTS,
+    Settings,
+    assemble,
+    meter_of,
+    source_of,
+)
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
 from pymongo_resilience_instrumentation.self_check import State

@@ -16,20 +16,20 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Owner,
     Replacement,
+    Within,
     Wrapped,
 )
-from pymongo_resilience_instrumentation.interception.method_in_context import Within
 from pymongo_resilience_instrumentation.interception.methods import (
     Wrapped as WrappedMethod,
     is_async,
 )
-from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
 from pymongo_resilience_instrumentation.recovery import lost_connections, woken_monitors
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
@@ -44,17 +44,17 @@ from . import cleanup, driver
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from pymongo_resilience_instrumentation.operations.public_operations import PublicOperation
+    from pymongo_resilience_instrumentation.operations import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
-    (Collection, public_operations.COLLECTION),
-    (AsyncCollection, public_operations.COLLECTION),
-    (Database, public_operations.DATABASE),
-    (AsyncDatabase, public_operations.DATABASE),
-    (MongoClient, public_operations.CLIENT),
-    (AsyncMongoClient, public_operations.CLIENT),
+    (Collection, operations.COLLECTION),
+    (AsyncCollection, operations.COLLECTION),
+    (Database, operations.DATABASE),
+    (AsyncDatabase, operations.DATABASE),
+    (MongoClient, operations.CLIENT),
+    (AsyncMongoClient, operations.CLIENT),
 )
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
 

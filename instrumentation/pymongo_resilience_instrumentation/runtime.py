@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients.by_client import Budgets, ByClient
     from pymongo_resilience_instrumentation.clients.client_registry import Clients
     from pymongo_resilience_instrumentation.clients.closings import Closings
-    from pymongo_resilience_instrumentation.interception.call_interceptor import Sender
+    from pymongo_resilience_instrumentation.interception.interceptor import Sender
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
     from pymongo_resilience_instrumentation.selection.selector import OperationCounts, Selectors
     from pymongo_resilience_instrumentation.self_check import State

@@ -8,7 +8,7 @@ from typing import Any
 import gridfs
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.operations import public_operations
+from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, Operation, Scene
@@ -76,9 +76,9 @@ def test_every_operation_does_what_the_document_says(
 @pytest.mark.parametrize(
     ("owner", "wrapped"),
     [
-        ("Collection", public_operations.COLLECTION),
-        ("Database", public_operations.DATABASE),
-        ("MongoClient", public_operations.CLIENT),
+        ("Collection", operations.COLLECTION),
+        ("Database", operations.DATABASE),
+        ("MongoClient", operations.CLIENT),
         ("GridFSBucket", None),
         ("GridFS", None),
     ],

@@ -8,7 +8,7 @@ import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.operations.read_commands import only_reads
+from pymongo_resilience_instrumentation.operations import only_reads
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutBefore
 from support.clients import POLLING, SentCommands, Side
 from support.command_listeners import Inside

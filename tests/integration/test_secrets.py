@@ -17,7 +17,7 @@ from typing import Any
 import pymongo
 import pymongo_resilience_instrumentation
 import pytest
-from pymongo_resilience_instrumentation.operations import public_operations
+from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support import canary_failures, canary_operations, canary_retries
 from support.canaries import MARK, PASSWORD, USER, leaks, matching
@@ -30,9 +30,9 @@ from pymongo_resilience import OperationTimeoutError
 
 CHANNELS = ("spans", "metrics", "log", "reprs", "warnings")
 TABLES = {
-    "Collection": (canary_operations.COLLECTION, public_operations.COLLECTION),
-    "Database": (canary_operations.DATABASE, public_operations.DATABASE),
-    "MongoClient": (canary_operations.CLIENT, public_operations.CLIENT),
+    "Collection": (canary_operations.COLLECTION, operations.COLLECTION),
+    "Database": (canary_operations.DATABASE, operations.DATABASE),
+    "MongoClient": (canary_operations.CLIENT, operations.CLIENT),
 }
 LIVING_TOO_SHORT = {
     "Repeat": "an enumeration",

@@ -13,7 +13,7 @@ from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.operations.write_operations import END_SESSIONS
+from pymongo_resilience_instrumentation.operations import END_SESSIONS
 
 from .by_client import ByClient
 

@@ -10,13 +10,15 @@ from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import attach_policy, policy_of_cursor, shorter
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import calls, driver, operations
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.method_in_context import Within
-from pymongo_resilience_instrumentation.operations import public_operations
-from pymongo_resilience_instrumentation.operations.write_operations import WRITES
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    CallInterceptor,
+    Entered,
+    Interceptor,
+    Within,
+)
+from pymongo_resilience_instrumentation.operations import WRITES
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
@@ -237,7 +239,7 @@ class Resume(CallInterceptor):
         client = driver.cursors.client_of_stream(stream)
         if self.runtime.nested(client):
             return None
-        target = public_operations.namespace_of(driver.cursors.target_of_stream(stream))
+        target = operations.namespace_of(driver.cursors.target_of_stream(stream))
         call = Call(client, "aggregate", target)
         call.bound = policy_of_cursor(stream)
         self.runtime.begin(call)

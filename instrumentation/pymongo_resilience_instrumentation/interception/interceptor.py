@@ -1,10 +1,12 @@
-"""What happens around one method of pymongo, and what runs it: sync or async, the same steps.
+"""What happens around one method of pymongo, and what runs it: sync or async, the same steps. An
+interceptor has them; that of a call begins and ends one, ``Within`` puts a timeout in force.
 
 Here alone it is decided what becomes of a fault of our own: it is logged, and the driver goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from sys import exception
 from types import ModuleType
@@ -21,7 +23,7 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from .methods import Method, Subclass, Wrapped as WrappedMethod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.enabled_flag import EnabledFlag
@@ -209,3 +211,64 @@ def _answer(instead: BaseException | None) -> None:
     finally:
         # A frame that holds the error it raised keeps both alive.
         del instead
+
+
+class Within(Interceptor):
+    """``begin`` returns the context, from the instance; it raises ConfigurationError to refuse."""
+
+    def __init__(self, begin: Callable[[Any], AbstractContextManager[None]]) -> None:
+        self._begin = begin
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        if calls.reporting():
+            return None
+        context = self._begin(given[0])
+        return None if context is NO_DEADLINE else Entered(given[0], context)
+
+
+Sender = Callable[[Any], "Send | None"]
+"""From a CallInterceptor to what sends its calls in place of the original, if anything."""
+Send = Callable[..., Any]
+"""Called with the call, the original and its arguments; returns the result, or an awaitable."""
+
+
+def _chained(outer: Send, inner: Send) -> Send:
+    def send(call: Call, original: Any, *given: Any, **kwargs: Any) -> Any:
+        return outer(call, partial(inner, call, original), *given, **kwargs)
+
+    return send
+
+
+class CallInterceptor(Interceptor):
+    """``enter`` returns a Call. Outermost wins: what a call calls in turn on its own client is no
+    call of its own."""
+
+    def __init__(self, runtime: Any) -> None:
+        self.runtime = runtime
+        """A Runtime, which begins and ends calls."""
+        self.end: Callable[..., BaseException | None] = runtime.end
+
+    def plug_in(self, senders: Iterable[Sender]) -> None:
+        """What features put around the original, the first of them outermost."""
+        for make in reversed([*senders]):
+            send = make(self)
+            if send is not None:
+                self.send = send if self.send is None else _chained(send, self.send)
+
+    def succeeded(self, call: Call, result: Any) -> Any:
+        error = self.end(call)
+        if error is not None:
+            # A signal handler's, which struck in a listener: the driver would keep it to itself.
+            raise error
+        return result
+
+    def failed(
+        self,
+        call: Call | None,
+        error: BaseException,
+        given: tuple[Any, ...],  # noqa: ARG002 - for others, as below
+        kwargs: dict[str, Any],  # noqa: ARG002
+    ) -> BaseException | None:
+        if call is None or call.client is None:  # it was left already
+            return error
+        return self.end(call, error)

@@ -10,20 +10,13 @@ from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
-from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
+from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.methods import is_async
-from pymongo_resilience_instrumentation.operations.write_operations import (
-    CHANGES,
-    DEFINITIONS,
-    WRITES,
-)
+from pymongo_resilience_instrumentation.operations import CHANGES, DEFINITIONS, WRITES
 from pymongo_resilience_instrumentation.transactions import session_methods
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.operations.public_operations import (
-        PublicOperation,
-        Target,
-    )
+    from pymongo_resilience_instrumentation.operations import PublicOperation, Target
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 

@@ -38,7 +38,7 @@ from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
-from pymongo_resilience_instrumentation.operations.write_operations import ABORT
+from pymongo_resilience_instrumentation.operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import (
     bounded_waits,
     command_limits,

@@ -15,7 +15,7 @@ from weakref import ref
 
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
+from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.methods import Subclass
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from pymongo_resilience.rules.events import Event
-    from pymongo_resilience_instrumentation.calls import Call, TransactionSpanState
+    from pymongo_resilience_instrumentation.calls import Call
 
 EVENTS = {
     For.SERVER: semconv.EVENT_SELECTION_WAITED,
@@ -66,7 +66,7 @@ class OperationSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def start(self, call: Call, transaction: TransactionSpanState | None = None) -> None:
+    def start(self, call: Call, transaction: Any = None) -> None:
         """``transaction``: the one that it is in."""
         if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
             return

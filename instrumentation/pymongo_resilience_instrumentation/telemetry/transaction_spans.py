@@ -22,7 +22,7 @@ from pymongo_resilience.internal_errors import is_closing, shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.operations.write_operations import ABORT, COMMIT
+from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 
 from . import semconv
 from .client_tracing import tracing_of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience_instrumentation.calls import Call, CursorState
+    from pymongo_resilience_instrumentation.calls import Call
 
     from .precedence import TimeoutRules
 
@@ -93,7 +93,7 @@ def kept_by(cursor: object) -> CursorTimeout | None:
     return kept
 
 
-def keep(cursor: object, timeout: CursorState | None) -> None:
+def keep(cursor: object, timeout: CursorTimeout | None) -> None:
     if timeout is not kept_by(cursor):
         setattr(cursor, ATTRIBUTE, timeout)
 

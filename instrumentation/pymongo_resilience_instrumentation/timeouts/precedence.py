@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.policies.blocks import Block
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience_instrumentation.operations.public_operations import Target
+    from pymongo_resilience_instrumentation.operations import Target
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
 _TRANSACTION = "_pymongo_resilience_transaction"

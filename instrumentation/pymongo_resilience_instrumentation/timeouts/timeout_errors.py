@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pymongo_resilience.rules.failure import RetryReason, Stage
-    from pymongo_resilience_instrumentation.calls import Call, CursorState, TransactionState
+    from pymongo_resilience_instrumentation.calls import Call
 
 
 def timed_out(
@@ -88,11 +88,11 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
 def elapsed(call: Call) -> float:
     """Seconds of its timeout that are gone, which may have begun before the call: a cursor's life,
     a transaction, a block, a stream's ``next``."""
-    lasting: CursorState | TransactionState | None = call.transaction
+    lasting = call.transaction
     if call.cursor is not None and call.cursor.ends is not None:
         lasting = call.cursor
     if lasting is not None:
-        return driver.csot.now() - lasting.began
+        return float(driver.csot.now() - lasting.began)
     own = call.elapsed()
     if call.deadline is NO_DEADLINE and driver.csot.timeout_in_force() == call.timeout:
         left = driver.csot.remaining()

@@ -22,10 +22,13 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    CallInterceptor,
+    Entered,
+    Interceptor,
+)
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.operations.write_operations import ABORT, COMMIT
+from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts.precedence import (
     TransactionDeadline,

@@ -1,4 +1,5 @@
-"""The public operations of Collection, Database and MongoClient, and their names in telemetry.
+"""The public operations of Collection, Database and MongoClient: their names in telemetry, which of
+them write, and which commands of a command runner can only read.
 
 The names are those of the command, not of the method. ``find`` and its like are absent: they only
 make a cursor; its batches are operations of their own (``_run_operation``).
@@ -6,6 +7,7 @@ make a cursor; its batches are operations of their own (``_run_operation``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pymongo.asynchronous.collection import AsyncCollection
@@ -13,13 +15,26 @@ from pymongo.synchronous.collection import Collection
 
 from pymongo_resilience_instrumentation import driver
 
-from . import read_commands
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 Target = tuple[str, str | None]
 """Database, and collection where there is one."""
+WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
+DEFINITIONS = frozenset({
+    "createCollection", "createIndexes", "createSearchIndexes", "dropCollection", "dropDatabase",
+    "dropIndexes", "dropSearchIndex", "renameCollection", "updateSearchIndex",
+})  # fmt: skip
+"""What changes collections rather than documents."""
+CHANGES = WRITES | DEFINITIONS
+COMMIT, ABORT = "commitTransaction", "abortTransaction"
+"""The ends of a transaction: what is sent to ``admin``, whatever it has changed."""
+END_SESSIONS = "endSessions"
+ALLOWED = frozenset({"aggregate", "find", "listCollections", "listIndexes"})
+"""What ``cursor_command`` runs and can only read; it is the one command runner that is for reads
+alone. Source: Retryable Reads, "Supported Read Operations" (the SHOULD) and "Unsupported Read
+Operations"."""
+WRITE_STAGES = frozenset({"$out", "$merge"})
 
 
 class PublicOperation(NamedTuple):
@@ -73,6 +88,25 @@ def _named_database(_: object, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def _dereferenced(instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
     reference = args[0] if args else kwargs.get("dbref")
     return instance.name, getattr(reference, "collection", None)
+
+
+def only_reads(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """From the arguments of ``cursor_command``; what is not surely a read is none."""
+    command = args[0] if args else kwargs.get("command")
+    if isinstance(command, str):
+        command = {command: None}
+    if not isinstance(command, Mapping):
+        return False
+    name = next(iter(command), None)
+    if name not in ALLOWED:
+        return False
+    return name != "aggregate" or not _may_write({**command, **kwargs}.get("pipeline"))
+
+
+def _may_write(pipeline: object) -> bool:
+    if not isinstance(pipeline, (list, tuple)):
+        return True
+    return any(not isinstance(stage, Mapping) or WRITE_STAGES & set(stage) for stage in pipeline)
 
 
 _CURSORS = frozenset({
@@ -155,7 +189,7 @@ DATABASE: Mapping[str, PublicOperation] = {
         name,
         driver.clients.client_of_database,
         target,
-        read_commands.only_reads if method == "cursor_command" else None,
+        only_reads if method == "cursor_command" else None,
         _gives(method),
         method,
     )
