@@ -50,8 +50,7 @@ class Call:
 
     Plain facts. What is the state of a folder above is Any; the docstring names class and folder.
 
-    What most calls never set is an attribute of the class until they do. What every call asks for
-    is none, for an attribute that the class has as well takes five times as long (CPython 3.11).
+    What most calls never set is an attribute of the class until they do.
     """
 
     has_operations = True

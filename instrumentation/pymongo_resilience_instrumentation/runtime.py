@@ -120,8 +120,7 @@ class Runtime:
         if session is not None:
             call.transaction = transaction_of(session)
         self.enter(call)
-        if self.operation_spans is not None:
-            self.operation_spans.start(call, None if session is None else parent_of(session))
+        self.start_span(call, None if session is None else parent_of(session))
 
     def start_span(self, call: Call, transaction: TransactionSpan | None = None) -> None:
         """Start the operation span of a call that was entered."""
@@ -145,7 +144,8 @@ class Runtime:
                 error = self._ends_with(call, error)
             seconds = call.elapsed()
             if error is not None or self.slow_seconds is not None:
-                self._show_timeline(call, error, seconds)
+                with shielded(f"while logging the timeline of {call.operation}"):
+                    decisions.show(call, error, seconds, self.slow_seconds)
             self._publish_end(call, error, seconds)
         finally:
             calls.leave(call)
@@ -203,10 +203,6 @@ class Runtime:
                 )
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while ending %s", call)
-
-    def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:
-        with shielded(f"while logging the timeline of {call.operation}"):
-            decisions.show(call, error, seconds, self.slow_seconds)
 
     @property
     def shows_calls(self) -> bool:

@@ -163,8 +163,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         if call is NOT_OURS:
             return
         unfinished = is_closing(error)
-        if self.count is not None:
-            self._uncount(unfinished, succeeded=error is None)
+        self._uncount(unfinished, succeeded=error is None)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
             no_reply = error is not None or (call.public and not call.acknowledged)
@@ -185,14 +184,11 @@ class Attempts(driver.retry_loop.DriverLoop):
             call.selected = driver.retry_loop.server(self)
 
     def _uncount(self, unfinished: bool, *, succeeded: bool) -> None:
-        try:
-            if self.count is not None:
-                if unfinished:
-                    defer(self.count.release)
-                else:
-                    self.count.release(succeeded=succeeded)
-        except internal_errors.faults:
-            logger.exception("internal error in pymongo-resilience after an attempt")
+        with shielded("after an attempt"):
+            if self.count is not None and unfinished:
+                defer(self.count.release)
+            elif self.count is not None:
+                self.count.release(succeeded=succeeded)
 
     def checked(self, *args: Any) -> Any:
         if self.call is NOT_OURS:
@@ -253,13 +249,10 @@ class Attempts(driver.retry_loop.DriverLoop):
             logger.exception("internal error in pymongo-resilience after a server was selected")
 
     def _report_to_breaker(self, what: Evidence) -> None:
-        permit = self.permit
-        try:
-            if permit is not None:
-                permit.report(what)
+        with shielded("after an attempt"):
+            if self.permit is not None:
+                self.permit.report(what)
                 self.permit = None
-        except internal_errors.faults:
-            logger.exception("internal error in pymongo-resilience after an attempt")
 
     def operation(self) -> Operation:
         self.check_repeated()
