@@ -47,7 +47,11 @@ def is_closing(error: BaseException | None) -> bool:
 
 
 class ForeignError(RuntimeError):
-    """A hook, a span processor or the like has raised what is the cause of this."""
+    """A hook, a span processor or the like has raised ``foreign``."""
+
+    def __init__(self, foreign: Exception) -> None:
+        super().__init__(f"{type(foreign).__name__} from foreign code")
+        self.foreign = foreign
 
 
 def foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -60,7 +64,7 @@ def foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     except Exception as error:
         if is_closing(error):
             raise
-        raise ForeignError(f"{type(error).__name__} from foreign code") from error
+        raise ForeignError(error) from error
 
 
 def _at_once(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:

@@ -38,6 +38,8 @@ class RedactionFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
+        # A ForeignError is logged as what the foreign code has raised.
+        error = getattr(error, "foreign", error)
         if error is not None:
             shown = _redacted(error)
             record.exc_info = type(shown), shown, None

@@ -39,7 +39,10 @@ LIVING_TOO_SHORT = {
     # made and dropped between two decisions
     "Part": "names of pymongo's private parts",
     "Attempt": "the loop's facts, which the Failure made of them repeats",
+    "_ErrorContext": "a code and numbers of a connection",
+    "StoppedBulk": "a code alone",
     # raised, and never alive while a decision is made
+    "ForeignError": "the name of a class",
     "ConfigurationError": "its text is about options of ours",
     "OperationTimeoutError": "handed to the application, with the server's text",
     "_TimedOutError": "the same",
@@ -47,8 +50,6 @@ LIVING_TOO_SHORT = {
     "OverloadShedError": "a server, a priority and a number, with a text of ours",
     "TxnNumberLostError": "a text of ours",
     "TxnNumberUnsupportedError": "the same",
-    # made and dropped while metrics are collected
-    "PoolSizes": "two numbers",
     # of the dashboard, which no operation makes
     "Panel": "what the dashboard's file says",
     "Query": "the same",
@@ -70,7 +71,6 @@ LIVING_TOO_SHORT = {
     # of an operation that failed or was slow
     "Phase": "a name, a number, a server and a reason",
     "Run": "the same of an attempt",
-    "_Stop": "a code",
     # of a selection, made where it is explained or has failed
     "Criteria": "a read preference and addresses",
     "ReadPreference": "a mode and tags of the deployment",
@@ -99,12 +99,10 @@ LIVING_TOO_SHORT = {
     "InterruptedAttemptError": "a text of ours",
     "AttemptInterruptedError": "the same",
     # between an election or a check and what is done about it
-    "LastCheck": "two facts of a monitor",
     # of one attempt, inside of the executor alone
     # of the doctor, whose own tests look at what it says
     "Target": "addresses and options; it hides the URI",
     "Probe": "an address, and texts of ours",
-    "NotMongoDBError": "nothing",
     "Level": "words of ours",
     "Finding": "texts of ours",
     "Verdict": "the same",

@@ -259,7 +259,7 @@ def test_the_embedded_server_lets_its_one_user_in_and_nobody_else() -> None:
             pytest.raises(pymongo.errors.OperationFailure, match="requires authentication"),
         ):
             client.db.coll.find_one()
-        assert leaks("repr", [repr(server), repr(vars(server)["_process"])]) == []
+        assert leaks("repr", [repr(server), *(repr(vars(each)) for each in server.processes)]) == []
 
 
 @pytest.mark.parametrize("half", [{"user": USER}, {"password": PASSWORD}])
