@@ -1,17 +1,10 @@
-"""What mkdocs.yml cannot say: pages of all decisions, no pages for what is outside of docs/."""
+"""What mkdocs.yml cannot say: no pages for what is outside of docs/."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from pathlib import Path
 from typing import Any
-
-
-def on_config(config: Any) -> None:
-    decisions = sorted(Path(config["docs_dir"]).glob("decisions/*.md"))
-    pages = [f"decisions/{each.name}" for each in decisions]
-    config["nav"][-1]["Explanation"].append({"Decisions": pages})
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:  # noqa: ARG001 - mkdocs' names

@@ -318,9 +318,15 @@ def test_the_readme_is_short_and_its_table_is_that_of_the_errors() -> None:
     lines = README.read_text().splitlines()
     table = README.read_text().partition("| fault |")[2].partition("\n\n")[0].splitlines()[2:]
 
-    assert len(lines) <= 150
+    assert len(lines) <= 120
     assert len(table) >= 5
     assert {line.replace("](docs/", "](") for line in table} <= set(ERRORS.read_text().splitlines())
+
+
+def test_the_readme_shows_what_its_script_prints(server: EmbeddedServer) -> None:
+    shown = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
+    assert [run(code, server).stdout for code, _ in shown] == [printed for _, printed in shown]
+    assert shown
 
 
 @pytest.mark.parametrize("place", ["mkdocs.yml", "docs/index.md"])

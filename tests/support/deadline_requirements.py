@@ -57,7 +57,7 @@ OPTIONS = (
              "time_limits::test_the_wtimeout_of_a_collection",
              "waits::test_the_older_timeout_of_the_pool_holds_without_a_deadline_alone"),
         documented("compatible-3", "these changes are documented",
-             "What changes once there is one", "deadlines.md#what-changes-once-there-is-one"),
+             "What changes once there is one", "timeouts.md#what-changes-once-there-is-one"),
         not_applicable("compatible-4", "once the older options are gone, all of it holds always",
                        "pymongo has them still."),
     )),
@@ -195,7 +195,7 @@ BLOCKING = (
              "deadlines::test_an_attempt_that_hangs_ends_with_the_deadline",
              "socket_deadlines::test_the_timeout_is_that_of_all_reads_of_a_reply_together"),
         documented("blocking-documented", "the exceptions are documented",
-             "What it cannot reach", "deadlines.md#what-it-cannot-reach"),
+             "What it cannot reach", "timeouts.md#what-it-cannot-reach"),
     )),
     Section("Server Selection", (
         held("selection-1", "selection and checkout have the shorter of serverSelectionTimeoutMS "
