@@ -19,6 +19,7 @@ from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServ
 from support.clients import SentCommands, Side, wait_until
 from support.garbage_collection import cancelled_after
 from support.interruption import Held, interrupt
+from support.servers import cases
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time, session_of
 
@@ -422,7 +423,10 @@ def test_a_collection_that_no_transaction_can_write_is_refused_by_the_server(
     assert names(sent) == ["update", "abortTransaction"]
 
 
-@pytest.mark.parametrize("name", ["bulk_write", "client's bulk_write", "unordered"])
+@pytest.mark.parametrize(
+    "name",
+    cases(["bulk_write", "client's bulk_write", "unordered"], {"client's bulk_write": "8.0"}),
+)
 def test_a_write_that_fails_leaves_nothing_and_counts_nothing(
     name: str, side: Side, opened: Any, numbers: Any, sent: SentCommands, instrument: Instrument
 ) -> None:

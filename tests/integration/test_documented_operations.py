@@ -11,7 +11,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore
 from support.clients import SentCommands, Side
-from support.every_operation import BY_CLASS, Operation, Scene
+from support.every_operation import BY_CLASS, TOO_NEW, Operation, Scene
 from support.operations_table import NEVER, READ, UNSENT, WRITE, documented
 from support.telemetry import Instrument
 
@@ -70,7 +70,9 @@ def test_every_operation_does_what_the_document_says(
         for owner, calls in BY_CLASS.items()
         for each in calls
     }
-    assert seen == documented()
+    said = documented()
+    assert said.keys() >= TOO_NEW
+    assert seen == {name: said[name] for name in said.keys() - TOO_NEW}
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,10 @@ def test_a_real_set_needs_a_mongod(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_gets_what_was_sent(mongod: str) -> None:
     """SecantusDB's shortcomings are corrected, and mongod's answers are not."""
-    with ReplicaSet(mongod, members=1) as replica_set, ReplicaSet(members=1) as emulated:
+    with (
+        ReplicaSet(mongod, members=1) as replica_set,
+        ReplicaSet("secantus", members=1) as emulated,
+    ):
         assert not replica_set.members[0].backend.is_emulated
         assert emulated.members[0].backend.is_emulated
         replica_set.inject(CutAfter("insert"))

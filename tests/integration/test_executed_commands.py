@@ -16,6 +16,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
 from pymongo_resilience_instrumentation.tools.testbed.fault import Amend
 from support.clients import SentCommands, Side
+from support.servers import cases
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
@@ -68,7 +69,7 @@ class Amended(OnCommand):
 
 @pytest.mark.parametrize("timeout_ms", [None, 20_000])
 @pytest.mark.parametrize("reply", REPLIES)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", cases(COMMANDS, {"client's bulk_write": "8.0"}))
 def test_what_ran_is_not_repeated_as_rejected(
     name: str,
     reply: str,

@@ -12,6 +12,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
 from pymongo_resilience_instrumentation.tools.testbed.fault import Answer, Cut, Verdict
 from support.clients import Side
+from support.servers import cases
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
@@ -20,6 +21,7 @@ from pymongo_resilience.testbed import ReplicaSet
 
 MANY, FEW = 1_000, 20
 INC = {"$inc": {"n": 1}}
+BULK_SINCE = {"client bulk_write": "8.0"}
 
 
 class HalfWay(OnCommand):
@@ -76,11 +78,10 @@ def changed(control: MongoClient[Any], database: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("method", "count"), [("update_many", MANY), ("bulk_write", FEW), ("client bulk_write", FEW)]
+    "method", cases(["update_many", "bulk_write", "client bulk_write"], BULK_SINCE)
 )
 def test_no_document_is_changed_twice(
     method: str,
-    count: int,
     side: Side,
     proxy: ReplicaSet,
     database: str,
@@ -88,6 +89,7 @@ def test_no_document_is_changed_twice(
     instrument: Instrument,
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
+    count = MANY if method == "update_many" else FEW
     fill(control, database, count)
     coll = side.client(proxy.uri)[database].coll
     command, call = UPDATES[method]
@@ -102,7 +104,7 @@ def test_no_document_is_changed_twice(
         assert changed(control, database) == {0: count // 2, number: count // 2}, name
 
 
-@pytest.mark.parametrize("method", UPDATES)
+@pytest.mark.parametrize("method", cases(UPDATES, BULK_SINCE))
 def test_declared_idempotent_it_is_repeated_and_the_caller_answers_for_that(
     method: str,
     side: Side,

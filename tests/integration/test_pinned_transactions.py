@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pymongo import UpdateMany
 from support.clients import SentCommands, Side
+from support.servers import cases
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryScheduled
@@ -82,7 +83,7 @@ def routers(sent: SentCommands, *commands: str) -> set[Any]:
 
 
 @pytest.mark.parametrize("rejection", REJECTIONS)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", cases(OPERATIONS, {"client bulk_write": "8.0"}))
 def test_a_rejected_command_stays_on_its_router(
     name: str,
     rejection: str,
@@ -106,7 +107,7 @@ def test_a_rejected_command_stays_on_its_router(
     assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name == "find_one"
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", cases(OPERATIONS, {"client bulk_write": "8.0"}))
 def test_a_command_that_got_no_connection_stays_on_its_router(
     name: str,
     cluster: ShardedCluster,

@@ -24,6 +24,7 @@ from pymongo.errors import (
 from pymongo_resilience_instrumentation.addresses import address_text
 from support.busy_pools import Silent
 from support.clients import Side, wait_until
+from support.servers import cases
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction
@@ -70,7 +71,7 @@ DIPS: dict[str, tuple[int, str, Callable[[Side, Any, str], None], type[Exception
 }
 
 
-@pytest.mark.parametrize("name", DIPS)
+@pytest.mark.parametrize("name", cases(DIPS, {"no snapshots": "5.0", "no bulkWrite": "8.0"}))
 def test_a_server_that_became_too_old_for_the_command(
     name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:

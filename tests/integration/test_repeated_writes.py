@@ -230,6 +230,7 @@ def test_every_attempt_of_a_client_bulk_write_carries_one_txn_number(
     assert len({(body["lsid"]["id"], body["txnNumber"]) for body in arrived.bodies}) == 1
 
 
+@pytest.mark.needs_secantus("one of its shortcomings")
 def test_the_server_executes_a_repeated_client_bulk_write_again(
     server: EmbeddedServer, database: str, documents: Callable[[], list[Document]]
 ) -> None:
@@ -248,6 +249,7 @@ def test_the_server_executes_a_repeated_client_bulk_write_again(
     assert documents()[0]["n"] == 2
 
 
+@pytest.mark.needs_secantus("one of its shortcomings")
 def test_the_server_executes_a_batch_that_failed_in_part_again(
     server: EmbeddedServer, database: str, documents: Callable[[], list[Document]]
 ) -> None:
@@ -266,6 +268,7 @@ def test_the_server_executes_a_batch_that_failed_in_part_again(
     assert sum(each.get("kind") == "new" for each in documents()) == 2
 
 
+@pytest.mark.needs_secantus("two of its shortcomings")
 def test_the_server_alone_knows_neither_another_time_limit_nor_an_old_number(
     server: EmbeddedServer, database: str, documents: Callable[[], list[Document]]
 ) -> None:

@@ -11,6 +11,7 @@ from pymongo import InsertOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side
+from support.servers import cases
 from support.telemetry import Instrument
 from support.transactions import commit
 
@@ -71,9 +72,10 @@ OPERATIONS: dict[str, tuple[str, Callable[[Side, Any], Any]]] = {
     "commit_transaction": ("commitTransaction", commit),
     "upload_from_stream": ("insert", put),
 }  # fmt: skip
+SINCE = {"bulk_write of a client": "8.0"}
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", cases(OPERATIONS, SINCE))
 def test_after_a_lost_connection(
     name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
@@ -89,7 +91,7 @@ def test_after_a_lost_connection(
     assert (error.attempts, error.retry_reasons, error.retry_rule) == (2, (CUT,), Rule.ATTEMPTS)
 
 
-@pytest.mark.parametrize("name", [*OPERATIONS, "with_transaction", "command"])
+@pytest.mark.parametrize("name", cases([*OPERATIONS, "with_transaction", "command"], SINCE))
 def test_after_an_overload(
     name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:

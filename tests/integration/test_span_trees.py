@@ -13,6 +13,7 @@ from pymongo.errors import OperationFailure
 from pymongo.operations import IndexModel, SearchIndexModel
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
+from support.servers import cases
 from support.span_trees import command, failed, operation, trees
 from support.telemetry import Instrument
 
@@ -225,7 +226,7 @@ ELSEWHERE: dict[str, tuple[Callable[[Any, str], Any], str, str, str | None, list
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ELSEWHERE)
+@pytest.mark.parametrize("method", cases(ELSEWHERE, {"aggregate": "5.1"}))
 def test_an_operation_on_a_database_or_a_client(
     method: str, side: Side, server: EmbeddedServer, database: str, drawn: Any
 ) -> None:

@@ -19,6 +19,7 @@ from pymongo_resilience_instrumentation.telemetry.operation_spans import Operati
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
+from support.servers import cases
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testbed import ReplicaSet
@@ -159,7 +160,7 @@ OTHERS: dict[str, tuple[Callable[[Any, str], tuple[Any, ...]], str, str | None, 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", cases(OTHERS, {"aggregate": "5.1"}))
 def test_an_operation_on_a_database_or_client_draws_its_tree(
     side: Side, method: str, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:

@@ -21,6 +21,7 @@ from support.clients import Side, wait_until
 from support.command_listeners import OnCommands
 from support.every_operation import BY_CLASS, Scene
 from support.pool_connections import Closed
+from support.servers import cases
 from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
@@ -268,7 +269,7 @@ CALLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", cases(CALLS, {"client's bulk": "8.0"}))
 def test_nothing_is_sent_with_less_than_a_millisecond_left(
     name: str,
     side: Side,

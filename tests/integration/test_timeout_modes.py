@@ -11,6 +11,7 @@ from pymongo.cursor import CursorType
 from support.clients import SentCommands, Side
 from support.cursor_cleanup import documents
 from support.cursor_timeouts import MINUTE
+from support.servers import cases
 from support.telemetry import Instrument
 
 from pymongo_resilience import ConfigurationError, Policy, bind, override
@@ -40,7 +41,7 @@ def coll(side: Side, server: EmbeddedServer, documents: str, sent: SentCommands)
     return side.client(server.uri, event_listeners=[sent])[documents].coll
 
 
-@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("made", cases(MADE, {"database.aggregate": "5.1"}))
 def test_a_mode_without_a_timeout_is_an_error_and_nothing_is_sent(
     made: str, side: Side, coll: Any, sent: SentCommands, instrument: Instrument
 ) -> None:

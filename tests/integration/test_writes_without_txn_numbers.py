@@ -16,6 +16,7 @@ import pytest
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import AutoReconnect, NotPrimaryError, PyMongoError
 from support.clients import SentCommands, Side, wait_until
+from support.servers import cases
 from support.telemetry import Instrument
 
 from pymongo_resilience import MongoDBSpecification, RetryScheduled, override
@@ -131,7 +132,7 @@ def refuse_checkouts(
 
 @pytest.mark.parametrize("options", [{}, {"timeout_ms": 20_000}], ids=["light", "timed"])
 @pytest.mark.parametrize("unsent", ["handshake", "checkout"])
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("name", cases(WRITES, {"client's bulk_write": "8.0"}))
 def test_what_was_never_sent_is_sent_without_a_number(
     name: str,
     unsent: str,

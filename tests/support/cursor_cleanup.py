@@ -16,6 +16,8 @@ from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.testing import set_active
 
 CURSOR_NOT_FOUND = 43
+OF_ANOTHER_SESSION = 50738
+"""What a mongod says of a cursor that it knows; SecantusDB reads it for anybody."""
 BY_HAND = 3600.0
 """Seconds between two runs of the background task where a test runs it itself."""
 
@@ -70,13 +72,13 @@ def half_read(side: Side, client: Any, database: str) -> Any:
 
 
 def is_open(control: pymongo.MongoClient[Any], database: str, cursor_id: int) -> bool:
-    """Whether the server knows the cursor; it reads one document of it to find out."""
+    """Whether the server knows the cursor; SecantusDB reads one document of it to find out."""
     with set_active(False):
         try:
             control[database].command("getMore", Int64(cursor_id), collection="coll", batchSize=1)
         except pymongo.errors.OperationFailure as error:
-            if error.code == CURSOR_NOT_FOUND:
-                return False
+            if error.code in {CURSOR_NOT_FOUND, OF_ANOTHER_SESSION}:
+                return error.code == OF_ANOTHER_SESSION
             raise
     return True
 

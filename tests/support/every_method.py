@@ -38,7 +38,7 @@ from pymongo.synchronous import (
     mongo_client,
 )
 from support import every_method_of_encryption
-from support.every_operation import BY_CLASS, FILE, Scene
+from support.every_operation import FILE, OF_EVERY_VERSION, TOO_NEW, Scene
 
 CLASSES: dict[str, tuple[type, type]] = {
     "Collection": (collection.Collection, async_collection.AsyncCollection),
@@ -76,8 +76,10 @@ def asynchronous(operator: str) -> str:
 
 
 def exists(owner: str, method: str, scene: Scene) -> bool:
-    """Whether the scene's half of pymongo has it."""
+    """Whether the scene's half of pymongo has it, and the server too."""
     if ONE_HALF_ALONE.get(f"{owner}.{method}", scene.side.name) != scene.side.name:
+        return False
+    if f"{owner}.{method}" in TOO_NEW:
         return False
     cls = CLASSES[owner][scene.side.runner is not None]
     return hasattr(cls, method) or hasattr(cls, asynchronous(method))
@@ -230,7 +232,7 @@ def _readlines(scene: Scene) -> None:
 
 _AGAIN: dict[str, dict[str, Call]] = {
     owner: {each.name.partition(" with ")[0]: each.call for each in reversed(calls)}
-    for owner, calls in BY_CLASS.items()
+    for owner, calls in OF_EVERY_VERSION.items()
 }
 SENDING: dict[str, dict[str, Call]] = {
     **_AGAIN,

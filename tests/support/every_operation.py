@@ -13,6 +13,7 @@ from bson import DBRef
 from pymongo import DeleteMany, InsertOne, UpdateMany, UpdateOne
 from pymongo.operations import IndexModel, SearchIndexModel
 from support.clients import Side
+from support.servers import has
 
 SET = {"$set": {"n": 1}}
 MATCH = [{"$match": {}}]
@@ -76,6 +77,8 @@ class Operation:
     strikes: str | None = None
     of: str | None = None
     """Strikes only where the command is sent to this collection."""
+    since: str = "4.2"
+    """pymongo sends nothing to a server that is older."""
 
 
 def _transaction(ends: str) -> Callable[[Scene], Any]:
@@ -196,9 +199,9 @@ CLIENT: list[Operation] = [
     Operation("list_database_names", lambda s: s.do(s.client.list_database_names)),
     Operation("watch", lambda s: s.closed(s.do(s.client.watch))),
     Operation("bulk_write", lambda s: s.do(
-        s.client.bulk_write, [InsertOne({}, namespace=f"{s.name}.coll")])),
+        s.client.bulk_write, [InsertOne({}, namespace=f"{s.name}.coll")]), since="8.0"),
     Operation("bulk_write with UpdateMany or DeleteMany", lambda s: s.do(
-        s.client.bulk_write, [UpdateMany({}, SET, namespace=f"{s.name}.coll")])),
+        s.client.bulk_write, [UpdateMany({}, SET, namespace=f"{s.name}.coll")]), since="8.0"),
     Operation("server_info", lambda s: s.do(s.client.server_info)),
     Operation("drop_database", lambda s: s.do(s.client.drop_database, f"{s.name}_dropped")),
     Operation("close", _close_a_client, "endSessions"),
@@ -244,7 +247,7 @@ FILES: list[Operation] = [
     Operation("delete", lambda s: s.do(s.files.delete, "e"), "delete", "fs.chunks"),
 ]  # fmt: skip
 
-BY_CLASS = {
+OF_EVERY_VERSION = {
     "Collection": COLLECTION,
     "Database": DATABASE,
     "MongoClient": CLIENT,
@@ -253,3 +256,14 @@ BY_CLASS = {
     "GridFSBucket": BUCKET,
     "GridFS": FILES,
 }
+BY_CLASS = {
+    owner: [each for each in operations if has(each.since)]
+    for owner, operations in OF_EVERY_VERSION.items()
+}
+TOO_NEW = {
+    f"{owner}.{each.name}"
+    for owner, operations in OF_EVERY_VERSION.items()
+    for each in operations
+    if not has(each.since)
+}
+"""What the server that the tests run on lacks."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation.tools.testbed.mongod import program
@@ -31,7 +32,19 @@ def mongod_version() -> tuple[int, ...] | None:
     told = subprocess.run([mongod, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"db version v([\d.]+)", told)
     assert found is not None, told
-    return tuple(map(int, found[1].split(".")))
+    return _parsed(found[1])
+
+
+def has(version: str) -> bool:
+    """Whether the server knows what came with this MongoDB; SecantusDB is not older."""
+    running = mongod_version()
+    return running is None or running >= _parsed(version)
+
+
+def cases(names: Iterable[str], since: Mapping[str, str]) -> list[Any]:
+    """The names as parameters of a test; a mongod older than ``since`` says skips the case."""
+    needs = {name: pytest.mark.needs_server(version) for name, version in since.items()}
+    return [pytest.param(name, marks=needs.get(name, ()), id=name) for name in names]
 
 
 class Servers:
@@ -64,6 +77,10 @@ def _reason(mark: pytest.Mark, version: tuple[int, ...] | None) -> str | None:
         return f"needs a mongod: {mark.args[0]}" if mark.name == "needs_mongod" else None
     if mark.name == "needs_secantus":
         return f"needs SecantusDB: {mark.args[0]}"
-    if mark.name == "needs_server" and version < tuple(map(int, mark.args[0].split("."))):
+    if mark.name == "needs_server" and not has(mark.args[0]):
         return f"needs MongoDB {mark.args[0]}, and this is {'.'.join(map(str, version))}"
     return None
+
+
+def _parsed(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
