@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Runtime:
     """Nothing of it changes, so it is thread- and task-safe; what does is on the call."""
 

@@ -6,6 +6,7 @@ Thread-safe: the application may import it in any thread, and at any time.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import pymongo
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
 
 def plug_in(runtime: Runtime, put_on: Callable[[Iterable[Wrapped]], None]) -> None:
     """Now, where it is imported already."""
+    # wrapt keeps the hook until GridFS is imported, which most processes never do.
+    put_on_later, runtime_then = weakref.WeakMethod(put_on), weakref.ref(runtime)
 
     def wrap(_module: object) -> None:
+        put_on, runtime = put_on_later(), runtime_then()
+        if put_on is None or runtime is None:  # uninstrument() came first
+            return
         # Inside of the application's import, which must not fail for it.
         with shielded("while wrapping GridFS: its streams have no timeout as a whole"):
             lacking = self_check.missing(driver.private_names.parts_of_gridfs())
