@@ -73,7 +73,7 @@ def test_a_missed_bar_fails(fault: str, run: Any) -> None:
 def test_its_server_walks_the_index_as_the_test_beds_sorts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(testbed_server, "_PROGRAM", BENCH / "index_server.py")
+    monkeypatch.setattr(testbed_server, "_PROGRAM", str(BENCH / "index_server.py"))
     by_index: dict[str, Any] = {"hint": {"_id": 1}, "batch_size": 100}
     with EmbeddedServer() as server, pymongo.MongoClient(server.uri) as client:
         coll = client.bench.coll

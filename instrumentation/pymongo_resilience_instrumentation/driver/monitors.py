@@ -104,7 +104,11 @@ def note_connected() -> None:
 
 @contextmanager
 def connecting() -> Iterator[Check]:
-    """Around what an operation opens a connection with: what has been reached."""
+    """Around what opens a connection, for a check or for an operation: what has been reached."""
+    found = _checking.get()
+    if found is not None:
+        yield found
+        return
     made = Check()
     token = _checking.set(made)
     try:

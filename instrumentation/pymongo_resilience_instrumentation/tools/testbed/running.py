@@ -66,7 +66,7 @@ class Child:
     """
 
     def __init__(self, program: str, *arguments: str, log: Path) -> None:
-        path = Path(__file__).with_name(program)
+        path = Path(__file__).parent / program
         self._command = [sys.executable, "-P", str(path), *arguments]
         self._log = log
         self._process: subprocess.Popen[str] | None = None

@@ -21,6 +21,9 @@ __all__ = ["EmbeddedServer", "TestbedError", "ask"]
 
 Kind = Literal["replica-set", "standalone", "sharded", "members"]
 
+_PROGRAM = "server_process.py"
+"""Runs SecantusDB."""
+
 
 class EmbeddedServer(Running):
     """SecantusDB, or a mongod of yours, on a free port of 127.0.0.1.
@@ -132,7 +135,7 @@ class EmbeddedServer(Running):
                 credentials=self._credentials,
                 deadline=deadline,
             )
-        child = Child("server_process.py", str(directory), log=directory / "stderr.txt")
+        child = Child(_PROGRAM, str(directory), log=directory / "stderr.txt")
         self.processes.append(child)
         # Through the pipe: arguments and environment of a process can be read by others.
         address = "127.0.0.1", child.start(json.dumps(self._credentials), deadline)
