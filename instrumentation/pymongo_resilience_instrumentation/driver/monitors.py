@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from pymongo.common import MIN_HEARTBEAT_INTERVAL
+from pymongo import common
 from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.driver.csot import now
@@ -229,8 +229,10 @@ def _left(executor: Any, ended: float, interval: Interval) -> float:
     """Seconds to sleep at most: what does not wake it is seen as soon as by the driver itself."""
     if executor._stopped:
         return 0.0
-    due = ended + (interval(MIN_HEARTBEAT_INTERVAL) if executor._event else executor._interval)
-    return min(due - now(), MIN_HEARTBEAT_INTERVAL)
+    due = ended + (
+        interval(common.MIN_HEARTBEAT_INTERVAL) if executor._event else executor._interval
+    )
+    return min(due - now(), common.MIN_HEARTBEAT_INTERVAL)
 
 
 def topology_of(client: Any) -> Any:
