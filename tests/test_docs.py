@@ -240,7 +240,8 @@ def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None
         )
     )
     modules = {
-        f"pymongo_resilience.{name}" for name in ("retry", "slow", "testing", "circuit_breaker")
+        f"pymongo_resilience.{name}"
+        for name in ("retry", "slow", "testing", "testbed", "circuit_breaker")
     }
 
     assert named - modules <= known
