@@ -8,22 +8,18 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pymongo_resilience
-from pymongo_resilience.config import OPTIONS, SERVER_VARIABLE, load
+from pymongo_resilience.config import OPTIONS, SERVER_VARIABLE, Option, load
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
 
 from . import dashboards
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pymongo_resilience.config import Option
-    from pymongo_resilience.policies.policy import Policy
 
 PROGRAM: Final = "pymongo-resilience"
 FAILURE: Final = 1

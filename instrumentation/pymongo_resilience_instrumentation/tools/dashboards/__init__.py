@@ -9,14 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-from .panels import ALL, OPERATIONS, ROWS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .panels import Panel
+from .panels import ALL, OPERATIONS, ROWS, Panel
 
 DASHBOARD: Final = "pymongo-resilience.grafana.json"
 RULES: Final = "pymongo-resilience.rules.yml"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo import MongoClient
 from rich.console import Console
@@ -18,14 +19,9 @@ from pymongo_resilience_instrumentation.tools.testbed.server import described
 
 from .fault_script import TIMELINE, Scene
 from .picture import report, save_svg, shown
-from .result import Result, Side, Tally
+from .result import Outcome, Result, Side, Tally
 from .sides import Processes, Settings
 from .workload import Ledger, Step, prepare
-
-if TYPE_CHECKING:
-    import argparse
-
-    from .result import Outcome
 
 _TRACED_PHASE: Final = "cut after"
 _WIDTH_OF_PIPES: Final = 116

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pymongo_resilience_instrumentation.tools.testbed import (
     CutAfter,
@@ -19,9 +20,6 @@ from pymongo_resilience_instrumentation.tools.testbed import (
 )
 
 from .workload import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MAX_IDLE: Final = 0.2
 """After so many seconds without use the clients of all sides give a connection up."""

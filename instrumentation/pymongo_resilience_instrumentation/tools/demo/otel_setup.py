@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import StatusCode
+from opentelemetry.util.types import Attributes
 
 from pymongo_resilience_instrumentation.telemetry import semconv
 
 from .result import Branch
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricReader
-    from opentelemetry.util.types import Attributes
 
 # An operation's REASON and RULE are those of the last attempt, which the events below it show.
 _LEFT_TO_EVENTS: Final = {semconv.REASON, semconv.RULE, semconv.DELAY}

@@ -7,10 +7,11 @@ import io
 import math
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -21,15 +22,8 @@ from rich.tree import Tree
 from pymongo_resilience_instrumentation.telemetry import semconv
 
 from .fault_script import TIMELINE
-from .result import Side
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from rich.console import RenderableType
-
-    from .result import Branch, Record, Result, Tally
-    from .workload import Balance
+from .result import Branch, Record, Result, Side, Tally
+from .workload import Balance
 
 _REFRESHES_PER_SECOND: Final = 5
 _WIDTH: Final = 116

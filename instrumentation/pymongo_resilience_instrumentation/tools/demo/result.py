@@ -6,13 +6,11 @@ import enum
 import math
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .workload import Balance
+from .workload import Balance
 
 
 class Side(enum.Enum):

@@ -13,8 +13,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Final, NamedTuple, Self
 
 import tenacity
 from pymongo import MongoClient
@@ -26,20 +28,11 @@ from pymongo.monitoring import (
     ConnectionPoolListener,
 )
 
-from pymongo_resilience import Config, RetryScheduled, instrument
+from pymongo_resilience import Config, Event, RetryScheduled, instrument
 
 from .fault_script import MAX_IDLE
 from .result import FinalMessage, Outcome, Side
-from .workload import perform
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
-
-    from pymongo_resilience import Event
-
-    from .workload import Step
+from .workload import Step, perform
 
 DEADLINE_MS: Final = 20_000
 _TRIES: Final = 3

@@ -5,16 +5,13 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo import InsertOne, UpdateOne
+from pymongo.collection import Collection
+from pymongo.database import Database
 
-if TYPE_CHECKING:
-    from pymongo.collection import Collection
-    from pymongo.database import Database
-
-    Document = dict[str, Any]
-
+Document = dict[str, Any]
 
 ORDERS: Final = "orders"
 """The one collection: orders by step and part, and the counters that updates raise."""

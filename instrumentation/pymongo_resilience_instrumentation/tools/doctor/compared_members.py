@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo import common
 
 from pymongo_resilience.rules.explanations import Symptom
-from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 
 from .findings import Finding, Level, diagnosed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pymongo_resilience_instrumentation.addresses import Address
-
-    from .probe import Probe
-    from .uri import Target
+from .probe import Probe
+from .uri import Target
 
 SLOW_MS: Final = 100
 JITTER_MS: Final = 50

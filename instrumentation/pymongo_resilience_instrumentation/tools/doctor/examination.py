@@ -12,9 +12,10 @@ import platform
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO, TypeVar
+from typing import Final, NamedTuple, TextIO, TypeVar
 
 import pymongo
 
@@ -29,12 +30,7 @@ from . import compared_members
 from .findings import Finding, Level
 from .login import Login
 from .probe import Probe, Prober, of_idle, unanswered
-from .uri import read, resolved
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from .uri import Target
+from .uri import Target, read, resolved
 
 T = TypeVar("T")
 _ORDER: Final = list(Symptom)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from pymongo_resilience.rules.explanations import Symptom
+from pymongo_resilience.rules.explanations import Symptom
 
 
 class Level(enum.IntEnum):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from pymongo import MongoClient, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeoutError
@@ -13,11 +14,7 @@ from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 from pymongo_resilience_instrumentation.selection.selection_explained import diagnosis
 
 from .findings import Finding, Level, diagnosed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .uri import Target
+from .uri import Target
 
 APPLICATION: Final = "pymongo-resilience doctor"
 DEFAULT_POOL: Final = 100

@@ -8,25 +8,20 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo_resilience.rules.explanations import Symptom
-from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import symptom_of
 from pymongo_resilience_instrumentation.tools.testbed.real_members import tls_context
 from pymongo_resilience_instrumentation.tools.testbed.wire import WireError, exchange
 
 from .findings import Finding, Level
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pymongo_resilience_instrumentation.addresses import Address
-
-    from .uri import Target
+from .uri import Target
 
 ROUND_TRIPS: Final = 5
 NO_CHECK_TIME: Final = 0x200000

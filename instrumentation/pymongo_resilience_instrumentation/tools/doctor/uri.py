@@ -10,8 +10,9 @@ import difflib
 import math
 import re
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from dns import resolver
@@ -21,15 +22,10 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import split_hosts, split_options
 
 from pymongo_resilience.rules.explanations import Symptom
-from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients.client_options import OPTION
 
 from .findings import Finding, Level
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pymongo_resilience_instrumentation.addresses import Address
 
 SRV = "mongodb+srv://"
 PLAIN = "mongodb://"

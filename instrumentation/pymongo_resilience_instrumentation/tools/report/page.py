@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from . import records
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from .records import Latency, Operation, Side
+from .records import Latency, Operation, Side
 
 WIDTH: Final = 1000
 COLUMNS: Final = 250

@@ -18,26 +18,26 @@ import enum
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
 
-from pymongo.monitoring import CommandListener
+from pymongo.monitoring import (
+    CommandFailedEvent,
+    CommandListener,
+    CommandStartedEvent,
+    CommandSucceededEvent,
+)
 
 from pymongo_resilience.rules.events import (
     BreakerClosed,
     BreakerOpened,
+    Event,
     ReadHedged,
     RetryDeclined,
     RetryScheduled,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
-
-    from pymongo_resilience.rules.events import Event
 
 TYPES = {
     RetryScheduled: "retry.scheduled",

@@ -13,14 +13,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from typing import TYPE_CHECKING, Final, Self
+import ssl
+from typing import Final, Self
 
 from . import wire
-
-if TYPE_CHECKING:
-    import ssl
-
-    from .wire import Document, Message
+from .wire import Document, Message
 
 _VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})
 """What may differ between two attempts of one write."""

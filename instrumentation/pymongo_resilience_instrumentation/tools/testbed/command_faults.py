@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from .command_names import COMMANDS, hint
 from .fault import (
@@ -22,11 +23,7 @@ from .fault import (
     refused,
     whole,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .wire import Document, Message
+from .wire import Document, Message
 
 DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
     "authenticate",

@@ -15,20 +15,17 @@ from __future__ import annotations
 import inspect
 import json
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from . import command_faults, member_faults
+from .deployment import Deployment
 from .drills import DRILLS, drill
 from .fault import Fault, refused, whole
 from .running import Running, TestbedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .deployment import Deployment
 
 HOST: Final = "127.0.0.1"
 KINDS: Final[dict[str, Callable[..., Fault]]] = {

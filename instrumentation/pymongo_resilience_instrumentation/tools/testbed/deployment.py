@@ -8,21 +8,19 @@ import threading
 import time
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from .backend import Backend
 from .fault import Fault, refused, whole
 from .member import Member
 from .running import Running, TestbedError
-from .server import EmbeddedServer, described
+from .server import EmbeddedServer, Kind, described
+from .wire import Document, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-    from concurrent.futures import Future
-
     from .scenario import Scenario
-    from .server import Kind
-    from .wire import Document, Message
 
 _STOP_TIMEOUT: Final = 5.0
 _MAX_PORT: Final = 65535

@@ -6,19 +6,15 @@ For ``pymongo-resilience testbed --drill NAME``, the control of a running test b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .command_faults import RateLimit
+from .deployment import Deployment, Target
 from .fault import refused
 from .member_faults import BlackHole, Election, Restart, RollingRestart
-from .scenario import Scenario, strike
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .deployment import Deployment, Target
-    from .scenario import Strike
+from .scenario import Scenario, Strike, strike
 
 DRILLS: Final[Mapping[str, Scenario]] = {
     "rolling-maintenance": Scenario().after(0.2, RollingRestart, downtime=1.0, pause=0.5, gap=0.5),

@@ -11,13 +11,11 @@ import contextlib
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from .wire import Document, Message
+from .wire import Document, Message
 
 HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
 

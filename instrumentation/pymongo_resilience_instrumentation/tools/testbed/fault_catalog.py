@@ -7,8 +7,10 @@ handshakes in a row: drivers take those for overload, of which they repeat five 
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .command_faults import (
     CutAfter,
@@ -19,6 +21,8 @@ from .command_faults import (
     Overload,
     RateLimit,
 )
+from .deployment import Target
+from .fault import Fault
 from .member_faults import (
     BlackHole,
     CutAtHandshake,
@@ -31,14 +35,7 @@ from .member_faults import (
 )
 from .scenario import Strike, strike
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
-
-    from .deployment import Target
-    from .fault import Fault
-
-    Recipe = Callable[[random.Random], Strike]
+Recipe = Callable[[random.Random], Strike]
 
 WRITES: Final = ("insert", "update", "findAndModify", "commitTransaction")
 COMMANDS: Final = (*WRITES, "find", None)

@@ -7,22 +7,18 @@ import contextlib
 import logging
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterator
+from typing import Any, Final
 
 from bson import Int64, ObjectId
 
 from . import wire
-from .fault import Connection, Interception
+from .backend import Backend
+from .fault import Connection, Fault, Interception
 from .mongod import HOST
 from .relay import Relay
 from .running import TestbedError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from .backend import Backend
-    from .fault import Fault
-    from .wire import Document
+from .wire import Document
 
 _PEER_GONE: Final = (OSError, asyncio.IncompleteReadError)
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
+from .deployment import Deployment
 from .fault import (
     HELLO_COMMANDS,
     Connection,
@@ -23,15 +25,10 @@ from .fault import (
     refused,
     whole,
 )
+from .member import Member
 from .real_members import RealReplicaSet
 from .replica_set import ReplicaSet
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .deployment import Deployment
-    from .member import Member
-    from .wire import Document, Message
+from .wire import Document, Message
 
 _YEARS: Final = 10 * 365 * 86_400
 

@@ -10,17 +10,15 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo_resilience.config import SERVER_VARIABLE
 
 from . import wire
 from .fault import refused
 from .running import Child, TestbedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 HOST: Final = "127.0.0.1"
 SET_NAME: Final = "rs0"

@@ -7,26 +7,23 @@ import contextlib
 import signal
 import ssl
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
 
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 
 from .backend import Backend
+from .deployment import Target
+from .fault import Fault
+from .member import Member
 from .mongod import SET_NAME, Process, initiate, program
 from .replica_set import ReplicaSet
 from .running import TestbedError
 from .server import EmbeddedServer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from concurrent.futures import Future
-
-    from .deployment import Target
-    from .fault import Fault
-    from .member import Member
-    from .wire import Document, Message
+from .wire import Document, Message
 
 _ANSWER_WITHIN: Final = 2.0
 """Seconds; a member that takes longer is not taken for the primary."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from . import wire
-from .fault import HELLO_COMMANDS, Amend, Answer, Cut, CutAfterReply, Delay, Hang, Rewrite
+from .backend import Upstream
+from .fault import (
+    HELLO_COMMANDS,
+    Amend,
+    Answer,
+    Connection,
+    Cut,
+    CutAfterReply,
+    Delay,
+    Hang,
+    Rewrite,
+    Verdict,
+)
+from .wire import Document, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from .backend import Upstream
-    from .fault import Connection, Verdict
     from .member import Member
-    from .wire import Document, Message
 
 _AWAITING: Final = ("topologyVersion", "maxAwaitTimeMS")
 _STATE_CHANGES: Final = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})

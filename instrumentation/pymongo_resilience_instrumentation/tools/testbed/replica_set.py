@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Final, Literal
 
 from bson import ObjectId
 
-from .deployment import Deployment
+from .deployment import Deployment, Target
+from .fault import Fault
+from .member import Member
 from .mongod import SET_NAME
-from .wire import error
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .deployment import Target
-    from .fault import Fault
-    from .member import Member
-    from .server import Kind
-    from .wire import Document, Message
+from .server import Kind
+from .wire import Document, Message, error
 
 _READS: Final = frozenset({
     "aggregate", "collStats", "count", "dbStats", "distinct", "find", "listCollections",

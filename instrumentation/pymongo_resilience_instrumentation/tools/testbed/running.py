@@ -9,11 +9,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final, Self
 
 _STOP_TIMEOUT: Final = 5.0
 

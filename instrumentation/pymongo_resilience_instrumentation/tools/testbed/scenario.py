@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
-from .fault import Interception, not_negative, positive, refused, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .deployment import Deployment, Target
-    from .fault import Fault
+from .deployment import Deployment, Target
+from .fault import Fault, Interception, not_negative, positive, refused, whole
 
 _ROLES: Final = ("all", "primary", "secondary")
 

@@ -6,16 +6,14 @@ import importlib.util
 import json
 import shutil
 import time
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 from . import mongod
 from .fault import positive, refused
 from .mongod import ask
 from .running import Child, Running, TestbedError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["EmbeddedServer", "TestbedError", "ask"]
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo_resilience_instrumentation.tools.report import Recorder
 
 from .control import Control
+from .deployment import Deployment
 from .drills import drill, fitted, named
 from .fault import refused, whole
 from .fault_catalog import FAILOVER, NETWORK, SERVER, restart
 from .real_members import InFrontOf, RealReplicaSet
 from .replica_set import ReplicaSet, ShardedCluster, Standalone
-from .scenario import Scenario
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
-    from .deployment import Deployment
-    from .scenario import Strike
+from .scenario import Scenario, Strike
 
 TOPOLOGIES: Final[dict[str, Any]] = {
     "replica-set": ReplicaSet,

@@ -7,16 +7,14 @@ message above all, is a :class:`WireError`: the proxy never offers compression.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
-
-if TYPE_CHECKING:
-    import asyncio
-    import socket
 
 Document = dict[str, Any]
 
