@@ -18,12 +18,11 @@ from pymongo_resilience_instrumentation.tools.testbed import EmbeddedServer, Rep
 from pymongo_resilience_instrumentation.tools.testbed.server import described
 
 from .fault_script import TIMELINE, Scene
-from .picture import report, save_svg, shown
+from .picture import phase_lines, report, save_svg
 from .result import Outcome, Result, Side, Tally
 from .sides import Processes, Settings
 from .workload import Ledger, Step, prepare
 
-_TRACED_PHASE: Final = "cut after"
 _WIDTH_OF_PIPES: Final = 116
 _PACE: Final = 0.02
 
@@ -57,9 +56,9 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
         for side in Side:
             prepare(direct[side.database])
         replica_sets = {side: stack.enter_context(ReplicaSet(server.address)) for side in Side}
-        settings = [
-            Settings(side, replica_sets[side].uri, options.otlp, _TRACED_PHASE) for side in Side
-        ]
+        # Spans and metrics are our side's alone.
+        otlp = {Side.OURS: options.otlp}
+        settings = [Settings(side, replica_sets[side].uri, otlp.get(side)) for side in Side]
         processes = stack.enter_context(Processes(settings))
         recorder = None
         if options.record is not None:
@@ -97,18 +96,15 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
 
         started = end = time.monotonic()
         numbers = itertools.count()
-        with shown(tally, options.seconds, console) as phase_is_over:
-            for phase in TIMELINE:
-                # From the beginning, so that a phase which ran over shortens the later ones.
-                end += phase.share * options.seconds
-                tally.phase = phase.name
-                for played, scene in enumerate(phase.scenes(options.seed)):
-                    if played >= phase.shortest and time.monotonic() >= end:
-                        break
-                    run_one(Step(next(numbers), scene.kind, phase.name), scene)
-                phase_is_over(phase.name)
+        for phase in TIMELINE:
+            # From the beginning, so that a phase which ran over shortens the later ones.
+            end += phase.share * options.seconds
+            for played, scene in enumerate(phase.scenes(options.seed)):
+                if played >= phase.shortest and time.monotonic() >= end:
+                    break
+                run_one(Step(next(numbers), scene.kind, phase.name), scene)
+            console.print(phase_lines(tally, phase.name), highlight=False)
         duration = time.monotonic() - started
-        tally.phase = ""
         balances = {side: ledger.balance(direct[side.database]) for side, ledger in ledgers.items()}
         for side, balance in balances.items():
             if recorder is not None:

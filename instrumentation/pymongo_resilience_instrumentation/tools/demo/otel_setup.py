@@ -1,8 +1,7 @@
-"""The OpenTelemetry SDK of our side: counts spans, keeps one trace, sends all of it if asked."""
+"""The OpenTelemetry SDK of our side: keeps one trace, sends all of it if asked."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -22,39 +21,22 @@ _NANOSECONDS: Final = 1e9
 
 
 class SpanRecorder(SpanProcessor):
-    """Counts the spans by name and keeps the trace of the operation that was retried most.
+    """Keeps the trace of the operation that was retried most. For one thread at a time."""
 
-    ``phase`` is set by the workload; operations of ``preferred`` win over all others.
-    For one thread at a time.
-    """
-
-    def __init__(self, preferred: str) -> None:
-        self.phase = ""
-        self._names: Counter[str] = Counter()
-        self._trace: tuple[Branch, ...] = ()
-        self._trace_phase = ""
-        self._preferred = preferred
-        self._best = (False, 0)
+    def __init__(self) -> None:
+        self.trace: tuple[Branch, ...] = ()
         self._children: list[ReadableSpan] = []
-
-    def found(self) -> dict[str, Any]:
-        """The fields of a FinalMessage."""
-        trace = {"trace": self._trace, "trace_phase": self._trace_phase}
-        return {"spans": dict(self._names), **trace}
 
     def on_end(self, span: ReadableSpan) -> None:
         """Take one span; an operation's span ends after the command spans below it."""
-        self._names[span.name] += 1
         if span.parent is not None:
             self._children.append(span)
             return
         children, self._children = self._children, []
         retries = sum(event.name == semconv.EVENT_SCHEDULED for event in span.events)
-        rank = (self.phase == self._preferred, len(children))
-        if retries and span.status.status_code is not StatusCode.ERROR and rank > self._best:
-            self._best = rank
-            self._trace = _branches(span, children)
-            self._trace_phase = self.phase
+        trace = _branches(span, children) if retries else ()
+        if span.status.status_code is not StatusCode.ERROR and len(trace) > len(self.trace):
+            self.trace = trace
 
 
 def _branches(operation: ReadableSpan, commands: list[ReadableSpan]) -> tuple[Branch, ...]:

@@ -1,20 +1,15 @@
-"""What a person sees: the table of the three sides, live while it fills; a trace; the verdict."""
+"""What a person sees: lines after each phase; a table of the sides, a trace, the verdict."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -25,13 +20,7 @@ from .fault_script import TIMELINE
 from .result import Branch, Record, Result, Side, Tally
 from .workload import Balance
 
-_REFRESHES_PER_SECOND: Final = 5
 _WIDTH: Final = 116
-_NOTE: Final = (
-    "Retries: failed attempts that were tried again, by the driver, the loop or the library. "
-    "On our side by the library's own reasons, elsewhere by the server's code names and the "
-    "driver's exception classes."
-)
 
 
 def milliseconds(seconds: float) -> str:
@@ -52,61 +41,33 @@ _LABELS: Final[dict[str, Callable[[str], str]]] = {
 """How a span's attributes read, in a few words."""
 
 
-@contextlib.contextmanager
-def shown(tally: Tally, seconds: float, console: Console) -> Iterator[Callable[[str], None]]:
-    """Show the tally while the block runs: live on a terminal, otherwise a line for each side when
-    what it yields is called with the name of a phase that is over."""
-
-    def lines(phase: str) -> None:
-        for side in Side:
-            cell = _phase_cell(tally.of(side, phase)).plain.strip()
-            console.print(f"{phase:<14} {side.title:<19} {cell}", highlight=False)
-
-    started = time.monotonic()
-
-    def picture() -> RenderableType:
-        elapsed = time.monotonic() - started
-        head = Text(f"{elapsed:5.1f} of about {seconds:g} s   ", style="bold")
-        head.append(tally.phase or "starting", style="bold cyan")
-        bar = ProgressBar(total=seconds, completed=min(elapsed, seconds))
-        return Group(head, bar, _sides_table(tally))
-
-    if not console.is_terminal:
-        yield lines
-        return
-    with Live(
-        get_renderable=picture,
-        console=console,
-        refresh_per_second=_REFRESHES_PER_SECOND,
-        transient=True,
-    ):
-        yield lambda _: None
+def phase_lines(tally: Tally, phase: str) -> str:
+    """A line for each side, when a phase is over."""
+    cells = {side: _phase_cell(tally.of(side, phase)).plain.strip() for side in Side}
+    return "\n".join(f"{phase:<14} {side.title:<19} {cell}" for side, cell in cells.items())
 
 
-def _sides_table(tally: Tally, balances: Mapping[Side, Balance] | None = None) -> Table:
-    """One column per side; with duplicated and lost writes once the ledger was read."""
-    table = Table(box=SIMPLE_HEAD, caption=_NOTE, caption_justify="left")
+def _sides_table(tally: Tally, balances: Mapping[Side, Balance]) -> Table:
+    """One column per side."""
+    table = Table(box=SIMPLE_HEAD)
     table.add_column(overflow="ellipsis", no_wrap=True)
     for side in Side:
         table.add_column(side.title)
     for phase in TIMELINE:
-        running = phase.name == tally.phase
-        name = Text(("> " if running else "  ") + phase.name, style="bold" if running else "")
         cells = [_phase_cell(tally.of(side, phase.name)) for side in Side]
-        table.add_row(name, *cells, end_section=phase is TIMELINE[-1])
+        table.add_row(f"  {phase.name}", *cells, end_section=phase is TIMELINE[-1])
     records = [tally.of(side) for side in Side]
     table.add_row("operations", *(str(record.operations) for record in records))
     table.add_row("errors seen", *(_bad(record.errors.total()) for record in records))
-    if balances is not None:
-        table.add_row("duplicated writes", *(_bad(balances[side].duplicated) for side in Side))
-        table.add_row("lost writes", *(_bad(balances[side].lost) for side in Side))
+    table.add_row("duplicated writes", *(_bad(balances[side].duplicated) for side in Side))
+    table.add_row("lost writes", *(_bad(balances[side].lost) for side in Side))
     for label, share in (("p50", 0.5), ("p99", 0.99)):
         table.add_row(label, *(milliseconds(record.quantile(share)) for record in records))
     table.add_section()
-    table.add_row("retries", *(str(record.repeated.total()) for record in records))
-    for reason in sum((record.repeated for record in records), Counter()):
-        counts = (record.repeated[reason] for record in records)
-        table.add_row(f"  {reason}", *(str(count or "-") for count in counts))
+    retries = tally.of(Side.OURS).repeated
+    table.add_row("retries of the library", "", "", str(retries.total()))
+    for reason, count in retries.items():
+        table.add_row(f"  {reason}", "", "", str(count))
     return table
 
 
@@ -132,7 +93,7 @@ def report(result: Result) -> RenderableType:
     parts: list[RenderableType] = [_sides_table(result.tally, result.balances)]
     message = result.final_messages[Side.OURS]
     if message.trace:
-        title = f"One retried operation of {Side.OURS.title}, phase {message.trace_phase!r}"
+        title = f"One retried operation of {Side.OURS.title}"
         tree = Tree(_line(message.trace[0]))
         for branch in message.trace[1:]:
             tree.add(_line(branch))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ class Outcome(NamedTuple):
     error: str | None
     """The class of the exception that reached the application, if one did."""
     repeated: dict[str, int]
-    """Failed attempts that were repeated, counted by reason."""
+    """The library's retries, counted by reason."""
 
 
 class Branch(NamedTuple):
@@ -58,11 +57,8 @@ class Branch(NamedTuple):
 class FinalMessage:
     """What a side sends at the end."""
 
-    spans: dict[str, int] = field(default_factory=dict)
-    """How many spans of each name ended."""
     trace: tuple[Branch, ...] = ()
     """One retried operation: its span, and what is below it in the order of time."""
-    trace_phase: str = ""
     notes: tuple[str, ...] = ()
     """Warnings that were logged on the way."""
 
@@ -74,7 +70,7 @@ class Record:
     errors: Counter[str] = field(default_factory=Counter)
     """Operations that raised, by the class of their exception."""
     repeated: Counter[str] = field(default_factory=Counter)
-    """Failed attempts that were repeated, by reason."""
+    """The library's retries, by reason."""
     seconds: list[float] = field(default_factory=list)
     """How long each operation took."""
 
@@ -93,29 +89,25 @@ class Record:
 
 
 class Tally:
-    """The records of all sides; written by one thread, read by the picture's."""
+    """The records of all sides."""
 
     def __init__(self) -> None:
-        self.phase = ""
-        self._lock = threading.Lock()
         self._outcomes: defaultdict[tuple[Side, str], list[Outcome]] = defaultdict(list)
 
     def add(self, phase: str, outcomes: Mapping[Side, Outcome]) -> None:
         """Add the outcomes of one step."""
-        with self._lock:
-            for side, outcome in outcomes.items():
-                self._outcomes[side, phase].append(outcome)
+        for side, outcome in outcomes.items():
+            self._outcomes[side, phase].append(outcome)
 
     def of(self, side: Side, phase: str | None = None) -> Record:
         """A side's record, of one phase or of all."""
         total = Record()
-        with self._lock:
-            for (owner, name), outcomes in self._outcomes.items():
-                if owner is side and phase in {None, name}:
-                    for each in outcomes:
-                        total.seconds.append(each.seconds)
-                        total.repeated.update(each.repeated)
-                        total.errors.update([each.error] if each.error else [])
+        for (owner, name), outcomes in self._outcomes.items():
+            if owner is side and phase in {None, name}:
+                for each in outcomes:
+                    total.seconds.append(each.seconds)
+                    total.repeated.update(each.repeated)
+                    total.errors.update([each.error] if each.error else [])
         return total
 
 
@@ -182,7 +174,7 @@ class Result:
             "seconds": self.seconds,
             "duration": round(self.duration, 3),
             "sides": {side.value: self._side(side) for side in Side},
-            "spans": dict(sorted(self.final_messages[Side.OURS].spans.items())),
+            "retries": dict(sorted(self.tally.of(Side.OURS).repeated.items())),
             "ok": not self.problems(),
             "verdict": " ".join(self.verdict()),
         }
@@ -193,7 +185,6 @@ class Result:
             "operations": record.operations,
             "errors": record.errors.total(),
             "errors_by_class": dict(sorted(record.errors.items())),
-            "retries": dict(sorted(record.repeated.items())),
             "p50": round(record.quantile(0.5), 6),
             "p99": round(record.quantile(0.99), 6),
             "duplicated": balance.duplicated,

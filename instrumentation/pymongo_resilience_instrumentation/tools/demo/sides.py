@@ -5,32 +5,24 @@ Instrumenting patches pymongo in the whole process.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final, NamedTuple, Self
 
 import tenacity
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
-from pymongo.monitoring import (
-    CommandFailedEvent,
-    CommandListener,
-    ConnectionCheckOutFailedEvent,
-    ConnectionPoolListener,
-)
+from pymongo.errors import PyMongoError
 
 from pymongo_resilience import Config, Event, RetryScheduled, instrument
 
 from .fault_script import MAX_IDLE
+from .otel_setup import SpanRecorder, Telemetry
 from .result import FinalMessage, Outcome, Side
 from .workload import Step, perform
 
@@ -53,8 +45,6 @@ class Settings(NamedTuple):
     side: Side
     uri: str
     otlp: str | None
-    traced_phase: str
-    """The phase whose trace is shown, if one of its operations was retried."""
 
 
 class Processes:
@@ -101,16 +91,18 @@ class Processes:
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
+        # Children start with the parent's signal dispositions: none prints a traceback on Ctrl-C.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             for each in self._settings:
                 ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_main, args=(each, theirs), name=each.side.value, daemon=True
-                )
-                with _ctrl_c_ignored():
-                    process.start()
+                process = context.Process(target=_main, args=(each, theirs), daemon=True)
+                process.start()
                 theirs.close()
                 self._processes[each.side], self._connections[each.side] = process, ours
+        finally:
+            signal.signal(signal.SIGINT, before)
+        try:
             self._gather(_START_TIMEOUT)
         except BaseException:
             self.__exit__()
@@ -126,19 +118,6 @@ class Processes:
             process.join(_STOP_TIMEOUT)
 
 
-@contextlib.contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """A child starts with the parent's signal dispositions, so none of it prints a traceback."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _main(settings: Settings, parent: Connection[Any, Any]) -> None:
     """A side's process: answers a Step by its Outcome, ``None`` by the FinalMessage.
 
@@ -146,36 +125,19 @@ def _main(settings: Settings, parent: Connection[Any, Any]) -> None:
     """
     # Ctrl-C reaches the whole group; the parent ends its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     notes = _Notes()
     logging.getLogger().addHandler(notes)
-    telemetry, recorder = None, None
-    if settings.side is Side.OURS:
-        from . import otel_setup  # noqa: PLC0415 - the SDK is our side's alone
-
-        recorder = otel_setup.SpanRecorder(settings.traced_phase)
-        telemetry = otel_setup.Telemetry(recorder, settings.otlp)
-    run, counts = _connect(settings, telemetry.providers if telemetry else {})
+    recorder, retries = SpanRecorder(), ReportedRetries()
+    telemetry = Telemetry(recorder, settings.otlp)
+    run = _connect(settings, retries, telemetry.providers)
     try:
         parent.send(None)
         while (step := parent.recv()) is not None:
-            if recorder is not None:
-                recorder.phase = step.phase
-            parent.send(_outcome(run, counts, step))
-        if telemetry is not None:
-            telemetry.shutdown()
-        found = recorder.found() if recorder is not None else {}
-        parent.send(FinalMessage(notes=tuple(notes.first.values()), **found))
+            parent.send(_outcome(run, retries, step))
+        telemetry.shutdown()
+        parent.send(FinalMessage(recorder.trace, tuple(notes.first.values())))
     except (EOFError, OSError):
         return
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        # An operation may still be retrying against a server that is gone too.
-        os._exit(1)
 
 
 class _Notes(logging.Handler):
@@ -193,41 +155,33 @@ class _Notes(logging.Handler):
         self.first.setdefault((record.name, record.levelno), line[:_NOTE_LENGTH])
 
 
-def _outcome(
-    run: Callable[[Step], None], counts: FailedAttempts | ReportedRetries, step: Step
-) -> Outcome:
-    error: PyMongoError | None = None
+def _outcome(run: Callable[[Step], None], retries: ReportedRetries, step: Step) -> Outcome:
+    error: str | None = None
+    retries.reasons.clear()
     started = time.perf_counter()
     try:
         run(step)
     except PyMongoError as exc:
-        error = exc
-    seconds = time.perf_counter() - started
-    return Outcome(seconds, None if error is None else type(error).__name__, counts.take(error))
+        error = type(exc).__name__
+    return Outcome(time.perf_counter() - started, error, dict(retries.reasons))
 
 
 def _connect(
-    settings: Settings, providers: dict[str, Any]
-) -> tuple[Callable[[Step], None], FailedAttempts | ReportedRetries]:
-    """Open the side's client; returns what runs one step and what counts its retries.
+    settings: Settings, retries: ReportedRetries, providers: dict[str, Any]
+) -> Callable[[Step], None]:
+    """Open the side's client; returns what runs one step.
 
     ``providers`` are the tracer and meter provider for :func:`pymongo_resilience.instrument`.
     Patches pymongo in this process on our side.
     """
-    counts: FailedAttempts | ReportedRetries
-    listeners: list[Any] = []
     if settings.side is Side.OURS:
-        counts = ReportedRetries()
-        instrument(config=Config(timeout_ms=DEADLINE_MS), listeners=[counts], **providers)
-    else:
-        counts = FailedAttempts()
-        listeners = [counts]
+        instrument(config=Config(timeout_ms=DEADLINE_MS), listeners=[retries], **providers)
     client: MongoClient[dict[str, Any]] = MongoClient(
-        settings.uri, maxIdleTimeMS=round(MAX_IDLE * 1000), event_listeners=listeners
+        settings.uri, maxIdleTimeMS=round(MAX_IDLE * 1000)
     )
     database = client[settings.side.database]
     if settings.side is not Side.NAIVE:
-        return lambda step: perform(database, step), counts
+        return lambda step: perform(database, step)
     # What one writes in a hurry: again on any error, around the code that builds the document.
     again = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_TRIES),
@@ -235,56 +189,16 @@ def _connect(
         retry=tenacity.retry_if_exception_type(PyMongoError),
         reraise=True,
     )
-    return lambda step: again(perform, database, step), counts
-
-
-class FailedAttempts(CommandListener, ConnectionPoolListener):
-    """Counts each attempt that failed, by the driver's events.
-
-    An attempt is named after the server's error code or the driver's exception class; one that
-    got no connection is ``ConnectionCheckOutFailed``. For one thread at a time.
-    """
-
-    def __init__(self) -> None:
-        self._failed: list[str] = []
-
-    def take(self, error: Exception | None) -> dict[str, int]:
-        """The repeated ones among the attempts of the operation that just ended.
-
-        All but the last, if the operation raised: that one was not repeated.
-        """
-        failed, self._failed = self._failed, []
-        # A selection that timed out sent no attempt: it is itself the end.
-        if error is not None and not isinstance(error, ServerSelectionTimeoutError):
-            del failed[-1:]
-        return dict(Counter(failed))
-
-    def failed(self, event: CommandFailedEvent) -> None:
-        self._failed.append(str(event.failure.get("codeName") or event.failure.get("errtype")))
-
-    def connection_check_out_failed(self, event: ConnectionCheckOutFailedEvent) -> None:
-        self._failed.append("ConnectionCheckOutFailed")
-
-    def _ignore(self, event: Any) -> None: ...
-
-    started = succeeded = _ignore
-    pool_created = pool_ready = pool_cleared = pool_closed = _ignore
-    connection_created = connection_ready = connection_closed = _ignore
-    connection_check_out_started = connection_checked_out = connection_checked_in = _ignore
+    return lambda step: again(perform, database, step)
 
 
 class ReportedRetries:
     """Counts each retry, by the library's events. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._reasons: Counter[str] = Counter()
-
-    def take(self, error: Exception | None) -> dict[str, int]:
-        """The reasons of the retries of the operation that just ended."""
-        reasons, self._reasons = self._reasons, Counter()
-        return dict(reasons)
+        self.reasons: Counter[str] = Counter()
 
     def on_event(self, event: Event, /) -> None:
         """Count what was scheduled; what was declined is an error the application sees."""
         if isinstance(event, RetryScheduled):
-            self._reasons[event.reason.name] += 1
+            self.reasons[event.reason.name] += 1
