@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from pymongo_resilience.clock import RollingCounts
+from pymongo_resilience.clock import Clock, RollingCounts
 from pymongo_resilience.rules.failure import Evidence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable
-
-    from pymongo_resilience.clock import Clock
 
 PROBES = 3
 RECHECK = 0.1

@@ -8,10 +8,11 @@ wins over the file. Namespace rules come from code and from the file alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.option_types import (
@@ -31,12 +32,8 @@ from pymongo_resilience.option_types import (
     warn_unknown,
 )
 from pymongo_resilience.policies.namespaces import policies_of, problems_of
+from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pymongo_resilience.policies.policy import Policy
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pymongo_resilience.policies.policy import Priority
-    from pymongo_resilience.rules.failure import RetryReason, Stage
-    from pymongo_resilience.rules.retry_rules import Rule
-    from pymongo_resilience.timeline import Phase
+from pymongo_resilience.policies.policy import Priority
+from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.timeline import Phase
 
 
 class ConfigurationError(ValueError):

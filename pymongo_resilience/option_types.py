@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 PREFIX = "PYMONGO_RESILIENCE_"
 LONGEST_MS = 2_147_483_647

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from pymongo_resilience import enabled_flag
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pymongo_resilience.rules.events import Event
+from pymongo_resilience.rules.events import Event
 
 
 class FakeClock:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pymongo_resilience.redaction import RedactionFilter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 POLICY, SELECTION, POOL, CONNECTING, ATTEMPT, BACKOFF = (
     "policy", "server_selection", "pool_wait", "connecting", "attempt", "backoff",

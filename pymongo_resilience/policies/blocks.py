@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
 from traceback import walk_stack
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import FrameType, TracebackType
+from typing import Any, TypeVar, cast
 
 from pymongo_resilience.internal_errors import is_closing
+from pymongo_resilience.rules.strategy import RetryStrategy
 
 from .policy import NOTHING, Policy, Priority, TimeoutMode
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-    from types import FrameType, TracebackType
-
-    from pymongo_resilience.rules.strategy import RetryStrategy
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR

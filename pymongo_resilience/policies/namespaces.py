@@ -6,17 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pymongo_resilience.option_types import OptionType, one_of, shown, warn_unknown
-from pymongo_resilience.rules.strategy import NAMED, is_coroutine
+from pymongo_resilience.rules.strategy import NAMED, RetryStrategy, is_coroutine
 
 from .policy import FIELDS, NOTHING, Policy
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pymongo_resilience.rules.strategy import RetryStrategy
 
 REMEMBERED = 1024
 """Namespaces whose policy is kept; an application may name collections by the day."""

@@ -6,10 +6,10 @@ Nothing of the driver is imported: what is bound is asked for what pymongo's cla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
@@ -20,13 +20,7 @@ from pymongo_resilience.option_types import (
     TRUTH,
     OptionType,
 )
-from pymongo_resilience.rules.strategy import check_strategy
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from pymongo_resilience.rules.strategy import RetryStrategy
-
+from pymongo_resilience.rules.strategy import RetryStrategy, check_strategy
 
 _Number = TypeVar("_Number", int, float)
 TimeoutMode = Literal["cursor_lifetime", "iteration"]

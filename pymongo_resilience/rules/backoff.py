@@ -6,10 +6,7 @@ function that returns a float in [0, 1).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pymongo_resilience.clock import Random
+from pymongo_resilience.clock import Random
 
 EXPONENTIAL_FIRST = 0.001
 EXPONENTIAL_LIMIT = 0.5

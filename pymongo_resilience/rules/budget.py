@@ -9,16 +9,11 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import MutableSet
 
-from .failure import Stage
+from pymongo_resilience.clock import Clock
 
-if TYPE_CHECKING:
-    from collections.abc import MutableSet
-
-    from pymongo_resilience.clock import Clock
-
-    from .failure import Failure
+from .failure import Failure, Stage
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1

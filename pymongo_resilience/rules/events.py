@@ -6,18 +6,16 @@ Events are immutable and carry no document, no query and no server text.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .failure import Failure, RetryReason
-    from .retried_operation import Operation
-    from .retry_rules import Rule
+from .failure import Failure, RetryReason
+from .retried_operation import Operation
+from .retry_rules import Rule
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")

@@ -8,16 +8,12 @@ addresses, never a value of a document nor a text of a server.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
-from .retried_operation import Kind
+from .failure import Failure
+from .retried_operation import Kind, Operation
 from .retry_rules import Rule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .failure import Failure
-    from .retried_operation import Operation
 
 COMMITTED = "the transaction was committed, but its write concern was not satisfied"
 NOT_REPEATED: Final[Mapping[Rule, str]] = {

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.redaction import error_name
-
-if TYPE_CHECKING:
-    from pymongo_resilience.clock import Deadline
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
 RETRYABLE = "RetryableError"

@@ -7,13 +7,9 @@ bench/overload.md has the simulation that the numbers are from.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
-from pymongo_resilience.clock import RollingCounts
+from pymongo_resilience.clock import Clock, Random, RollingCounts
 from pymongo_resilience.option_types import LOW, NORMAL, PRIORITIES
-
-if TYPE_CHECKING:
-    from pymongo_resilience.clock import Clock, Random
 
 WINDOW_S = 3.0
 """Seconds whose requests count. Shorter forgets an overload before it is over, longer refuses what

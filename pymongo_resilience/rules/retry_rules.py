@@ -11,23 +11,15 @@ from __future__ import annotations
 
 import enum
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from pymongo_resilience.clock import SHORTEST
+from pymongo_resilience.clock import SHORTEST, Deadline, Random
 
 from . import backoff
-from .failure import TRANSIENT_TRANSACTION, RetryReason, Stage
-from .retried_operation import DISTRESS, Kind
-from .strategy import TERMINAL, RetryAction, follows_specification
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience.clock import Deadline, Random
-
-    from .failure import Failure
-    from .retried_operation import Operation
-    from .strategy import Answer
+from .failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
+from .retried_operation import DISTRESS, Kind, Operation
+from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt, in addition to the round trip: sleeps

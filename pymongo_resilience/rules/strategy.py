@@ -6,19 +6,14 @@ A strategy may refuse or delay; it can never permit what the rules refuse.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import random
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from . import backoff
-from .failure import RETRYABLE_WRITE, RetryReason
-from .retried_operation import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from .failure import Failure
-    from .retried_operation import Operation
+from .failure import RETRYABLE_WRITE, Failure, RetryReason
+from .retried_operation import Kind, Operation
 
 TERMINAL = frozenset(
     {RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR}

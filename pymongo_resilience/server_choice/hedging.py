@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pymongo_resilience.clock import Clock
+from pymongo_resilience.clock import Clock
 
 READS_PER_HEDGE = 20
 """One hedge for so many reads: at most 5 %."""

@@ -7,11 +7,9 @@ the driver: the caller states what the driver knows. All times are in seconds.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import NamedTuple
 
 
 class ServerType(enum.Enum):

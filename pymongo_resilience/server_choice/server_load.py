@@ -6,14 +6,11 @@ A load is the number of operations in progress, or what their latencies make of 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+from pymongo_resilience.clock import Clock, Random
 
-    from pymongo_resilience.clock import Clock, Random
-
-    from .server_description import ServerDescription
+from .server_description import ServerDescription
 
 DECAY = 5.0
 """After so many seconds without an answer a latency counts 1/e of what it was."""

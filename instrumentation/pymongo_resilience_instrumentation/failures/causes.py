@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pymongo.errors import (
     ConfigurationError,
@@ -20,12 +21,7 @@ from pymongo.errors import (
 
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience_instrumentation.addresses import address_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 
 AUTHENTICATION_FAILED = 18
 TERMINAL: Mapping[Symptom, RetryReason] = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pymongo.errors import (
     AutoReconnect,
@@ -48,9 +48,6 @@ from pymongo_resilience_instrumentation import driver
 
 from . import causes, reasons
 from .reasons import AttemptTimeoutError, InterruptedAttemptError, LostConnectionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 LABELS = (
     NO_WRITES_PERFORMED,

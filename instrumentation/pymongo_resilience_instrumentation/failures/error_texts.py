@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+from pymongo.errors import PyMongoError
 
 from pymongo_resilience import redaction
 from pymongo_resilience.errors import (
@@ -10,17 +12,11 @@ from pymongo_resilience.errors import (
     OperationTimeoutError,
     OverloadShedError,
 )
+from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience_instrumentation.calls import Call
 
 from .classify import attribute
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pymongo.errors import PyMongoError
-
-    from pymongo_resilience.rules.failure import RetryReason
-    from pymongo_resilience_instrumentation.calls import Call
 
 OUTCOMES = {
     Rule.ATTEMPTS: "attempts_exhausted",

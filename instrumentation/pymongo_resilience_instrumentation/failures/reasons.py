@@ -7,7 +7,8 @@ Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Cou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 from pymongo.errors import (
     AutoReconnect,
@@ -24,9 +25,6 @@ from pymongo_resilience.rules.failure import (
     SYSTEM_OVERLOADED,
     RetryReason,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Code(NamedTuple):

@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import AutoReconnect
 
@@ -19,23 +20,21 @@ from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptInterruptedError,
     DeadPeerError,
     InterruptedAttemptError,
     LostConnectionError,
 )
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
-    from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.retries.attempts import Attempts
-    from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Interceptor,
+    Wrapped,
+)
+from pymongo_resilience_instrumentation.interception.methods import Function
+from pymongo_resilience_instrumentation.retries.attempts import Attempts
+from pymongo_resilience_instrumentation.runtime import Runtime
 
 GRACE = 0.2
 """Seconds that a former primary has to answer a check."""

@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo_resilience.config import QUICK_CHECKS, WOKEN_CHECKS
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.methods import Method
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
-    from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Interceptor,
+    Wrapped,
+)
+from pymongo_resilience_instrumentation.interception.methods import Function, Method
+from pymongo_resilience_instrumentation.runtime import Runtime
 
 FIRST = 0.01
 """Seconds to the second check of a server that could be reached until now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import ConnectionFailure
 
@@ -18,13 +18,10 @@ from pymongo_resilience.server_choice.server_description import (
     TopologyType,
 )
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import cause_of, symptom_of
 from pymongo_resilience_instrumentation.failures.classify import attribute
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.addresses import Address
 
 LONGEST_ERROR = 200
 """Characters of one server's error."""

@@ -8,28 +8,27 @@ refused, and which is being tried again.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pymongo.errors import OperationFailure
 
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import causes
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.methods import Method
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
-    from pymongo_resilience_instrumentation.interception.methods import Function
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Interceptor,
+    Wrapped,
+)
+from pymongo_resilience_instrumentation.interception.methods import Function, Method
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""

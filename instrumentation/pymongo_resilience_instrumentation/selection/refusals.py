@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import weakref
 from random import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import AutoReconnect
 
 from pymongo_resilience import errors
-from pymongo_resilience.breakers import Breakers, Permit, State
+from pymongo_resilience.breakers import Breakers, BreakerSettings, Permit, Snapshot, State
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.option_types import NORMAL
-from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
 from pymongo_resilience.rules.load_shedding import LoadShedders
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import address_text
-
-if TYPE_CHECKING:
-    from pymongo_resilience.breakers import BreakerSettings, Snapshot
-    from pymongo_resilience.clock import Clock
-    from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience.rules.events import Listener
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.calls import Call
 
 
 class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):

@@ -7,28 +7,22 @@ needed before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from pymongo.errors import ConnectionFailure
 
+from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.server_choice import eligibility
-from pymongo_resilience.server_choice.eligibility import Criteria, Mode
+from pymongo_resilience.server_choice.eligibility import Criteria, Mode, Servers, ServerVerdict
 from pymongo_resilience.server_choice.server_description import ServerType
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.failures.causes import Found, diagnose
+from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.failures.causes import Diagnosis, Found, diagnose
 from pymongo_resilience_instrumentation.failures.classify import attribute
 
 from . import conversions
 from .selector import applications_own
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pymongo_resilience.breakers import Snapshot
-    from pymongo_resilience.server_choice.eligibility import Servers, ServerVerdict
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.failures.causes import Diagnosis
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""

@@ -13,25 +13,20 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.server_choice.eligibility import in_latency_window
-from pymongo_resilience.server_choice.server_load import choose
+from pymongo_resilience.server_choice.server_description import ServerDescription
+from pymongo_resilience.server_choice.server_load import PeakEwma, choose
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
 from . import conversions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.server_choice.server_description import ServerDescription
-    from pymongo_resilience.server_choice.server_load import PeakEwma
-
-    from .refusals import ClientBreakers
+from .refusals import ClientBreakers
 
 
 class OperationCounts:

@@ -6,19 +6,15 @@ import functools
 import json
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson import json_util
 from bson.binary import Binary
+from pymongo import monitoring
 
-from pymongo_resilience_instrumentation.addresses import namespace_text
+from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 
 from . import semconv
-
-if TYPE_CHECKING:
-    from pymongo import monitoring
-
-    from pymongo_resilience_instrumentation.addresses import Address
 
 SENSITIVE = frozenset({
     "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",

@@ -17,38 +17,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from opentelemetry import context, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from pymongo import monitoring
 from pymongo.errors import PyMongoError
 from pymongo.monitoring import CommandListener
 
 from pymongo_resilience.config import NEVER, ON_RETRY
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.methods import Function, Method
 
 from . import semconv
-from .client_tracing import DEFAULT
+from .client_tracing import DEFAULT, Tracing
 from .command_attributes import SENSITIVE, command_attributes, cursor_of, number, text_of
 from .listeners import OurListener, callback
 from .operation_spans import error_attributes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from opentelemetry.trace import Span, SpanContext, Tracer
-    from pymongo import monitoring
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.methods import Function
-
-    from .client_tracing import Tracing
-
 
 OTHER = "_OTHER"
 """The name of an unknown error in OpenTelemetry's conventions."""

@@ -8,23 +8,19 @@ where they have to be, and when a rule saw an attempt fail.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.rules.events import Broadcast, RetryEvent, RetryScheduled
-from pymongo_resilience.timeline import Run, Wait
+from pymongo_resilience.rules.events import Broadcast, Event, RetryEvent, RetryScheduled
+from pymongo_resilience.timeline import Phase, Run, Wait
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
-
-if TYPE_CHECKING:
-    from pymongo_resilience.rules.events import Event
-    from pymongo_resilience.timeline import Phase
-    from pymongo_resilience_instrumentation.calls import Call
 
 
 def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:

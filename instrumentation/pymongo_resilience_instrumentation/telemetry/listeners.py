@@ -7,23 +7,20 @@ life; but connections are counted nevertheless, or the count would be wrong once
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from sys import exception
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pymongo import monitoring
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.clients.client_registry import ClientState, Pool
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.client_registry import ClientState, Pool
-
-    from .metrics import DriverMetrics
+from .metrics import DriverMetrics
 
 
 class OurListener:

@@ -7,16 +7,21 @@ for. Durations are seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.metrics import Histogram, Meter
 from pymongo.monitoring import ConnectionCheckOutFailedReason
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
+from pymongo_resilience.rules.events import BreakerEvent, Event, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.clients.client_registry import Pool
 from pymongo_resilience_instrumentation.failures.error_texts import (
     code_name,
     outcome_of,
@@ -25,16 +30,6 @@ from pymongo_resilience_instrumentation.failures.error_texts import (
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from opentelemetry.metrics import Histogram, Meter
-
-    from pymongo_resilience.rules.events import Event
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.client_registry import Pool
 
 TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
 NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())

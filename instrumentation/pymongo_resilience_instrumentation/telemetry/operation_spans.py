@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from pymongo_resilience.internal_errors import foreign
 from pymongo_resilience.redaction import stack
-from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
+from pymongo_resilience.rules.events import BreakerEvent, Event, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import (
     outcome_of,
     qualified_name,
@@ -23,14 +25,6 @@ from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
 from .client_tracing import tracing_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from opentelemetry.trace import Span, Tracer
-
-    from pymongo_resilience.rules.events import Event
-    from pymongo_resilience_instrumentation.calls import Call
 
 EVENTS = {
     For.SERVER: semconv.EVENT_SELECTION_WAITED,

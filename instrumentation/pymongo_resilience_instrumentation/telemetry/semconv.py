@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.clients import client_registry
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.addresses import Address
 
 DB_SYSTEM_NAME = "db.system.name"
 MONGODB = "mongodb"

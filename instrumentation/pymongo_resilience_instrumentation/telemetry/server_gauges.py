@@ -6,23 +6,20 @@ A client that cannot be read, a half-made one say, is logged and hides no other.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from opentelemetry.metrics import Observation
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience_instrumentation.clients.by_client import ByClient
+from pymongo_resilience_instrumentation.clients.client_registry import Clients, ClientState
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 
 from . import semconv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from opentelemetry.metrics import CallbackOptions, Meter
-
-    from pymongo_resilience_instrumentation.clients.by_client import ByClient
-    from pymongo_resilience_instrumentation.clients.client_registry import Clients, ClientState
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind, Tracer
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.internal_errors import is_closing, shielded
+from pymongo_resilience.rules.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
@@ -27,13 +29,6 @@ from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 from . import semconv
 from .client_tracing import tracing_of
 from .operation_spans import end_span
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from opentelemetry.trace import Span, Tracer
-
-    from pymongo_resilience.rules.events import RetryScheduled
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
