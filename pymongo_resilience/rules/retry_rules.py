@@ -2,8 +2,8 @@
 from the budget.
 
 A decision has two steps, since a strategy may be a coroutine: ``check_rules`` applies the rules
-that need no strategy, ``apply_strategy`` those that follow its answer. The numbers are those of
-docs/retry-rules.md. At the end, what follows a failure in a transaction that is repeated as a
+that need no strategy, ``apply_strategy`` those that follow its answer. docs/retries.md says what
+is not obvious. At the end, what follows a failure in a transaction that is repeated as a
 whole: with_transaction's rules, with the library's limits.
 """
 
