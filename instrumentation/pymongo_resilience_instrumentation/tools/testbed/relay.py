@@ -162,6 +162,8 @@ class Relay:
                 shown = dict(reply.body)
                 self._member.describe(shown)
                 reply = reply.with_body(shown)
+                # An error, of a server that shuts down for example, ends the stream.
+                streams = streams and "topologyVersion" in shown
                 await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
                 self._connection.hellos += 1
             if not streams:
