@@ -284,13 +284,15 @@ def test_ledger_of_a_real_set(api: Api, side: Side) -> None:
 def test_a_server_that_forgets_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same run, where the server takes every repeated write for a new one: it is doubled."""
 
-    def forgetful(request: wire.Message, field: str) -> wire.Message:
-        if "autocommit" in request.body:
-            return request
-        gone = {field, "txnNumber"}
-        return request.with_body({k: v for k, v in request.body.items() if k not in gone})
+    exchange = backend.Upstream._exchange
 
-    monkeypatch.setattr(backend, "_without", forgetful)
+    async def forgetful(self: Any, request: wire.Message) -> Any:
+        if "autocommit" not in request.body:
+            body = {name: value for name, value in request.body.items() if name != "txnNumber"}
+            request = request.with_body(body)
+        return await exchange(self, request)
+
+    monkeypatch.setattr(backend.Upstream, "_exchange", forgetful)
     result = run("", Side.OURS, Api.THREADS, lost_replies(), seconds=3.0, seed=SEED)
     assert result.balance.doubled
     assert not result.balance.is_exact
