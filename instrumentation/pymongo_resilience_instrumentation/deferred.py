@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING
 
 from pymongo_resilience.internal_errors import shielded
 
 from . import calls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pending: deque[Callable[[], object]] = deque()
 """For the process. Its truth is tested where an operation begins, in the driver's background task

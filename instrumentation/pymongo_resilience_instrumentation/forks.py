@@ -13,15 +13,12 @@ with the sums it had, and a lock of its metrics that some thread held just then 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import calls, deferred
 from .clients import background_work
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 HAVE_LOCKS = (
     "clients", "budgets", "closings", "breakers", "shedding", "selectors", "transaction_spans",

@@ -7,15 +7,12 @@ import enum
 import importlib
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import pymongo
 
 from pymongo_resilience.internal_errors import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 _PATCHERS = (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched"))
 _GREEN = ("socket", "thread", "threading")

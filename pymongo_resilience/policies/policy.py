@@ -96,10 +96,8 @@ class Policy:
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""
-        mine = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Policy(
-            **{name: getattr(outer, name) if v is None else v for name, v in mine.items()}
-        )
+        mine = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(outer, **{name: said for name, said in mine.items() if said is not None})
 
     def within(self, outer: Policy) -> Policy:
         """Like ``over``, for a block inside of another: of two timeouts the shorter holds."""

@@ -64,13 +64,7 @@ def of_both_events(
     operation: Operation, failure: Failure
 ) -> tuple[str, str, RetryReason, str | None, int]:
     """What RetryScheduled and RetryDeclined begin with."""
-    return (
-        operation.name,
-        operation.namespace,
-        failure.reason,
-        failure.server,
-        operation.attempts,
-    )
+    return operation.name, operation.namespace, failure.reason, failure.server, operation.attempts
 
 
 class BreakerOpened(NamedTuple):

@@ -221,7 +221,8 @@ class RetryRules:
         room = _room(operation.time_limit, failure)
         # Here and below, the comparison is written so that NaN leaves no room.
         if not room >= (LAST_ATTEMPT if delay else SHORTEST):
-            return GiveUp(_out_of_time(operation))
+            # Without a deadline, only the number of attempts ended it.
+            return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE)
         return Retry(min(delay, max(0.0, room - LAST_ATTEMPT)), held_back)
 
     def _wait_for_probe(
@@ -249,11 +250,6 @@ def _deadline_is_over(operation: Operation, failure: Failure) -> bool:
     if operation.deadline is None:
         return False
     return failure.stage is not Stage.NOT_SENT or not _room(operation.deadline, failure) >= SHORTEST
-
-
-def _out_of_time(operation: Operation) -> Rule:
-    """Without a deadline, only the number of attempts ended it."""
-    return Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE
 
 
 class Repeat(enum.Enum):

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 
 from .by_client import keep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 
 MOST = 1000
 """What is left for one task: where it does not run, nothing may grow for ever."""

@@ -88,7 +88,7 @@ class Diagnosis(NamedTuple):
 
 
 def symptom_of(text: str | None) -> Symptom | None:
-    """Of the error or the unfinished check of a server, in words without values; None of None."""
+    """What a server's error, or its unfinished check, in words without values, shows."""
     if text is None:
         return None
     matching = (each for each, said in _TEXTS.items() if re.search(said, text, re.IGNORECASE))
@@ -165,7 +165,7 @@ def selection_error(
 
 
 def terminal_cause(error: BaseException) -> Symptom | None:
-    """Of an error that ``selection_error`` made."""
+    """The cause that ``selection_error`` gave an error; None for any other error."""
     if not isinstance(error, ServerSelectionTimeoutError):
         return None
     word = vars(error).get("terminal_cause")

@@ -57,17 +57,14 @@ LABELS = (
     TRANSIENT_TRANSACTION,
 )
 
-
 MAX_TIME_EXPIRED = 50
-"""The code of MaxTimeMSExpired."""
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
 REFUSAL = (
     r"operation would exceed time limit, remaining timeout:-?\d+\.\d{5}"
     r" (<= network round trip time:\d+\.\d{5}|< 1 ms) "
 )
-"""How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow. The other
-end is ``driver``'s own.."""
+"""How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow."""
 
 
 class StoppedBulk(dict[str, Any]):
@@ -81,7 +78,7 @@ class StoppedBulk(dict[str, Any]):
         self.statement = statement
         """The error of the statement at which the server stopped."""
         self.results = results
-        """Of a client's bulk, what the server has sent of each statement."""
+        """What the server has sent of each statement of a client's bulk."""
         if results:
             self.offset, self.operations = bulk.idx_offset, bulk.ops
 
@@ -206,7 +203,7 @@ _NEVER_SENT = (
 
 
 def stage_of(error: Exception) -> Stage:
-    """Of a timeout that was raised outside of the driver's loop, where nothing else is known."""
+    """How far an attempt came that timed out outside of the driver's loop."""
     if isinstance(error, OperationTimeoutError):
         return error.stage
     cause = _cause(error)
@@ -225,10 +222,7 @@ def _code(said: object) -> int | None:
 
 
 def attribute(error: BaseException | None, name: str) -> Any:
-    """Of an error of the driver; None also where its property raises for what the server sent.
-
-    An exception of the application, a codec's perhaps, may call anything its code.
-    """
+    """A driver error's attribute; None for the application's errors, or where a property raises."""
     if not isinstance(error, PyMongoError):
         return None
     try:
@@ -355,7 +349,7 @@ def _refused_by_tls(error: Exception) -> bool:
 
 
 def _listed_retryable(labels: frozenset[str], code: int | None) -> bool:
-    """Of an error that has a reason. One without a code is a network error: those are listed."""
+    """Whether the texts list an error that has a reason; they list those of the network."""
     labelled = RETRYABLE_WRITE in labels or reasons.OVERLOADED.labels <= labels
     return labelled or code not in reasons.NOT_LISTED
 

@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
     reason: RetryReason
     errors: tuple[type[Exception], ...] = ()
-    """Of the driver; subclasses count. ``docs/retries.md`` says what else must hold."""
+    """The driver's; subclasses count. ``docs/retries.md`` says what else must hold."""
     codes: tuple[Code, ...] = ()
     labels: frozenset[str] = frozenset()
     """All of them must be there."""
@@ -126,13 +126,13 @@ ROWS = (
 BY_CODE: Mapping[int, RetryReason] = {code.number: row.reason for row in ROWS for code in row.codes}
 """Every other code is the application's own concern."""
 NOT_LISTED = frozenset(code.number for row in ROWS for code in row.codes if not code.listed)
-"""Of those codes, the ones that MongoDB's specifications do not retry unless a label says so."""
+"""The codes that MongoDB's specifications do not retry unless a label says so."""
 PASSING = frozenset(
     code
     for code, reason in BY_CODE.items()
     if reason not in (RetryReason.AUTHENTICATION_ERROR, RetryReason.ACCESS_ERROR)
 )
-"""Of those codes, the ones after which a write that carries its transaction number is repeated."""
+"""The codes after which a write that carries its transaction number is repeated."""
 
 
 class LostConnectionError(OSError):

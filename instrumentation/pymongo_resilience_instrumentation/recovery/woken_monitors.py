@@ -27,11 +27,11 @@ REFUSED = 0.03
 """Seconds at least to where the interval stops doubling while connections are refused: nothing
 listens there, so a check costs a packet each way and no server a hello."""
 REFUSED_PART = 0.04
-"""Of the time that connections have been refused for: how late the server is found at most."""
+"""How late a server is found at most, as a part of the time that it has refused connections."""
 LONGEST = 1.0
 """Seconds; the driver's own interval is shorter."""
 MOST_HELLOS = 10
-"""Of an outage that may be sent at shorter intervals than the specification's."""
+"""So many hellos of an outage may come at shorter intervals than the specification's."""
 
 
 _INTERVALS = "_pymongo_resilience_intervals"
@@ -56,7 +56,7 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
 
 
 class CheckIntervals:
-    """Of one server's monitor, which alone uses it.
+    """Computes the intervals of one server's monitor, which alone uses it.
 
     Source: Server Discovery and Monitoring, "minHeartbeatFrequencyMS", which has 500 ms for all.
     """

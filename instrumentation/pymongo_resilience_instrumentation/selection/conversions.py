@@ -28,7 +28,7 @@ LONGEST_ERROR = 200
 AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)?\)$", re.DOTALL)
 """What stands behind the cause in an error of the driver's: the timeouts, its origin."""
 NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
-"""Of the operating system's errors; name resolution has negative ones."""
+"""The operating system's errors begin so; those of name resolution are negative."""
 
 
 def topology(described: Any, of: Any = None) -> TopologyDescription:

@@ -30,8 +30,7 @@ from .refusals import ClientBreakers
 
 
 class OperationCounts:
-    """Of one client. Thread- and task-safe: a lock that is held for two changes of a set, reentrant
-    as that of a circuit breaker."""
+    """Counts one client's attempts by server. Thread- and task-safe: a reentrant lock."""
 
     __slots__ = ("_attempts", "_lock", "latencies")
 
@@ -43,7 +42,7 @@ class OperationCounts:
 
     @property
     def by_address(self) -> dict[str, int]:
-        """Of the servers that have some."""
+        """The servers that have some."""
         # A copy, made in one step: others may change it meanwhile.
         return {address: len(each) for address, each in self._attempts.copy().items() if each}
 

@@ -35,10 +35,6 @@ _SPAN = "_pymongo_resilience_transaction_span"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 
 
-def _no_session() -> None:
-    return None
-
-
 class TransactionSpan:
     """One transaction's. Ended once; kept alive while it is open."""
 
@@ -79,7 +75,7 @@ class TransactionSpan:
         self._open.discard(self)
         session = self._session()
         # Without its reference, nothing is left for later once the session is collected.
-        self._session = _no_session
+        self._session = lambda: None
         if session is not None:
             with suppress(AttributeError):
                 delattr(session, _SPAN)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.server_choice.hedging import Hedging
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -12,9 +14,6 @@ from pymongo_resilience_instrumentation.clients.by_client import ByClient
 from .workers import TaskWorkers, ThreadWorkers
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from pymongo_resilience.clock import Clock
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
 
 

@@ -11,20 +11,18 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.rules.events import ReadHedged
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.interception.steps import Steps
 from pymongo_resilience_instrumentation.retries import deprioritized
+from pymongo_resilience_instrumentation.runtime import Runtime
 
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.interception.steps import Steps
-    from pymongo_resilience_instrumentation.runtime import Runtime
-
-    from .hedge_registry import ClientHedges
-    from .workers import TaskWorkers, ThreadWorkers
+from .hedge_registry import ClientHedges
+from .workers import TaskWorkers, ThreadWorkers
 
 FACTS = (
     "selected", "server", "driver_connection_id", "reasons", "runs", "backoff", "declined_by",

@@ -6,13 +6,9 @@ import asyncio
 import threading
 from contextlib import suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation.interception.steps import run, run_async
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.interception.steps import Steps
+from pymongo_resilience_instrumentation.interception.steps import Steps, run, run_async
 
 MOST_THREADS = 64
 """Of one client. Where all are busy, a read is made in its caller's thread, and not hedged."""

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson import MaxKey, MinKey
 
-from pymongo_resilience.rules.failure import RetryReason
-
-if TYPE_CHECKING:
-    from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.failure import Failure, RetryReason
+from pymongo_resilience.rules.retried_operation import Operation
 
 ID = "_id"
 BY_ID: Mapping[str, int] = {ID: 1}

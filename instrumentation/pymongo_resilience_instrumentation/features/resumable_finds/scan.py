@@ -7,10 +7,11 @@ resumes it, on the same connections: one of the same name need not be the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson import MaxKey
 from pymongo.errors import OperationFailure, PyMongoError
@@ -19,20 +20,15 @@ from pymongo_resilience import internal_errors
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
-from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.failure import Failure, RetryReason
+from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interception import steps
+from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import rules
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 ATTRIBUTE = "_pymongo_resilience_position"
 KILLED_AT_ONCE = 10

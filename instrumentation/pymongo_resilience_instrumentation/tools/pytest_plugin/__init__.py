@@ -16,20 +16,18 @@ import importlib
 import itertools
 import os
 import random
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Generator, Iterator
+from types import ModuleType
+from typing import Any, Final
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from types import ModuleType
-
-    from pymongo_resilience_instrumentation.tools.testbed import (
-        Deployment,
-        EmbeddedServer,
-        ReplicaSet,
-        ShardedCluster,
-    )
+from pymongo_resilience_instrumentation.tools.testbed import (
+    Deployment,
+    EmbeddedServer,
+    ReplicaSet,
+    ShardedCluster,
+)
 
 MARKER: Final = "mongo_faults"
 SCOPES: Final = ("function", "class", "module", "package", "session")
