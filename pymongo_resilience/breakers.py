@@ -79,10 +79,8 @@ class _Period:
 
 
 class Permit:
-    """Leave to send one call; its owner reports the outcome, from any thread.
-
-    A probe counts once. Once the breaker has changed its state, earlier calls do not count.
-    """
+    """Leave to send one call, whose owner reports the outcome, from any thread: a probe once. Calls
+    from before a change of state do not count."""
 
     __slots__ = ("_breaker", "period", "reported")
 
@@ -98,12 +96,8 @@ class Permit:
 
 
 class CircuitBreaker:
-    """Thread- and task-safe: a lock that is held for an addition, never across an ``await``.
-    Reentrant, for what a signal handler or a finalizer of the application's does meanwhile.
-
-    ``changed`` is called when it opens and when it closes, without the lock, by the thread that
-    reported the decisive call; it becomes half-open as time passes.
-    """
+    """Thread- and task-safe: a reentrant lock, held for an addition. ``changed`` is called without
+    it when the breaker opens or closes, by the thread that reported the decisive call."""
 
     __slots__ = ("_changed", "_period", "lock", "now", "settings")
 
@@ -120,10 +114,7 @@ class CircuitBreaker:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Closed, with nothing counted; no permit given before counts any more.
-
-        For a forked child: the lock is a new one, that no thread of the parent's holds.
-        """
+        """Closed, with nothing counted, and a new lock; no permit given before counts any more."""
         self.lock = threading.RLock()
         with self.lock:
             self._period = _Period(State.CLOSED, self.now(), self.settings.window)
@@ -151,8 +142,7 @@ class CircuitBreaker:
         return self.snapshot().next_probe_in
 
     def snapshot(self) -> Snapshot:
-        """For status and metrics: half-open as soon as the time is over, whether there are calls or
-        not."""
+        """Half-open as soon as the time is over, whether there are calls or not."""
         with self.lock:
             return self._snapshot(self.now())
 
@@ -227,11 +217,8 @@ Server = TypeVar("Server", bound="Hashable")
 
 
 class Breakers(Generic[Server]):
-    """The breakers of one client, made as its servers are called. Thread- and task-safe: each step
-    is one of a dict's, which needs no lock.
-
-    ``changed`` is called as a breaker's own, with the server.
-    """
+    """The breakers of one client, made as its servers are called; ``changed`` also gets the server.
+    Thread- and task-safe: each step is one of a dict's."""
 
     def __init__(
         self,
@@ -262,8 +249,8 @@ class Breakers(Generic[Server]):
                 self._by_server.pop(each, None)
 
     def refusing(self) -> dict[Server, float]:
-        """The servers to which nothing may be sent now, with the seconds after which it is worth
-        asking again; empty where all is well."""
+        """The servers to which nothing may be sent now, with the seconds until it is worth asking
+        again."""
         waits = {server: it.next_probe_in() for server, it in self._by_server.copy().items()}
         return {server: wait for server, wait in waits.items() if wait > 0}
 

@@ -46,10 +46,8 @@ class MonotonicClock:
 
 
 class Deadline(NamedTuple):
-    """A point on a monotonic clock. Immutable, so thread- and task-safe.
-
-    Source: Client Side Operations Timeout, "timeoutMS" and "Background: retries".
-    """
+    """A point on a monotonic clock. Immutable, so thread- and task-safe. Source: Client Side
+    Operations Timeout, "timeoutMS" and "Background: retries"."""
 
     clock: Clock
     expires_at: float
@@ -76,10 +74,8 @@ class Deadline(NamedTuple):
 
 
 class RollingCounts:
-    """Several counts over the last ``seconds``, in rings of fixed size.
-
-    Not thread-safe: the owner locks. A ``now`` before an earlier one counts as that one.
-    """
+    """Several counts over the last ``seconds``. Not thread-safe: the owner locks. A ``now`` before
+    an earlier one counts as that one."""
 
     __slots__ = ("_number", "_rings", "_start", "_width")
 

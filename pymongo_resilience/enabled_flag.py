@@ -20,8 +20,8 @@ class EnabledFlag:
         """The newest block's value, else the last one of ``turn``."""
 
     def acts(self) -> bool:
-        """Whether it is on, and the caller is not in a coroutine that is closed unfinished: the
-        cleanup there is the driver's alone."""
+        """Whether it is on, and no coroutine is being closed: the cleanup there is the driver's
+        alone."""
         error = sys.exception()
         return self.on and (error is None or not is_closing(error))
 

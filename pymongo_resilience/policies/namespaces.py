@@ -78,10 +78,7 @@ def _breadth(pattern: str) -> tuple[int, int]:
 
 
 def policies_of(tables: object, path: Path, problems: list[str]) -> dict[str, Policy]:
-    """The rules in ``tables``; what is wrong with them is added to ``problems``.
-
-    An unknown key is a warning with the nearest name.
-    """
+    """The rules in ``tables``; adds to ``problems``, and warns of unknown keys."""
     if not isinstance(tables, dict):
         # Only the type, here and below: the data may be inside, and they may be confidential.
         said = f"policies is of type {type(tables).__name__}"
@@ -130,11 +127,8 @@ class NamespaceRules:
         )
 
     def policy_of(self, database: str, collection: str | None) -> Policy:
-        """What the rules say on one namespace; nothing where no rule matches.
-
-        Without a collection only patterns hold whose collection is ``*``. Where the database is
-        not known either, it is empty, and ``*.*`` alone holds.
-        """
+        """What the rules say on one namespace. Without a collection, those hold whose collection is
+        ``*``; where the database is not known either, it is empty, and ``*.*`` alone holds."""
         return self._of(database, collection) if self._policies else NOTHING
 
     def coroutines(self) -> dict[str, RetryStrategy]:

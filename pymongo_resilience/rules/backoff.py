@@ -18,10 +18,8 @@ CONTROLLED_STEPS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 
 def exponential(attempt: int, random: Random) -> float:
-    """The first retry at once, then 1 ms doubling to 500 ms, spread by half to either side.
-
-    Source: Couchbase RFC 0049, "Best Effort"; the jitter is ours.
-    """
+    """The first retry at once, then 1 ms doubling to 500 ms, spread by half to either side. Source:
+    Couchbase RFC 0049, "Best Effort"; the jitter is ours."""
     if attempt <= 1:
         return 0.0
     delay = min(EXPONENTIAL_LIMIT, _doubled(EXPONENTIAL_FIRST, attempt - 2))
@@ -32,35 +30,26 @@ def overload(
     attempt: int, random: Random, base: float = OVERLOAD_BASE, limit: float = OVERLOAD_LIMIT
 ) -> float:
     """``jitter * min(limit, base * 2^attempt)``: the first retry waits for up to twice the base.
-
-    Source: Client Backpressure, "Overload retry policy", rule 3.
-    """
+    Source: Client Backpressure, "Overload retry policy", rule 3."""
     return random() * max(0.0, min(limit, _doubled(base, attempt)))
 
 
 def controlled(attempt: int) -> float:
-    """1, 10, 50, 100, 500 ms, then a second each.
-
-    Source: Couchbase RFC 0049, "Controlled Backoff for Always Retry".
-    """
+    """1, 10, 50, 100, 500 ms, then a second each. Source: Couchbase RFC 0049, "Controlled Backoff
+    for Always Retry"."""
     return CONTROLLED_STEPS[min(attempt, len(CONTROLLED_STEPS)) - 1]
 
 
 def held_back(attempt: int, random: Random) -> float:
     """With the budget spent, from the second retry on: 100 and 400 ms, then 1.6 s each, less a
-    random part of up to a half.
-
-    bench/overload.md has the simulation that the numbers are from.
-    """
+    random part of up to a half. The numbers are from the simulation in bench/overload.md."""
     step = min(max(attempt, 2), len(HELD_BACK_STEPS) + 1) - 2
     return HELD_BACK_STEPS[step] * (0.5 + random() / 2)
 
 
 def transaction(retry: int, random: Random) -> float:
-    """Up to 5 ms, growing by half to 500 ms, before a transaction is repeated as a whole.
-
-    Source: Convenient API for Transactions, "Sequence of Actions".
-    """
+    """Up to 5 ms, growing by half to 500 ms, before a transaction is repeated as a whole. Source:
+    Convenient API for Transactions, "Sequence of Actions"."""
     limit = TRANSACTION_LIMIT
     return random() * min(TRANSACTION_FIRST * TRANSACTION_GROWTH ** min(retry, 100), limit)
 

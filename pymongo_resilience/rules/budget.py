@@ -30,16 +30,12 @@ RATIO = 0.2
 
 
 FORGOTTEN_S = 60.0
-"""Seconds without a failed attempt after which the account is full: earlier failures are no
-evidence about the server now, and a quiet client may always retry."""
+"""Seconds without a failed attempt after which the account is full: a quiet client may retry."""
 
 
 class RetryBudget:
-    """Full at first. Thread- and task-safe: a lock that is held for an addition, reentrant for what
-    a signal handler or a finalizer of the application's does meanwhile.
-
-    Counts in whole tenths of a token: ten times 0.1 as floats is less than 1.
-    """
+    """Full at first. Thread- and task-safe: a reentrant lock. Counts in whole tenths of a token:
+    ten times 0.1 as floats is less than 1."""
 
     __slots__ = ("_incomplete", "_least", "_lock", "_most", "_tenths")
 
@@ -50,8 +46,8 @@ class RetryBudget:
     def __init__(
         self, most: float, least: float, incomplete: MutableSet[RetryBudget] | None = None
     ) -> None:
-        """``incomplete``: where those budgets are kept that are not full. While a budget is full,
-        successes change nothing, and need not be reported."""
+        """``incomplete``: keeps the budgets that are not full; to others no success need be
+        reported."""
         self._most = self._tenths = _tenths(most)
         self._least = _tenths(least)
         self._incomplete: MutableSet[RetryBudget] = set() if incomplete is None else incomplete
@@ -64,13 +60,12 @@ class RetryBudget:
 
     @abstractmethod
     def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:
-        """An attempt failed; ``retried``: it was no first attempt; ``distress``: of what a server
-        in distress causes."""
+        """An attempt failed; ``retried``: not the first one; ``distress``: as servers in distress
+        fail."""
 
     @abstractmethod
     def allows(self, *, overloaded: bool) -> bool:
-        """Whether one retry may follow such a failure. Where it is the retry that costs, not the
-        failure, it is paid for here."""
+        """Whether one retry may follow such a failure; where retries cost, it is paid for here."""
 
     @abstractmethod
     def never_repeated(self, *, overloaded: bool) -> None:
@@ -174,8 +169,7 @@ class RatioBudget(RetryBudget):
         super().reset_after_fork()
 
     def is_rejection(self, failure: Failure) -> bool:
-        """Not a connection that cannot be made, which the driver calls overloaded: nothing was
-        rejected."""
+        """A connection that cannot be made is none, although the driver calls it overloaded."""
         return failure.overloaded and failure.stage is not Stage.NOT_SENT
 
     def _is_full(self) -> bool:
@@ -183,10 +177,8 @@ class RatioBudget(RetryBudget):
 
 
 class TokenBucket(RetryBudget):
-    """The specification's, for retries after overload errors alone.
-
-    Source: Client Backpressure of February 2026, "Adaptive retry policy" and "Token Bucket".
-    """
+    """The specification's, for retries after overload errors alone. Source: Client Backpressure of
+    February 2026, "Adaptive retry policy" and "Token Bucket"."""
 
     __slots__ = ()
 
@@ -196,8 +188,7 @@ class TokenBucket(RetryBudget):
         super().__init__(CAPACITY if capacity is None else capacity, 0, incomplete)
 
     def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - not asked
-        """A retry that failed otherwise than by overload shows a server that is healthy enough: its
-        token returns (rule 3)."""
+        """A retry that failed otherwise than by overload has its token back (rule 3)."""
         if retried and not overloaded:
             self.deposit(RETRY)
 

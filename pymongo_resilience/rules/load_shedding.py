@@ -15,8 +15,7 @@ WINDOW_S = 3.0
 """Seconds whose requests count. Shorter forgets an overload before it is over, longer refuses what
 the server could serve again."""
 K = 2.0
-"""The server is sent so many times what it accepts: of twice its capacity nothing is refused here,
-since a rejection costs it little."""
+"""The server is sent so many times what it accepts; a rejection costs it little."""
 LOW_K = 1.2
 LOW_LOSS = 5.0
 """What low priority's K loses with each rejection per accepted request, while higher ones are sent
@@ -26,12 +25,9 @@ SENT, REJECTED = len(PRIORITIES), len(PRIORITIES) + 1
 
 
 class LoadShedder:
-    """What one client sends to one server. Thread- and task-safe: a lock that is held for some
-    additions, reentrant for what a signal handler or a finalizer does meanwhile.
-
-    Higher priorities come first: of the K requests for each accepted one, lower ones have what is
-    left. Each attempt that is not rejected counts as accepted from when it is sent.
-    """
+    """What one client sends to one server. Thread- and task-safe: a reentrant lock. Of the K
+    requests for each accepted one, lower priorities have what higher ones leave. Each attempt that
+    is not rejected counts as accepted from when it is sent."""
 
     __slots__ = ("_clock", "_counts", "_lock", "_random")
 

@@ -22,8 +22,7 @@ from .retried_operation import DISTRESS, Kind, Operation
 from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
-"""Seconds that a shortened delay leaves for the next attempt, in addition to the round trip: sleeps
-end late, and the command needs a time limit."""
+"""Seconds that a shortened delay leaves for the next attempt: sleeps end late."""
 UNKNOWN_COMMIT = "UnknownTransactionCommitResult"
 MAX_TIME_EXPIRED = 50
 TRANSACTION_TIME_LIMIT = 120.0
@@ -267,11 +266,8 @@ def what_to_repeat(
     committing: bool = False,
     applied: bool = False,
 ) -> Repeat:
-    """After an error with these labels, of the body or of the commit.
-
-    ``applied``: the reply of the commit shows that it ran, so a new transaction would be a second
-    one.
-    """
+    """After an error with these labels, of the body or of the commit; ``applied``: the reply shows
+    that the commit ran, so a new transaction would be a second one."""
     if committing and has_label(UNKNOWN_COMMIT) and code != MAX_TIME_EXPIRED:
         return Repeat.COMMIT
     again = has_label(TRANSIENT_TRANSACTION) and not applied
@@ -281,10 +277,8 @@ def what_to_repeat(
 def transaction_verdict(
     rules: RetryRules, operation: Operation, failure: Failure, what: Repeat
 ) -> Verdict:
-    """Whether ``what`` is done, and after how many seconds.
-
-    The failure counts for ``operation``, and not for its budget: the command's own has done that.
-    """
+    """Whether ``what`` is done, and after how many seconds. The command's own budget has been
+    charged."""
     budget, operation.budget = operation.budget, None
     operation.record(failure)
     operation.budget = budget

@@ -145,11 +145,8 @@ class Decision(NamedTuple):
 
 
 def decide(topology: TopologyDescription, criteria: Criteria) -> Decision:
-    """Apply every rule once.
-
-    Raises ValueError for a maximum staleness that is too small for the replica set, and whatever
-    the application's selector raises.
-    """
+    """Apply every rule once. Raises ValueError for a maximum staleness that is too small for the
+    replica set, and whatever the application's selector raises."""
     limit = criteria.read_preference.staleness_limit
     if limit is not None and topology.type in REPLICA_SETS and not criteria.write:
         check_maximum(limit, topology.heartbeat_frequency)
@@ -181,11 +178,9 @@ def without_open_breakers(servers: Servers, open_breakers: Collection[str]) -> S
 
 
 def in_latency_window(servers: Servers, local_threshold: float) -> Servers:
-    """The nearest server, and those that are at most ``local_threshold`` seconds farther away.
-
-    A server without a measured round trip may be anywhere: it is left out while another has one.
-    Source: "Filtering suitable servers based on the latency window".
-    """
+    """The nearest server, and those at most ``local_threshold`` seconds farther away; one that was
+    not measured only where none was. Source: "Filtering suitable servers based on the latency
+    window"."""
     end = latency_window_end(servers, local_threshold)
     if end is None:
         return servers
@@ -199,10 +194,8 @@ def latency_window_end(servers: Servers, local_threshold: float) -> float | None
 
 
 def check_maximum(maximum: float, heartbeat_frequency: float) -> None:
-    """Raise ValueError for a maximum staleness that no estimate is exact enough for.
-
-    Source: Max Staleness, "maxStalenessSeconds".
-    """
+    """Raise ValueError for a maximum staleness that no estimate is exact enough for. Source: Max
+    Staleness, "maxStalenessSeconds"."""
     smallest = max(SMALLEST_MAXIMUM, heartbeat_frequency + IDLE_WRITE_PERIOD)
     if maximum < smallest:
         raise ValueError(
@@ -213,12 +206,8 @@ def check_maximum(maximum: float, heartbeat_frequency: float) -> None:
 
 
 def staleness(server: ServerDescription, topology: TopologyDescription) -> float | None:
-    """How stale a server of a replica set is, at worst; what is no secondary never is. None where a
-    date that it takes is missing.
-
-    Deprioritized servers count: whether one is avoided changes nothing about what it has written.
-    Source: Max Staleness, "Client".
-    """
+    """How stale a server of a replica set is, at worst; None where a date that it takes is missing.
+    Deprioritized servers count, too. Source: Max Staleness, "Client"."""
     if server.type is not ServerType.SECONDARY:
         return 0.0
     if server.last_write is None:

@@ -35,8 +35,7 @@ BUCKETS = 150
 
 
 class HedgeBudget:
-    """How many reads of one client may be hedged. Thread- and task-safe: a lock that is held for
-    an addition, reentrant for what a signal handler or a finalizer does meanwhile."""
+    """How many reads of one client may be hedged. Thread- and task-safe: a reentrant lock."""
 
     __slots__ = ("_clock", "_left", "_lock", "_paused_until", "reads", "sent")
 
@@ -57,10 +56,7 @@ class HedgeBudget:
             self._left = min(self._left + 1, READS_PER_HEDGE * MOST_HEDGES)
 
     def take(self, *, again: bool) -> bool:
-        """Whether one of them may be hedged now; it counts as hedged from here on.
-
-        ``again``: it asked before, and is still unanswered.
-        """
+        """Whether one of them may be hedged now, and counts as that; ``again``: it asked before."""
         reserved = 0 if again else READS_PER_HEDGE * RESERVED_HEDGES
         with self._lock:
             if self._left - reserved < READS_PER_HEDGE or self._clock.now() < self._paused_until:
@@ -86,10 +82,8 @@ class HedgeBudget:
 
 
 class Latencies:
-    """How long the reads of one namespace took. A histogram of fixed size.
-
-    Thread- and task-safe: of two that are noted at the same moment one may be lost.
-    """
+    """How long the reads of one namespace took. Thread- and task-safe: of two that are noted at the
+    same moment one may be lost."""
 
     __slots__ = ("_counts", "_total", "percentile")
 
@@ -130,20 +124,16 @@ class Hedging:
         self._latencies: dict[str, Latencies] = {}
 
     def delay(self, wanted: int, namespace: str) -> float | None:
-        """Seconds that a read may be unanswered before it is hedged; None while that is not known.
-
-        ``wanted``: as a Policy's ``hedge``, milliseconds or True.
-        """
+        """Seconds before an unanswered read is hedged; None while that is not known. ``wanted``: as
+        a Policy's ``hedge``, milliseconds or True."""
         if wanted is not True:
             return wanted / 1000
         known = self._latencies.get(namespace)
         return None if known is None else known.percentile
 
     def observe(self, namespace: str, seconds: float) -> None:
-        """So long the first try of a read took to its answer, whether that one came first or not.
-
-        What took longest not to be used is forgotten where there are too many namespaces.
-        """
+        """Note the seconds to the answer of a read's first try; forgets the namespace used longest
+        ago."""
         known = self._latencies.pop(namespace, None) or Latencies()
         self._latencies[namespace] = known
         known.add(seconds)

@@ -44,15 +44,10 @@ class PeakEwma:
         self._latencies[address] = seconds, now
 
     def loads(self, addresses: Collection[str], operations: Mapping[str, int]) -> dict[str, float]:
-        """The square of the latency times what would be in progress with one operation more.
-
-        The square, where the source has the latency: what waits in a busy client is part of each
-        latency and of what is in progress. With the latency alone, a hundred tasks sent a member
-        that answers in 500 ms up to 4 % of their reads.
-
-        A server that never answered has no load while it is idle, and else an infinite one: one
-        operation finds out.
-        """
+        """The square of the latency times what would be in progress with one operation more. With
+        the latency alone, as the source has it, a hundred tasks sent a member that answers in 500
+        ms up to 4 % of their reads. A server that never answered has no load while idle, else an
+        infinite one."""
         now = self._clock.now()
         return {each: self._load(each, operations.get(each, 0), now) for each in addresses}
 
@@ -75,13 +70,9 @@ class PeakEwma:
 def choose(
     servers: Sequence[ServerDescription], loads: Mapping[str, float], random: Random
 ) -> ServerDescription:
-    """The less loaded one of two servers that are picked at random.
-
-    Source: Server Selection, "operationCount-based selection within the latency window".
-
-    ``servers`` must not be empty. ``loads``: by address the number of operations in progress, or
-    what PeakEwma makes of it; 0 where it has none. ``random`` returns a float in [0, 1).
-    """
+    """The less loaded one of two servers that are picked at random from one or more. ``loads``: by
+    address, 0 where it has none. Source: Server Selection, "operationCount-based selection within
+    the latency window"."""
     if len(servers) == 1:
         return servers[0]
     one = int(random() * len(servers))

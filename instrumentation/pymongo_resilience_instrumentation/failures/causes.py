@@ -31,8 +31,7 @@ TERMINAL: Mapping[Symptom, RetryReason] = {
     Symptom.SET_NAME: RetryReason.NODE_NOT_AVAILABLE,
     Symptom.PASSWORD: RetryReason.AUTHENTICATION_ERROR,
 }
-"""What does not pass by waiting. In doubt a cause is not terminal: a server that refuses, hangs up,
-is slow or has a name that does not resolve may be there the next moment."""
+"""What does not pass by waiting. In doubt a cause is not terminal."""
 _OF_TLS: Mapping[Symptom, str] = {
     # Of the standard library, with the reason after it, and of PyOpenSSL, which has other words for
     # a wrong host. What is not valid yet will be.
@@ -96,8 +95,7 @@ def symptom_of(text: str | None) -> Symptom | None:
 
 
 def cause_of(error: Exception | None) -> Symptom | None:
-    """The terminal cause of the error that a server was last found with; None where waiting may
-    help."""
+    """The terminal cause of a server's last error; None where waiting may help."""
     if isinstance(error, OperationFailure):
         return Symptom.PASSWORD if error.code == AUTHENTICATION_FAILED else None
     if error is None or isinstance(error, NotPrimaryError):
@@ -173,8 +171,8 @@ def terminal_cause(error: BaseException) -> Symptom | None:
 
 
 def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:
-    """The refusal of a password once more, as a new error, for an operation that did not ask the
-    server. ``seconds``: its age."""
+    """A password's refusal as a new error, for an operation that did not ask; ``seconds``: its
+    age."""
     details = error.details
     text = None if details is None else details.get("errmsg")
     again: OperationFailure = type(error)(

@@ -68,10 +68,8 @@ REFUSAL = (
 
 
 class StoppedBulk(dict[str, Any]):
-    """In place of a writeConcernError, at which the driver raises: no server has sent it.
-
-    Its code is one that each driver's loop ends a bulk's command for.
-    """
+    """In place of a writeConcernError, at which the driver raises: no server has sent it. Its code
+    is one that each driver's loop ends a bulk's command for."""
 
     def __init__(self, statement: Mapping[str, Any], bulk: Any, results: Sequence[Any]) -> None:
         super().__init__(code=10107)
@@ -98,10 +96,8 @@ class Attempt(NamedTuple):
 
 
 def failure_of(error: Exception, attempt: Attempt) -> Failure:
-    """The facts. Anything malformed in the server's document counts as absent.
-
-    Never raises: of an error that cannot be read at all nothing is known, so nothing is repeated.
-    """
+    """The facts; anything malformed in the server's document counts as absent. Never raises: of an
+    error that cannot be read nothing is known, so nothing is repeated."""
     try:
         return _describe(error, attempt)
     except Exception:  # the error may be anybody's
@@ -338,8 +334,7 @@ def _pool_paused(error: Exception, attempt: Attempt) -> bool:
 
 
 def _refused_by_tls(error: Exception) -> bool:
-    """The TLS library says no; a peer that hangs up or is slow during the handshake may not be
-    about TLS at all."""
+    """The TLS library says no; a peer that hangs up or is slow may not be about TLS at all."""
     cause = error.__cause__
     return (
         isinstance(cause, driver.clients.TLS_ERRORS)

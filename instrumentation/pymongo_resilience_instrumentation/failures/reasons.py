@@ -171,5 +171,4 @@ class InterruptedAttemptError(LostConnectionError):
 
 
 class AttemptInterruptedError(AutoReconnect):
-    """Raised in place of AutoReconnect itself, to which pymongo adds labels of overload where it
-    strikes in a handshake."""
+    """Raised for AutoReconnect itself, which pymongo labels as overload in a handshake."""

@@ -39,8 +39,7 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 GRACE = 0.2
 """Seconds that a former primary has to answer a check."""
 LOOKS = 10
-"""How many times, GRACE apart, a silent member's attempts are looked for: one may have selected the
-member before it was replaced, and still be connecting."""
+"""How many times, GRACE apart, a silent member's attempts are looked for: some connect late."""
 BUILT_IN = tuple(type(each) for each in NAMED.values())
 """Another strategy is the application's, and is asked about failures that happened only."""
 
@@ -171,10 +170,8 @@ class FormerPrimary:
         self._looks = 0
 
     def look(self) -> float | None:
-        """Ask the member whether it lives, then interrupt what waits for it in vain.
-
-        Returns the seconds to the next look; None where there is nothing left to do.
-        """
+        """Ask the member whether it lives, then interrupt what waits for it in vain. Returns the
+        seconds to the next look; None where there is nothing left to do."""
         with shielded("after an election"):
             pool = driver.monitors.pool_at(self._topology, self._address)
             if pool is None or not self._runtime.enabled_flag.on:

@@ -24,8 +24,8 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 FIRST = 0.01
 """Seconds to the second check of a server that could be reached until now."""
 REFUSED = 0.03
-"""Seconds at least to where the interval stops doubling while connections are refused: nothing
-listens there, so a check costs a packet each way and no server a hello."""
+"""Seconds to where the interval stops doubling while connections are refused: such checks are
+cheap."""
 REFUSED_PART = 0.04
 """How late a server is found at most, as a part of the time that it has refused connections."""
 LONGEST = 1.0
@@ -56,10 +56,8 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
 
 
 class CheckIntervals:
-    """Computes the intervals of one server's monitor, which alone uses it.
-
-    Source: Server Discovery and Monitoring, "minHeartbeatFrequencyMS", which has 500 ms for all.
-    """
+    """Computes the intervals of one server's monitor, which alone uses it. Source: Server Discovery
+    and Monitoring, "minHeartbeatFrequencyMS", which has 500 ms for all."""
 
     def __init__(self) -> None:
         self._reached = False
@@ -82,8 +80,8 @@ class CheckIntervals:
             self._interval = min(doubled, limit) if refused else doubled
 
     def seconds(self, most: float) -> float:
-        """To the next check; ``most`` is the specification's, which holds for a server that was
-        never reached."""
+        """Seconds to the next check; ``most``, the specification's, for one that was never
+        reached."""
         if not self._reached or self._interval >= most or self._hellos >= MOST_HELLOS:
             return most
         # Not all clients of a server at once.

@@ -32,10 +32,8 @@ NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
 
 
 def topology(described: Any, of: Any = None) -> TopologyDescription:
-    """Everything but whether the driver is compatible: it asks that itself.
-
-    ``of``: the driver's topology, where a server that was never reached is to be explained.
-    """
+    """Everything but whether the driver is compatible, which it asks itself. ``of``: the driver's
+    topology, where a server that was never reached is to be explained."""
     servers = [server(each) for each in servers_of(described)]
     if of is not None:
         servers = [

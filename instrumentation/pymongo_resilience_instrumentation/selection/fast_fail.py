@@ -33,8 +33,8 @@ from pymongo_resilience_instrumentation.interception.methods import Function, Me
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
 UNCHANGED_S = 0.5
-"""Seconds. A streamed hello returns only when something changes: a set name that stands for this
-time counts as checked twice."""
+"""Seconds after which a set name counts as checked twice: streamed hellos return on changes
+alone."""
 PROBE_EVERY = 1.0
 """Seconds between two tries of a password that was refused."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
@@ -71,10 +71,8 @@ class TerminalDetector:
         """The refusal that this selection is to try anew."""
 
     def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
-        """The terminal cause that all servers that could serve have in common; else None.
-
-        ``now``: in seconds. ``refusals``: how many logins in a row a server has refused.
-        """
+        """The terminal cause that all servers that could serve have in common; else None. ``now``:
+        in seconds; ``refusals``: how many logins in a row a server has refused."""
         servers = topology.server_descriptions()
         before, self.found = self.found, {}
         for address, description in servers.items():
@@ -121,10 +119,7 @@ def _look_at(
 
 class RefusedLogins(Interceptor):
     """How many logins in a row each pool saw refused: around where it makes a connection.
-
-    Thread-safe: each change is one dictionary operation; of two concurrent refusals at least one
-    counts.
-    """
+    Thread-safe: of two concurrent refusals at least one counts."""
 
     def __init__(self) -> None:
         self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -151,10 +146,7 @@ class RefusedLogins(Interceptor):
 
 class PasswordProbe:
     """One operation per second tries a refused password again; the others fail with the refusal.
-
-    Called with the lock of the client's topology held. An entry lives as long as the refusal, which
-    the server's description holds.
-    """
+    Called with the topology's lock held. An entry lives as long as its refusal."""
 
     def __init__(self) -> None:
         self._begun: WeakKeyDictionary[Exception, float] = WeakKeyDictionary()

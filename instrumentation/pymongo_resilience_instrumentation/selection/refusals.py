@@ -54,10 +54,8 @@ class ClientBreakers(Breakers["Address"]):
         self._always = always
 
     def admit(self, loop: object, server: object) -> Permit | None:
-        """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
-
-        Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
-        """
+        """Leave to send an attempt to the selected ``server``; None without asking. Raises
+        CircuitBreakerOpenError."""
         if not self._always and not driver.selection.has_choice(loop):
             return None
         address = driver.selection.address(server)
@@ -87,10 +85,8 @@ class ClientBreakers(Breakers["Address"]):
         return any(other != address and other not in refusing for other in others)
 
     def without_open(self, servers: list[Any]) -> list[Any]:
-        """Those of the driver's descriptions whose breaker lets attempts pass; all where none does.
-
-        Never logs: the driver's lock is held.
-        """
+        """The descriptions whose breaker lets attempts pass; all where none does. Never logs: the
+        driver's lock is held."""
         refusing = self.refusing() if len(servers) > 1 else None
         if not refusing:
             return servers
@@ -122,10 +118,7 @@ class ClientShedders(LoadShedders):
         self._rules = rules
 
     def admit(self, loop: object, server: object, call: Call) -> None:
-        """Before anything is sent to the server that was selected.
-
-        Raises OverloadShedError, which is also pymongo's AutoReconnect.
-        """
+        """Before anything is sent to the server that was selected. Raises OverloadShedError."""
         if driver.selection.is_bound(loop):
             return
         address = address_text(driver.selection.address(server))

@@ -38,8 +38,8 @@ OWN_WORDS = ("No ", "Could not reach any servers")
 def explain_selection(
     client: Any, read_preference: Any, breakers: Mapping[Address, Snapshot], *, writes: bool
 ) -> tuple[ServerVerdict, ...]:
-    """Implements :func:`pymongo_resilience.explain_selection`; ``breakers``: by server, of those
-    that an attempt was meant for."""
+    """Implements :func:`pymongo_resilience.explain_selection`; ``breakers``: those in use, by
+    server."""
     described = client.topology_description
     described.check_compatible()
     asked = client.read_preference if read_preference is None else read_preference

@@ -65,11 +65,9 @@ class OperationCounts:
 
 
 class AttemptCount:
-    """Where one attempt is counted: on one server at most.
-
-    Belongs to the thread or task of the attempt. The server is set before it is counted there, and
-    until it no longer is: ``release`` takes it back, whatever was raised in between.
-    """
+    """Where one attempt is counted: on one server at most. Belongs to its thread or task. The
+    server is set first and unset last: ``release`` takes it back, whatever was raised in
+    between."""
 
     __slots__ = ("_address", "_began", "_counts")
 
@@ -101,11 +99,8 @@ class AttemptCount:
 
 
 class ServerSelector:
-    """The application's own first, then ours. Filters and chooses, and counts what it chose for the
-    attempt that is selecting; called outside of one, it counts nothing.
-
-    For one topology: the driver calls it with the lock held.
-    """
+    """The application's own first, then ours. Counts what it chose for the attempt that is
+    selecting, if one is. The driver calls it with its topology's lock held."""
 
     def __init__(
         self,
@@ -183,10 +178,8 @@ def applications_own(selector: object) -> Any:
 
 
 class Selectors:
-    """Makes a client's selector, and keeps its counts, found by the client's identity.
-
-    Holds no client alive. Thread- and task-safe.
-    """
+    """Makes a client's selector, and keeps its counts. Holds no client alive. Thread- and
+    task-safe."""
 
     def __init__(
         self,

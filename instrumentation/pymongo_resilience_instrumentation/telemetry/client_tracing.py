@@ -70,11 +70,8 @@ def keep_for_existing(client: object) -> None:
 
 
 def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A client's keywords without ``tracing``, and what it said; None where it did not.
-
-    A driver that knows the option gets and checks it. Else raises ConfigurationError
-    (pymongo's) that names every bad value.
-    """
+    """A client's keywords without ``tracing``, and its value or None. Raises pymongo's
+    ConfigurationError that names every bad value, where the driver does not know the option."""
     said = kwargs.get(OPTION)
     if driver.clients.knows_tracing():
         return kwargs, said if isinstance(said, Mapping) else None
@@ -103,11 +100,8 @@ def _check(said: object) -> None:
 
 
 def _settled(said: Mapping[str, Any] | None) -> Tracing:
-    """What holds for a client that said this of itself, under the variables as they are now.
-
-    A bad variable is logged, and counts as the value that shows less: telemetry must not keep an
-    application from making its client.
-    """
+    """What holds for a client with these options, under the variables as they are now. A bad one is
+    logged, and shows less: telemetry must not keep an application from making its client."""
     said = said or {}
     enabled, length = said.get("enabled"), said.get("query_text_max_length")
     if enabled is None:

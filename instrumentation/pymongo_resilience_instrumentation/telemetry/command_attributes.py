@@ -114,11 +114,8 @@ LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
 
 
 def text_of(command: Mapping[str, Any], length: int) -> str:
-    """A command as relaxed extended JSON, for ``db.query.text``; ``length``: the most characters.
-
-    Only what fits is turned into text, so the length of the text bounds the work and not the length
-    of the command. Source: OpenTelemetry (MongoDB driver specifications), "db.query.text".
-    """
+    """A command as relaxed extended JSON of at most ``length`` characters; only what fits is
+    converted. Source: OpenTelemetry (MongoDB driver specifications), "db.query.text"."""
     shown, _ = _cut(
         {name: value for name, value in command.items() if name not in LEFT_OUT}, length
     )
@@ -126,10 +123,8 @@ def text_of(command: Mapping[str, Any], length: int) -> str:
 
 
 def _cut(value: Any, room: int) -> tuple[Any, int]:
-    """The value as ``json`` writes it, as much as there is room for, and the room that is left.
-
-    What is counted is never more than what is written: so whatever is left out is past the cut.
-    """
+    """The value as ``json`` writes it, as far as there is room, and the room that is left. Counts
+    never more than is written, so what is left out is past the cut."""
     if isinstance(value, Mapping):
         document: dict[str, Any] = {}
         for name, each in value.items():

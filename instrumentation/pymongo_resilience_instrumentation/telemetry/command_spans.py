@@ -65,8 +65,7 @@ def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | Non
 
 
 class CommandSpans:
-    """Whether and how commands are shown. Immutable, so thread- and task-safe; so are the hooks as
-    far as the application's are."""
+    """Whether and how commands are shown. Immutable; as thread- and task-safe as the hooks."""
 
     def __init__(
         self,

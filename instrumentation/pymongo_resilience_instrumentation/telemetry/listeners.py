@@ -85,11 +85,8 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
 
 
 class Pools(OurListener, monitoring.ConnectionPoolListener):
-    """Every connection from the moment its socket is made to the moment it is closed.
-
-    A server has a pool as long as the client knows it, so pool events show when it comes and goes.
-    What only stores a number has no guard: nothing in there fails.
-    """
+    """Counts every connection from its socket's making to its closing. A server has a pool as long
+    as the client knows it. What only stores a number has no guard: nothing in there fails."""
 
     def __init__(
         self, client: ClientState, metrics: DriverMetrics | None, enabled_flag: EnabledFlag

@@ -33,9 +33,8 @@ from . import semconv
 
 TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
 NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())
-"""Monitors and background tasks of async clients have inherited the context of the client's first
-operation: what they measure must not lead to its trace. The SDK takes an empty context for none
-(opentelemetry-sdk 1.45.2), so it says that there is no span."""
+"""Async clients' monitors and background tasks have inherited the context of the first operation,
+whose trace theirs is not. The SDK takes an empty context for none (opentelemetry-sdk 1.45.2)."""
 
 
 @lru_cache(semconv.KNOWN_NAMES)
@@ -161,19 +160,15 @@ class OperationMetrics:
 
 
 def error_type(error: BaseException) -> str:
-    """The server's name of its code where there is one, else the exception's class; one name for
-    every missed deadline."""
+    """The server's name of its code, else the exception's class; one name for missed deadlines."""
     if isinstance(error, OperationTimeoutError):
         return TIMED_OUT
     return code_name(error) or qualified_name(error)
 
 
 class DriverMetrics:
-    """What pools and monitors report. Thread- and task-safe.
-
-    ``call`` is the one that something is measured in, which its exemplars lead to. What makes no
-    sense is not recorded: no duration, or one of less than nothing.
-    """
+    """What pools and monitors report. Thread- and task-safe. ``call`` is the one that something is
+    measured in, which its exemplars lead to. Durations that make no sense are left out."""
 
     def __init__(self, meter: Meter, *, everything: bool = True) -> None:
         self._wait_time = self._use_time = None

@@ -52,10 +52,8 @@ def _operation_attributes(
 
 
 class OperationSpans:
-    """Starts and ends the operation span; as a listener, writes the decisions on it.
-
-    Thread- and task-safe: all state is on the call.
-    """
+    """Starts and ends the operation span; as a listener, writes the decisions on it. Thread- and
+    task-safe: all state is on the call."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -166,11 +164,8 @@ def _native_span(call: Call) -> Span | None:
 
 
 def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str, Any]:
-    """The exception as attributes, and the frames without their source.
-
-    The server's text carries document values, so it stays here, and class, code and code name go
-    out. ``quotes``: the client shows the text of its commands, and of its errors as well.
-    """
+    """The exception as attributes: class, code and code name, and the frames without their source.
+    ``quotes``: with the server's text, which carries document values."""
     message = _text(error) if quotes else safe_message(error)
     return {
         semconv.EXCEPTION_TYPE: qualified_name(error),

@@ -44,8 +44,7 @@ class ServerGauges:
         breakers: ByClient[ClientBreakers] | None = None,
         without: Collection[str] = (),
     ) -> None:
-        """From now on these; None shows nothing. ``without``: names of instruments that cannot be
-        read."""
+        """Show these from now on, or nothing; ``without``: instruments that cannot be read."""
         self._clients, self._breakers, self._without = clients, breakers, without
 
     def _observe(self, row: Row, _: CallbackOptions) -> Iterable[Observation]:
