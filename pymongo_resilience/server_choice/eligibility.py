@@ -129,16 +129,6 @@ class Decision(NamedTuple):
     steps: Sequence[tuple[SelectionRule, Servers]]
 
     @property
-    def suitable(self) -> Servers:
-        """Before the application's selector, the breakers and the latency window."""
-        return [left for rule, left in self.steps if rule not in _AFTERWARDS][-1]
-
-    @property
-    def before_window(self) -> Servers:
-        """The servers that the latency window was laid over."""
-        return self.steps[-2][1]
-
-    @property
     def in_window(self) -> Servers:
         """The servers that may be chosen."""
         return self.steps[-1][1]
@@ -223,11 +213,6 @@ def staleness(server: ServerDescription, topology: TopologyDescription) -> float
     return newest - server.last_write + topology.heartbeat_frequency
 
 
-_AFTERWARDS: Final = {
-    SelectionRule.APPLICATION,
-    SelectionRule.CIRCUIT_BREAKER,
-    SelectionRule.LATENCY,
-}
 _ONE_ADDRESS: Final = frozenset({TopologyType.SINGLE, TopologyType.LOAD_BALANCED})
 _MEMBERS: Final = frozenset({ServerType.PRIMARY, ServerType.SECONDARY})
 _BY_MODE: Final = {
@@ -390,7 +375,8 @@ def _facts(rule: SelectionRule, server: ServerDescription, decision: Decision) -
         case SelectionRule.CIRCUIT_BREAKER:
             return {"probe": _tenths(criteria.open_breakers[server.address])}
         case SelectionRule.LATENCY:
-            end = latency_window_end(decision.before_window, criteria.local_threshold) or 0
+            before = decision.steps[-2][1]
+            end = latency_window_end(before, criteria.local_threshold) or 0
             rtt = server.average_rtt
             took = "not measured yet" if rtt is None else f"{_tenths(rtt * 1000)} ms"
             return {"rtt": took, "end": _tenths(end * 1000)}

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.engine.topologies import primary, reading, replica_set, secondary, server, unknown
+from support.engine.topologies import (
+    primary,
+    reading,
+    replica_set,
+    secondary,
+    server,
+    suitable_of,
+    unknown,
+)
 
 from pymongo_resilience.server_choice.eligibility import (
     LOCAL_THRESHOLD,
@@ -155,7 +163,7 @@ def test_the_application_chooses_among_the_suitable_servers() -> None:
     asked = reading(Mode.SECONDARY, server_selector=select_first)
     decision = decide(MEMBERS, asked)
     assert (seen, addresses(decision.in_window)) == (["bc"], "b")
-    assert addresses(decision.suitable) == "bc"
+    assert addresses(suitable_of(decision)) == "bc"
 
 
 def test_the_application_is_asked_before_the_latency_window_and_the_breakers() -> None:

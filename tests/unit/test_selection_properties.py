@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from hypothesis import assume, given, settings, strategies as st
-from support.engine.topologies import ADDRESSES, any_criteria, topologies
+from support.engine.topologies import ADDRESSES, any_criteria, suitable_of, topologies
 from support.examples import scaled
 
 from pymongo_resilience.server_choice.eligibility import Criteria, decide, explain
@@ -48,7 +48,7 @@ def test_breakers_and_the_window_leave_a_server_where_there_is_one(
     topology: TopologyDescription, criteria: Criteria
 ) -> None:
     decision = decide(topology, criteria._replace(server_selector=None))
-    assert bool(decision.in_window) == bool(decision.suitable)
+    assert bool(decision.in_window) == bool(suitable_of(decision))
 
 
 @settings(max_examples=scaled(100))
@@ -56,8 +56,8 @@ def test_breakers_and_the_window_leave_a_server_where_there_is_one(
 def test_deprioritizing_costs_nobody_a_server(
     topology: TopologyDescription, criteria: Criteria
 ) -> None:
-    suitable = decide(topology, criteria).suitable
-    anyway = decide(topology, criteria._replace(deprioritized=())).suitable
+    suitable = suitable_of(decide(topology, criteria))
+    anyway = suitable_of(decide(topology, criteria._replace(deprioritized=())))
     assert bool(suitable) == bool(anyway)
     avoided = [each for each in suitable if each.address in criteria.deprioritized]
     if avoided:

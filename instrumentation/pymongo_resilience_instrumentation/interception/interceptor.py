@@ -57,10 +57,10 @@ class Interceptor:
     """Called with what ``enter`` returned, the original and its arguments, in place of the
     original. Returns the result; around a coroutine function, an awaitable."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - others
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
         is in ``REFUSED`` for what the application gave; anything else is an internal error."""
-        raise NotImplementedError
+        return Entered(given[0] if given else None)
 
     def succeeded(self, entered: Any, result: Any) -> Any:  # noqa: ARG002 - for others
         """After it; returns what the caller gets."""

@@ -59,9 +59,6 @@ class Connected(Interceptor):
     def __init__(self, seconds: int) -> None:
         self._seconds = seconds
 
-    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        return Entered(None)
-
     def succeeded(self, _entered: Entered, interface: Any) -> Any:
         with shielded("after a connection was made"):
             driver.connections.watch_peer(interface, self._seconds)
@@ -128,9 +125,6 @@ class Change(Interceptor):
     def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         self._runtime = runtime
         self._watch = _watch_in_loop if asynchronous else _watch_in_thread
-
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         with suppress(Exception):  # under the driver's lock nothing is logged

@@ -91,9 +91,6 @@ class CheckIntervals:
 class Connect(Interceptor):
     """A socket is opened."""
 
-    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        return Entered(None)
-
     def succeeded(self, _entered: Entered, result: Any) -> Any:
         driver.monitors.note_connected()
         return result
@@ -126,9 +123,6 @@ class Check(Interceptor):
 
     def __init__(self, quick: bool) -> None:
         self._quick = quick
-
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        return Entered(given[0])
 
     def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
         with driver.monitors.checking(entered.instance):

@@ -128,9 +128,6 @@ class RefusedLogins(Interceptor):
         pool = driver.connections.pool_of(client, address)
         return 0 if pool is None else self._refused.get(pool, 0)
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        return Entered(given[0])
-
     def succeeded(self, entered: Entered, result: object) -> Any:
         if self._refused:
             self._refused.pop(entered.instance, None)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from bson import json_util
 from support.conformance.matching import CaseFailed, only_known
+from support.engine.topologies import suitable_of
 
 from pymongo_resilience.server_choice.eligibility import (
     Criteria,
@@ -89,7 +90,7 @@ def selects_as_told(case: Mapping[str, Any]) -> None:
         _refused(case)
         return
     decision = _decided(case)
-    _same("suitable", case["suitable_servers"], decision.suitable)
+    _same("suitable", case["suitable_servers"], suitable_of(decision))
     _same("in the latency window", case["in_latency_window"], decision.in_window)
 
 

@@ -6,7 +6,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pymongo_resilience.server_choice.eligibility import PRIMARY, Criteria, Mode, ReadPreference
+from pymongo_resilience.server_choice.eligibility import (
+    PRIMARY,
+    Criteria,
+    Decision,
+    Mode,
+    ReadPreference,
+    SelectionRule,
+)
 from pymongo_resilience.server_choice.server_description import (
     REPLICA_SETS,
     ServerDescription,
@@ -128,3 +135,13 @@ def any_criteria(draw: st.DrawFn) -> Criteria:
         open_breakers=dict.fromkeys(draw(some), 1.5),
         local_threshold=16 * TICK,
     )
+
+
+def suitable_of(decision: Decision) -> list[ServerDescription]:
+    """What is left before the application's selector, the breakers and the latency window."""
+    later = {
+        SelectionRule.APPLICATION,
+        SelectionRule.CIRCUIT_BREAKER,
+        SelectionRule.LATENCY,
+    }
+    return [left for rule, left in decision.steps if rule not in later][-1]
