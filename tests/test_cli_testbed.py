@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import re
@@ -264,9 +265,12 @@ def test_a_topology_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) 
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_is_installed", lambda module: module != "secantus")
-    assert cli.main(["testbed"]) == cli.USAGE
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "secantus" else find(name)
+    )
+    assert cli.main(["testbed"]) == cli.FAILURE
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "secantus" in shown.err
+    assert "SecantusDB" in shown.err
     assert 'pip install "pymongo-resilience[testbed]"' in shown.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import io
 import json
 import re
 import socket
@@ -23,7 +22,6 @@ from pymongo_resilience_instrumentation.tools.doctor.examination import (
     as_json,
     as_text,
     examine,
-    has_colours,
 )
 from pymongo_resilience_instrumentation.tools.doctor.findings import Level
 from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
@@ -84,7 +82,7 @@ def test_each_misconfiguration_is_named_in_time(name: str, world: World) -> None
     assert not found.verdict.well
     assert symptom.check in found.verdict.advice
     assert found.seconds < LIMIT
-    for shown in (as_text(found, colours=False), as_json(found), repr(found)):
+    for shown in (as_text(found), as_json(found), repr(found)):
         assert "c4n" not in shown
 
 
@@ -367,18 +365,6 @@ def test_the_uri_comes_from_the_environment(
     assert "\x1b" not in capsys.readouterr().out
     with pytest.raises(SystemExit, match=str(cli.USAGE)):
         cli.main(["doctor", "--processes", "0"])
-
-
-def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert has_colours(terminal)
-    assert "\x1b[31;1mVerdict:" in as_text(examine(NOBODY), colours=True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not has_colours(terminal)
-    assert not has_colours(io.StringIO())
 
 
 @pytest.mark.parametrize("broken", ["Login.run", "Prober.run"])

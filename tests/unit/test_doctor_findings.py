@@ -79,5 +79,5 @@ def test_a_right_on_one_collection_is_none_on_the_database(
 
 def test_an_advice_is_printed_once() -> None:
     findings = tuple(Finding("tcp", Level.WRONG, f"no {n}", "check it", f"{n}:1") for n in "abcd")
-    text = as_text(Examination(findings, decide(findings, [], None), 0.1), colours=False)
+    text = as_text(Examination(findings, decide(findings, [], None), 0.1))
     assert text.count("check it") == 2, "once among the findings, once as the change"

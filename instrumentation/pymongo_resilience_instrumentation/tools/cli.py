@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 import sys
 import warnings
@@ -27,15 +26,6 @@ USAGE: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 URI_VARIABLE: Final = "MONGODB_URI"
-
-_DEMO_MODULES: Final = (
-    "opentelemetry.exporter.otlp.proto.http",
-    "opentelemetry.sdk",
-    "rich",
-    "secantus",
-    "tenacity",
-)
-_TESTBED_MODULES: Final = ("secantus",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,11 +236,12 @@ def _endpoint(text: str) -> str:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    missing = _missing("demo", options, _DEMO_MODULES)
-    if missing:
-        return _print_error(missing, USAGE)
-    from .demo.demonstration import run  # noqa: PLC0415 - an extra
-    from .demo.sides import DemoError  # noqa: PLC0415
+    try:
+        from .demo.demonstration import run  # noqa: PLC0415 - an extra
+        from .demo.sides import DemoError  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        needed = f"the demo needs what is not installed here ({exc.name})"
+        return _print_error(f'{needed}: pip install "pymongo-resilience[demo]"', USAGE)
     from .testbed import TestbedError  # noqa: PLC0415
 
     try:
@@ -266,9 +257,6 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _testbed(options: argparse.Namespace) -> int:
-    missing = _missing("testbed", options, _TESTBED_MODULES)
-    if missing:
-        return _print_error(missing, USAGE)
     from .testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
 
     try:
@@ -282,7 +270,7 @@ def _testbed(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     # Other commands do without pymongo.
-    from .doctor.examination import as_json, as_text, examine, has_colours  # noqa: PLC0415
+    from .doctor.examination import as_json, as_text, examine  # noqa: PLC0415
 
     uri = options.uri or os.environ.get(URI_VARIABLE)
     if not uri:
@@ -293,7 +281,7 @@ def _doctor(options: argparse.Namespace) -> int:
         found = examine(
             uri, deep=options.deep, idle_seconds=options.idle, processes=options.processes
         )
-    print(as_json(found) if options.json else as_text(found, colours=has_colours(sys.stdout)))
+    print(as_json(found) if options.json else as_text(found))
     return 0 if found.verdict.well else FAILURE
 
 
@@ -320,26 +308,6 @@ def _dashboards(options: argparse.Namespace) -> int:
     for path in written:
         print(path)
     return 0
-
-
-def _missing(extra: str, options: argparse.Namespace, modules: Sequence[str]) -> str | None:
-    server = options.server or os.environ.get(SERVER_VARIABLE, "")
-    embedded = not server.startswith("mongod") and not getattr(options, "in_front_of", None)
-    needed = [each for each in modules if embedded or each != "secantus"]
-    missing = [each for each in needed if not _is_installed(each)]
-    if not missing:
-        return None
-    return (
-        f"the {extra} needs what is not installed here ({', '.join(missing)}): "
-        f'pip install "pymongo-resilience[{extra}]"'
-    )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _config(arguments: argparse.Namespace) -> int:

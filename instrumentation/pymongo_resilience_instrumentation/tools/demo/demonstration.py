@@ -115,7 +115,7 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
             seconds=options.seconds,
             duration=duration,
             tally=tally,
-            final_messages=processes.ask(None),
+            trace=processes.ask(None)[Side.OURS],
             balances=balances,
             faults=faults,
         )

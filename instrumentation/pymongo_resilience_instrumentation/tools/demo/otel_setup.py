@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import StatusCode
 from opentelemetry.util.types import Attributes
 
@@ -60,37 +63,18 @@ def _texts(attributes: Attributes) -> dict[str, str]:
     return {name: str(value) for name, value in (attributes or {}).items()}
 
 
-class Telemetry:
-    """The providers of our side.
+def providers(recorder: SpanRecorder, endpoint: str | None) -> dict[str, Any]:
+    """The keyword arguments for :func:`pymongo_resilience.instrument`.
 
     :param endpoint: the base URL of an OTLP/HTTP collector, or ``None`` to keep all at home.
     """
-
-    def __init__(self, recorder: SpanRecorder, endpoint: str | None) -> None:
-        resource = Resource.create({"service.name": "pymongo-resilience-demo"})
-        self._tracers = TracerProvider(resource=resource)
-        self._tracers.add_span_processor(recorder)
-        readers: list[MetricReader] = []
-        if endpoint is not None:
-            readers.append(self._send_to(endpoint.rstrip("/")))
-        self._meters = MeterProvider(readers, resource=resource)
-
-    def _send_to(self, base: str) -> MetricReader:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 - only with --otlp
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - only with --otlp
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415 - only with --otlp
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - only with --otlp
-
+    resource = Resource.create({"service.name": "pymongo-resilience-demo"})
+    tracers, readers = TracerProvider(resource=resource), []
+    tracers.add_span_processor(recorder)
+    if endpoint is not None:
+        base = endpoint.rstrip("/")
         exporter = OTLPSpanExporter(endpoint=f"{base}/v1/traces")
-        self._tracers.add_span_processor(BatchSpanProcessor(exporter))
-        return PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics"))
-
-    @property
-    def providers(self) -> dict[str, Any]:
-        """The keyword arguments for :func:`pymongo_resilience.instrument`."""
-        return {"tracer_provider": self._tracers, "meter_provider": self._meters}
-
-    def shutdown(self) -> None:
-        """Send what is left; may take seconds when the collector does not answer."""
-        self._tracers.shutdown()
-        self._meters.shutdown()
+        tracers.add_span_processor(BatchSpanProcessor(exporter))
+        metrics = OTLPMetricExporter(endpoint=f"{base}/v1/metrics")
+        readers.append(PeriodicExportingMetricReader(metrics))
+    return {"tracer_provider": tracers, "meter_provider": MeterProvider(readers, resource=resource)}

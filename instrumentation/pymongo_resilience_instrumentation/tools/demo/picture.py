@@ -91,16 +91,12 @@ def _bad(number: int) -> Text:
 def report(result: Result) -> RenderableType:
     """Table, trace and verdict, for a console of any width from 100 on."""
     parts: list[RenderableType] = [_sides_table(result.tally, result.balances)]
-    message = result.final_messages[Side.OURS]
-    if message.trace:
+    if result.trace:
         title = f"One retried operation of {Side.OURS.title}"
-        tree = Tree(_line(message.trace[0]))
-        for branch in message.trace[1:]:
+        tree = Tree(_line(result.trace[0]))
+        for branch in result.trace[1:]:
             tree.add(_line(branch))
         parts += [Text(), Text(title, style="bold"), tree, Text()]
-    for side in Side:
-        notes = result.final_messages[side].notes
-        parts += [Text(f"note from {side.title}: {note}") for note in notes]
     style = "red" if result.problems() else "green"
     parts.append(Panel("\n".join(result.verdict()), title="verdict", border_style=style))
     return Group(*parts)

@@ -53,16 +53,6 @@ class Branch(NamedTuple):
     attributes: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class FinalMessage:
-    """What a side sends at the end."""
-
-    trace: tuple[Branch, ...] = ()
-    """One retried operation: its span, and what is below it in the order of time."""
-    notes: tuple[str, ...] = ()
-    """Warnings that were logged on the way."""
-
-
 @dataclass(slots=True)
 class Record:
     """The sum of many operations."""
@@ -124,7 +114,8 @@ class Result:
     """The time that the workload took (seconds)."""
     tally: Tally
     balances: dict[Side, Balance]
-    final_messages: dict[Side, FinalMessage]
+    trace: tuple[Branch, ...]
+    """One retried operation of our side: its span, and what is below it in the order of time."""
     faults: dict[Side, Counter[str]]
     """How often each fault acted, by its class."""
 
@@ -190,7 +181,6 @@ class Result:
             "duplicated": balance.duplicated,
             "lost": balance.lost,
             "faults": dict(sorted(self.faults[side].items())),
-            "notes": list(self.final_messages[side].notes),
         }
 
 

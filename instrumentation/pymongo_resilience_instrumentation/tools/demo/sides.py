@@ -5,7 +5,6 @@ Instrumenting patches pymongo in the whole process.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import signal
 import time
@@ -22,14 +21,13 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience import Config, Event, RetryScheduled, instrument
 
 from .fault_script import MAX_IDLE
-from .otel_setup import SpanRecorder, Telemetry
-from .result import FinalMessage, Outcome, Side
+from .otel_setup import SpanRecorder, providers
+from .result import Outcome, Side
 from .workload import Step, perform
 
 DEADLINE_MS: Final = 20_000
 _TRIES: Final = 3
 _PAUSE: Final = 0.05
-_NOTE_LENGTH: Final = 200
 _START_TIMEOUT: Final = 60.0
 _STEP_TIMEOUT: Final = 90.0
 _STOP_TIMEOUT: Final = 5.0
@@ -58,7 +56,7 @@ class Processes:
     def ask(self, step: Step | None) -> dict[Side, Any]:
         """Have every side run the step, and wait for the slowest: an Outcome for each.
 
-        Without a step they end, with a FinalMessage for each. Raises :class:`DemoError`.
+        Without a step they end, with the trace of each. Raises :class:`DemoError`.
         """
         for side, connection in self._connections.items():
             try:
@@ -119,40 +117,25 @@ class Processes:
 
 
 def _main(settings: Settings, parent: Connection[Any, Any]) -> None:
-    """A side's process: answers a Step by its Outcome, ``None`` by the FinalMessage.
+    """A side's process: answers a Step by its Outcome, ``None`` by one trace.
 
     Returns when the other end of the connection is gone.
     """
     # Ctrl-C reaches the whole group; the parent ends its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    notes = _Notes()
-    logging.getLogger().addHandler(notes)
     recorder, retries = SpanRecorder(), ReportedRetries()
-    telemetry = Telemetry(recorder, settings.otlp)
-    run = _connect(settings, retries, telemetry.providers)
+    telemetry = providers(recorder, settings.otlp)
+    run = _connect(settings, retries, telemetry)
     try:
         parent.send(None)
         while (step := parent.recv()) is not None:
             parent.send(_outcome(run, retries, step))
-        telemetry.shutdown()
-        parent.send(FinalMessage(recorder.trace, tuple(notes.first.values())))
+        for each in telemetry.values():
+            # It may take seconds where the collector does not answer.
+            each.shutdown()
+        parent.send(recorder.trace)
     except (EOFError, OSError):
         return
-
-
-class _Notes(logging.Handler):
-    """Keeps warnings for the end: written at once they would tear the picture.
-
-    Of each logger the first of each level: an exporter repeats itself.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.first: dict[tuple[str, int], str] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        line = f"{record.name}: {record.getMessage()}"
-        self.first.setdefault((record.name, record.levelno), line[:_NOTE_LENGTH])
 
 
 def _outcome(run: Callable[[Step], None], retries: ReportedRetries, step: Step) -> Outcome:

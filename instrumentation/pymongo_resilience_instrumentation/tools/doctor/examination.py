@@ -7,7 +7,6 @@ library, and a broken container has nothing else.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import queue
 import threading
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple, TextIO, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import pymongo
 
@@ -241,24 +240,16 @@ def _well(warnings: Sequence[Finding]) -> Verdict:
     return Verdict(True, f"no fault found, {count}: {main.text}", main.advice, main.symptom)
 
 
-_COLOURS = {Level.OK: "32", Level.NOTE: "36", Level.WARNING: "33", Level.WRONG: "31;1"}
-
-
-def as_text(examination: Examination, *, colours: bool) -> str:
-    def coloured(text: str, level: Level) -> str:
-        return f"\x1b[{_COLOURS[level]}m{text}\x1b[0m" if colours else text
-
+def as_text(examination: Examination) -> str:
     lines: list[str] = []
     for each in examination.findings:
         server = f"{each.server}: " if each.server else ""
-        level = coloured(f"{each.level.name.lower():<8}", each.level)
-        lines.append(f"{level} {each.check:<8} {server}{each.text}")
+        lines.append(f"{each.level.name.lower():<8} {each.check:<8} {server}{each.text}")
         advice = f"{'':18}{each.advice}"
         if each.advice and each.level >= Level.WARNING and advice not in lines:
             lines.append(advice)
     decided = examination.verdict
-    colour = Level.OK if decided.well else Level.WRONG
-    lines += ["", f"{coloured('Verdict:', colour)} {decided.text}"]
+    lines += ["", f"Verdict: {decided.text}"]
     return "\n".join([*lines, *([f"Change:  {decided.advice}"] if decided.advice else [])])
 
 
@@ -272,8 +263,3 @@ def as_json(examination: Examination) -> str:
         "findings": findings,
     }
     return json.dumps(found, indent=2, default=lambda symptom: symptom.value)
-
-
-def has_colours(stream: TextIO) -> bool:
-    """Source: no-color.org."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
