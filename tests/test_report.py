@@ -119,7 +119,7 @@ def test_what_a_recorder_writes_is_read(tmp_path: Path) -> None:
     assert side.balance == (1, 2)
 
 
-def test_hedged_reads_are_counted_and_drawn_by_who_answered_first(tmp_path: Path) -> None:
+def test_hedged_reads_are_counted_by_who_answered_first(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with Recorder(path) as recorder:
         for waited, winner in ((0.01, "first"), (0.02, "hedge"), (0.04, "hedge"), (0.05, None)):
@@ -131,9 +131,6 @@ def test_hedged_reads_are_counted_and_drawn_by_who_answered_first(tmp_path: Path
     assert waited == pytest.approx(0.03)
     text = page([side], "run")
     assert_stands_alone(text)
-    drawn = re.findall(r"<title>(first|hedge|neither): (\d+)</title>", text)
-    counts = {winner: sum(int(n) for each, n in drawn if each == winner) for winner, _ in drawn}
-    assert counts == winners
     cells = "".join(f"<td>{each}</td>" for each in (f"ours, {SERVER}", 1, 2, 1, "30.0 ms"))
     assert f"<tr>{cells}</tr>" in text
 
@@ -196,29 +193,6 @@ def test_files_are_laid_over_each_other_from_their_beginnings(tmp_path: Path) ->
     cells = ("plain", 1, 0, "500.0 ms", "500.0 ms", "500.0 ms", 0, 0, "", "")
     assert f"<tr>{''.join(f'<td>{each}</td>' for each in cells)}</tr>" in text
     assert "nothing to compare" not in text
-
-
-def test_faults_belong_to_the_sides_of_their_file_or_to_all(tmp_path: Path) -> None:
-    def fault(at: float, name: str) -> dict[str, Any]:
-        fields = {"fault": name, "on": "all", "seconds": 0.5, "struck": 1, "side": None}
-        return {"at": at, "type": "fault"} | fields
-
-    def run(side: str, at: float) -> list[dict[str, Any]]:
-        ended = {"type": "operation", "side": side, "name": "find", "seconds": 9.0}
-        ended |= {"at": at, "error": None, "server": None, "repeated": {}}
-        return [{"at": at, "type": "run", "side": side}, ended]
-
-    files = [
-        write(tmp_path / "ours", *run("ours", 100.0), fault(101.0, "A")),
-        write(tmp_path / "plain", *run("plain", 900.0), fault(902.0, "B")),
-        # Of a test bed that ran all the time.
-        write(tmp_path / "bed", fault(50.0, "C"), fault(103.0, "D"), fault(904.0, "E")),
-    ]
-    found = {side.name: [(each.text, each.at) for each in side.faults] for side in read(files)}
-    assert found == {
-        "ours": [("A on all", 1.0), ("D on all", 3.0)],
-        "plain": [("B on all", 2.0), ("E on all", 4.0)],
-    }
 
 
 def test_the_page_stands_alone_and_escapes(tmp_path: Path) -> None:

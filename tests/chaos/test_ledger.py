@@ -13,11 +13,10 @@ from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import (
     FAILOVER,
     NETWORK,
     SERVER,
-    STANDALONE,
-    STANDALONE_SERVER,
     WITHIN,
     WRITES,
 )
+from support.alone import STANDALONE, STANDALONE_SERVER
 from support.chaos import report, workload
 from support.chaos.ledger import ATOMIC, Balance, Kind, Ledger, Operation
 from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Side, Topology, run

@@ -7,13 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import (
-    FAILOVER,
-    NETWORK,
-    SERVER,
-    STANDALONE,
-    STANDALONE_SERVER,
-)
+from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import FAILOVER, NETWORK, SERVER
+from support.alone import STANDALONE, STANDALONE_SERVER
 from support.raw_client import ask
 
 from pymongo_resilience.testbed import (

@@ -136,7 +136,6 @@ def _parser() -> argparse.ArgumentParser:
         text="play a scenario: rolling-maintenance, regional-black-hole, overload-pulse or "
         "flapping-member",
     )
-    testbed("--record", text="write every fault, for `report`", **file)
     testbed("--server", metavar="mongod[=PATH]", text=server)
     testbed(
         "--in-front-of",
@@ -176,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     report = command(
         _report,
         "draw recorded runs as an HTML file",
-        "Reads what demo --record, testbed --record, a Recorder of the application or its log as "
+        "Reads what demo --record, a Recorder of the application or its log as "
         "JSON lines have written, and writes one HTML file: faults, operations, latency, retries "
         "by reason and server. Several files are drawn on one time axis, each from its beginning.",
     )

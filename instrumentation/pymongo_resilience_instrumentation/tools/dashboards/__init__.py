@@ -45,18 +45,16 @@ def write(directory: Path, *, force: bool = False) -> list[Path]:
         raise NotADirectoryError("not a directory")
     directory.mkdir(exist_ok=True)
     wanted = {directory / name: content(name) for name in FILES}
-    in_the_way = [path for path, text in wanted.items() if not force and _differs(path, text)]
-    if in_the_way:
-        raise ExistingFilesError(", ".join(str(path) for path in in_the_way))
+    others = [
+        str(path)
+        for path, text in wanted.items()
+        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode())
+    ]
+    if others and not force:
+        raise ExistingFilesError(", ".join(others))
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
     return list(wanted)
-
-
-def _differs(path: Path, text: str) -> bool:
-    if not path.is_file():
-        return path.exists()
-    return path.read_bytes() != text.encode()
 
 
 def dashboard() -> dict[str, Any]:

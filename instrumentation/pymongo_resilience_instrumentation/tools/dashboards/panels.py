@@ -56,7 +56,6 @@ def legend(by: str, more: str = "") -> str:
 
 
 def per_second(counter: str, by: str, labels: str = ALL) -> str:
-    """The rate of a counter's increase."""
     return f"sum by ({by}) (rate({counter}{labels}{RATE}))"
 
 
@@ -65,12 +64,10 @@ def rate(counter: str, by: str, labels: str = ALL, shown: str = "") -> Query:
 
 
 def now(aggregation: str, gauge: str, by: str, labels: str, more: str = "") -> Query:
-    """What a gauge shows at the moment."""
     return Query(f"{aggregation} by ({by}) ({gauge}{labels})", legend(by, more))
 
 
 def quantile(share: float, histogram: str, by: str = "", labels: str = ALL) -> str:
-    """A quantile of a histogram."""
     buckets = per_second(f"{histogram}_bucket", f"le, {by}" if by else "le", labels)
     return f"histogram_quantile({share:g}, {buckets})"
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import time
 from collections import Counter
+from functools import partial
 from typing import Any, Final
 
 from pymongo import MongoClient
@@ -30,10 +31,7 @@ _PACE: Final = 0.02
 def run(options: argparse.Namespace) -> int:
     """Run the demonstration; returns 0 only if our side lost, duplicated and showed nothing.
 
-    ``options``: those of the command line, by name.
-
-    Raises DemoError or TestbedError if it could not run to its end, OSError where a file cannot
-    be written.
+    Raises DemoError or TestbedError if it cannot run to its end, OSError for a file.
     """
     console = Console()
     if not console.is_terminal:
@@ -48,7 +46,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace, console: Console) -> Result:
-    """Play every phase, for about as long as asked for, and read the ledgers."""
     tally = Tally()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(options.server))
@@ -63,7 +60,8 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
         recorder = None
         if options.record is not None:
             recorder = stack.enter_context(Recorder(options.record))
-            replica_sets[Side.OURS].observer = recorder.fault
+            for side, replica_set in replica_sets.items():
+                replica_set.observer = partial(recorder.fault, side=side.value)
         ledgers = {side: Ledger() for side in Side}
         faults: dict[Side, Counter[str]] = {side: Counter() for side in Side}
 

@@ -32,8 +32,6 @@ _CALM_BETWEEN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One operation and what happens to it."""
-
     kind: Kind
     faults: Callable[[], list[Fault]] = list
     """Makes the faults anew, once for each side."""
@@ -47,7 +45,6 @@ class Phase:
 
     name: str
     share: float
-    """Its part of the whole time."""
     trouble: tuple[Scene, ...] = ()
     """What goes wrong; each at least once, whatever the time."""
     calm: Callable[[], list[Fault]] = list
@@ -65,7 +62,6 @@ class Phase:
 
     @property
     def shortest(self) -> int:
-        """How many scenes the phase has at least."""
         return max(1, len(self.trouble)) * (_CALM_BETWEEN + 1)
 
 

@@ -64,10 +64,7 @@ def _texts(attributes: Attributes) -> dict[str, str]:
 
 
 def providers(recorder: SpanRecorder, endpoint: str | None) -> dict[str, Any]:
-    """The keyword arguments for :func:`pymongo_resilience.instrument`.
-
-    :param endpoint: the base URL of an OTLP/HTTP collector, or ``None`` to keep all at home.
-    """
+    """The arguments for ``instrument()``; what they record goes to an OTLP collector, if any."""
     resource = Resource.create({"service.name": "pymongo-resilience-demo"})
     tracers, readers = TracerProvider(resource=resource), []
     tracers.add_span_processor(recorder)

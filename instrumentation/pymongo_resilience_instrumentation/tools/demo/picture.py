@@ -42,13 +42,11 @@ _LABELS: Final[dict[str, Callable[[str], str]]] = {
 
 
 def phase_lines(tally: Tally, phase: str) -> str:
-    """A line for each side, when a phase is over."""
     cells = {side: _phase_cell(tally.of(side, phase)).plain.strip() for side in Side}
     return "\n".join(f"{phase:<14} {side.title:<19} {cell}" for side, cell in cells.items())
 
 
 def _sides_table(tally: Tally, balances: Mapping[Side, Balance]) -> Table:
-    """One column per side."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column(overflow="ellipsis", no_wrap=True)
     for side in Side:
@@ -72,7 +70,6 @@ def _sides_table(tally: Tally, balances: Mapping[Side, Balance]) -> Table:
 
 
 def _phase_cell(record: Record) -> Text:
-    """What happened in one phase on one side."""
     if not record.operations:
         return Text("-", style="dim")
     errors, repeated = record.errors.total(), record.repeated.total()

@@ -21,13 +21,11 @@ class Side(enum.Enum):
 
     @property
     def title(self) -> str:
-        """Its name for people."""
         titles = {"plain": "plain pymongo", "naive": "naive retry loop"}
         return titles.get(self.value, "pymongo-resilience")
 
     @property
     def database(self) -> str:
-        """The database that this side alone writes to."""
         return f"demo_{self.value}"
 
 
@@ -60,37 +58,27 @@ class Record:
     errors: Counter[str] = field(default_factory=Counter)
     """Operations that raised, by the class of their exception."""
     repeated: Counter[str] = field(default_factory=Counter)
-    """The library's retries, by reason."""
     seconds: list[float] = field(default_factory=list)
-    """How long each operation took."""
 
     @property
     def operations(self) -> int:
-        """How many operations ran."""
         return len(self.seconds)
 
     def quantile(self, share: float) -> float:
-        """The smallest duration (seconds) that this share of the operations did not exceed.
-
-        ``nan`` without operations.
-        """
+        """The shortest duration (seconds) that this share did not exceed; ``nan`` without any."""
         ordered = sorted(self.seconds)
         return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
 
 
 class Tally:
-    """The records of all sides."""
-
     def __init__(self) -> None:
         self._outcomes: defaultdict[tuple[Side, str], list[Outcome]] = defaultdict(list)
 
     def add(self, phase: str, outcomes: Mapping[Side, Outcome]) -> None:
-        """Add the outcomes of one step."""
         for side, outcome in outcomes.items():
             self._outcomes[side, phase].append(outcome)
 
     def of(self, side: Side, phase: str | None = None) -> Record:
-        """A side's record, of one phase or of all."""
         total = Record()
         for (owner, name), outcomes in self._outcomes.items():
             if owner is side and phase in {None, name}:
@@ -103,13 +91,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Everything measured in one run."""
-
     server: str
-    """Its name and version."""
     seed: int
     seconds: float
-    """The time that was asked for."""
     duration: float
     """The time that the workload took (seconds)."""
     tally: Tally

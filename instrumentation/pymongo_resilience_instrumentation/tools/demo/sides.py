@@ -38,8 +38,6 @@ class DemoError(RuntimeError):
 
 
 class Settings(NamedTuple):
-    """What a side needs to know."""
-
     side: Side
     uri: str
     otlp: str | None
@@ -117,10 +115,7 @@ class Processes:
 
 
 def _main(settings: Settings, parent: Connection[Any, Any]) -> None:
-    """A side's process: answers a Step by its Outcome, ``None`` by one trace.
-
-    Returns when the other end of the connection is gone.
-    """
+    """A side's process: answers a Step by its Outcome, ``None`` by one trace."""
     # Ctrl-C reaches the whole group; the parent ends its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     recorder, retries = SpanRecorder(), ReportedRetries()
@@ -152,11 +147,7 @@ def _outcome(run: Callable[[Step], None], retries: ReportedRetries, step: Step) 
 def _connect(
     settings: Settings, retries: ReportedRetries, providers: dict[str, Any]
 ) -> Callable[[Step], None]:
-    """Open the side's client; returns what runs one step.
-
-    ``providers`` are the tracer and meter provider for :func:`pymongo_resilience.instrument`.
-    Patches pymongo in this process on our side.
-    """
+    """Open the side's client; returns what runs one step. Patches pymongo on our side."""
     if settings.side is Side.OURS:
         instrument(config=Config(timeout_ms=DEADLINE_MS), listeners=[retries], **providers)
     client: MongoClient[dict[str, Any]] = MongoClient(

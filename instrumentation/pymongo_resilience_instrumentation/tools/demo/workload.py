@@ -19,8 +19,6 @@ _COUNTERS: Final = 10
 
 
 class Kind(enum.Enum):
-    """What an operation does."""
-
     FIND = "find"
     INSERT = "insert"
     UPDATE = "update"
@@ -46,7 +44,6 @@ class Effect:
 
 
 def effects(step: Step) -> list[Effect]:
-    """The writes of one operation."""
     parts: dict[Kind, list[int | None]] = {
         Kind.FIND: [],
         Kind.INSERT: [0],

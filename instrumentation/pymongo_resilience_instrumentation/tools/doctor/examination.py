@@ -199,7 +199,6 @@ def of_library() -> Iterator[Finding]:
 
 
 def usable(probes: Sequence[Probe], target: Target) -> bool:
-    """Whether a client finds a server at all."""
     return any(
         each.symptom is None
         and each.hello is not None

@@ -26,7 +26,6 @@ class Finding(NamedTuple):
     level: Level
     text: str
     advice: str = ""
-    """What to change."""
     server: str | None = None
     """``"host:port"``."""
     symptom: Symptom | None = None

@@ -53,7 +53,6 @@ _UNESCAPED = re.compile(r"@|:.*:|%(?![0-9a-fA-F]{2})")
 _MISPLACED = re.compile(r"[/?].*@", re.DOTALL)
 DEFAULT_SERVICE = "mongodb"
 _TEXT_OPTIONS = {"authsource", "replicaset", "loadbalanced"}
-"""What a TXT record may set."""
 
 
 class Target(NamedTuple):
@@ -126,7 +125,6 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
 
 
 def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
-    """Each option by itself."""
     known = common.URI_OPTIONS_VALIDATOR_MAP
     for name, _, value in pairs:
         if name.lower() == OPTION.lower():
@@ -173,7 +171,6 @@ def _refused(uri: str, target: Target) -> Iterator[Finding]:
 
 
 def _against_each_other(target: Target) -> Iterator[Finding]:
-    """Options that exclude, defeat or weaken each other."""
     options, several = target.options, len(target.seeds) > 1
     direct, balanced = target.flag("directconnection"), target.flag("loadbalanced")
     timeout, selection, connect, heartbeat = (

@@ -16,16 +16,14 @@ COLUMNS: Final = 250
 LEFT: Final = 70
 COLOURS: Final = ("#4269d0", "#efb118", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5")
 """Of reasons; the last one is for all others."""
-WINNERS: Final = {"first": COLOURS[6], "hedge": COLOURS[2], "neither": COLOURS[1]}
+WINNERS: Final = ("first", "hedge", "neither")
 """Who answered a hedged read first."""
 _FAULTS, _LATENCY, _ERRORS, _RETRIES = (20, 36), (66, 150), (218, 12), (238, 40)
-_HEDGES = (286, 30)
 """Where each lane begins, and its height."""
 _SHORTEST, _DECADES = -4.0, 6.0
 """Of latencies: from 0.1 ms to 100 s, as powers of ten."""
 PLAIN: Final = "plain"
 """The side that is pymongo alone."""
-MOST_FAULTS: Final = 200
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em}
 table{border-collapse:collapse;margin:.5em 0 1.5em;display:block;overflow-x:auto}
@@ -39,7 +37,6 @@ svg{width:100%;font-size:12px;fill:currentColor}
 
 
 def page(sides: Sequence[Side], title: str) -> str:
-    """Of at least one side."""
     seconds = max(each.end for each in sides)
     counts = sum((records.reasons(each) for each in sides), Counter[str]())
     named = [reason for reason, _ in counts.most_common(len(COLOURS) - 1)]
@@ -54,9 +51,6 @@ def page(sides: Sequence[Side], title: str) -> str:
         body.append("<p>Plain pymongo was not recorded: there is nothing to compare with.</p>")
     body += ["<h2>Timelines</h2>", f"<p>Retries: {keys}</p>"]
     body.append("<p>Latency: from the median to the longest; red: errors the application got.</p>")
-    hedged = any(each.hedges for each in sides)
-    if hedged:
-        body.append(f"<p>Hedged reads, by who answered first: {_keys(WINNERS)}</p>")
     for side in sides:
         body += [f"<h3>{escape(side.name)}</h3>", timeline(side, seconds, named)]
     rows = [
@@ -70,12 +64,12 @@ def page(sides: Sequence[Side], title: str) -> str:
     rows = [[reason, *(each[reason] for each in by_side)] for reason, _ in counts.most_common()]
     names = [side.name for side in sides]
     body += ["<h2>Retries by reason</h2>", _table(["reason", *names], rows)]
-    if hedged:
+    if any(each.hedges for each in sides):
         rows = [
             [name, *(winners[each] for each in WINNERS), _ms(waited)]
             for name, winners, waited in servers(records.hedges)
         ]
-        headings = ["slow server", *WINNERS, "hedged after (median)"]
+        headings = ["slow server, by who answered first", *WINNERS, "hedged after (median)"]
         body += ["<h2>Hedged reads</h2>", _table(headings, rows)]
     rows = [
         [name, *_figures(latency), failed] for name, latency, failed in servers(records.by_server)
@@ -88,14 +82,12 @@ def page(sides: Sequence[Side], title: str) -> str:
     ]
     if rows:
         body.append(_table(["circuit breaker", "when", "what"], rows))
-    faults = sorted({each for side in sides for each in side.faults})
     rows = [
-        [each.text, f"{each.at:.2f} s", f"{each.seconds:.2f} s", each.struck]
-        for each in faults[:MOST_FAULTS]
+        [f"{side.name}, {each.text}", f"{each.at:.2f} s", f"{each.seconds:.2f} s", each.struck]
+        for side in sides
+        for each in side.faults
     ]
     body += ["<h2>Faults</h2>", _table(["fault", "began", "lasted", "struck"], rows)]
-    if len(faults) > MOST_FAULTS:
-        body.append(f"<p>and {len(faults) - MOST_FAULTS} more</p>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
@@ -150,14 +142,9 @@ def _table(headings: Iterable[str], rows: Sequence[Sequence[Any]]) -> str:
 def timeline(side: Side, seconds: float, named: Sequence[str]) -> str:
     """``seconds``: what the width stands for; ``named``: the reasons that have a colour."""
     lanes = {"faults": _FAULTS, "latency": _LATENCY, "errors": _ERRORS, "retries": _RETRIES}
-    if side.hedges:
-        lanes["hedges"] = _HEDGES
     height = sum(max(lanes.values())) + 22
     parts = [*_axes(seconds, lanes, height), *_fault_bars(side, seconds), *_latency(side, seconds)]
-    retries = [(each.at, each.reason) for each in side.retries if not each.is_final]
-    parts += _stacks(_RETRIES, retries, seconds, lambda reason: colour(reason, named))
-    hedges = [(each.at, each.winner) for each in side.hedges]
-    parts += _stacks(_HEDGES, hedges, seconds, lambda winner: WINNERS.get(winner, COLOURS[-1]))
+    parts += _retries(side, seconds, named)
     label = escape(f"timeline of {side.name}")
     return (
         f'<svg viewBox="0 0 {WIDTH + LEFT + 10} {height}" role="img" aria-label="{label}">'
@@ -237,18 +224,13 @@ def _latency(side: Side, seconds: float) -> Iterator[str]:
             yield f"<title>{title}</title></circle>"
 
 
-def _stacks(
-    lane: tuple[int, int],
-    found: Iterable[tuple[float, str]],
-    seconds: float,
-    fill: Callable[[str], str],
-) -> Iterator[str]:
-    """``found``: when, and what is counted by."""
+def _retries(side: Side, seconds: float, named: Sequence[str]) -> Iterator[str]:
     parts: list[Counter[str]] = [Counter() for _ in range(COLUMNS)]
-    for at, kind in found:
-        parts[_column(at, seconds)][kind] += 1
+    for each in side.retries:
+        if not each.is_final:
+            parts[_column(each.at, seconds)][each.reason] += 1
     most = max((each.total() for each in parts), default=0)
-    top, height = lane
+    top, height = _RETRIES
     width = WIDTH / COLUMNS
     for number, counts in enumerate(parts):
         bottom = float(top + height)
@@ -257,6 +239,6 @@ def _stacks(
             bottom -= tall
             yield (
                 f'<rect x="{LEFT + width * number:.1f}" y="{bottom:.1f}" width="{width:.1f}" '
-                f'height="{tall:.1f}" fill="{fill(kind)}">'
+                f'height="{tall:.1f}" fill="{colour(kind, named)}">'
                 f"<title>{escape(kind)}: {count}</title></rect>"
             )

@@ -6,7 +6,7 @@ Each has ``at`` (seconds since 1970), ``type`` and ``side`` (who: ``ours``, ``pl
 - ``operation``: ``name``, ``seconds``, ``error`` (a class or null), ``server``, and ``repeated``,
   how often by reason
 - ``command``: one command as a server answered it: ``name``, ``seconds``, ``error``, ``server``
-- ``fault``: ``fault``, ``on``, ``seconds``, ``struck``; without a side it strikes all of them
+- ``fault``: ``fault``, ``on``, ``seconds``, ``struck``
 - ``balance``: writes ``lost`` and ``duplicated``, where the database was compared
 - ``retry.scheduled``, ``retry.declined``, ``circuit_breaker.opened``, ``circuit_breaker.closed``,
   ``read.hedged``: the library's events with their fields
@@ -56,14 +56,13 @@ class Recorder:
 
     def __init__(self, path: Path | str, *, side: str = "ours") -> None:
         self.side = side
-        self._struck_side: str | None = None
         self._lock = threading.Lock()
         self._file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: PTH123, SIM115 - closed below
         self._write("run")
 
     def run(self, side: str) -> None:
         """This side begins, after another one: what comes is its, faults included."""
-        self.side = self._struck_side = side
+        self.side = side
         self._write("run")
 
     def balance(self, lost: int, duplicated: int, *, side: str | None = None) -> None:
@@ -85,10 +84,10 @@ class Recorder:
         fields |= {"repeated": dict(repeated or {}), "side": side or self.side}
         self._write("operation", at=time.time() - seconds if at is None else at, **fields)
 
-    def fault(self, fault: Any, on: object, seconds: float) -> None:
+    def fault(self, fault: Any, on: object, seconds: float, *, side: str | None = None) -> None:
         """One that ends now; fits ``Deployment.observer``."""
         fields = {"fault": repr(fault), "on": on, "seconds": round(seconds, 3)}
-        fields |= {"struck": fault.struck, "side": self._struck_side}
+        fields |= {"struck": fault.struck, "side": side or self.side}
         self._write("fault", at=time.time() - seconds, **fields)
 
     def commands(self) -> CommandListener:

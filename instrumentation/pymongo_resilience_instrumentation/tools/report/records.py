@@ -15,8 +15,6 @@ from typing import Any, Final, NamedTuple
 LOG_FIELD: Final = "pymongo_resilience"
 """Of a log line, the attribute that EventLog gives its records."""
 TIMES: Final = ("at", "timestamp", "@timestamp", "time", "ts", "created", "asctime")
-ALL: Final = ""
-"""The side of what concerns every side."""
 STRETCHES: Final = ("before", "during", "between", "after")
 """When an operation ran, by the faults."""
 
@@ -85,10 +83,8 @@ class Side:
 
 def read(paths: Iterable[Path]) -> list[Side]:
     """The sides in the order of their first records; one that an earlier file has is named with
-    its file. Faults without a side strike those of their file, or every side where it has none.
-    Raises ReportError, OSError."""
+    its file. Raises ReportError, OSError."""
     sides: dict[str, Side] = {}
-    loose: list[Fault] = []
     for path in paths:
         of_file: dict[str, Side] = {}
         for number, record in _records(path):
@@ -96,26 +92,14 @@ def read(paths: Iterable[Path]) -> list[Side]:
                 _add(of_file, record)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReportError(f"{path}, line {number}: no record of this library") from error
-        faults = of_file.pop(ALL, Side(ALL)).faults
-        found = [each for each in of_file.values() if each.end > 0]
-        for each in found:
-            each.faults += _since(each.began, faults)
-            each.name += f", {path.stem}" if each.name in sides else ""
-            sides[each.name] = each
-        loose += [] if found else faults
+        for side in of_file.values():
+            if side.end > 0:
+                side.name += f", {path.stem}" if side.name in sides else ""
+                side.faults.sort()
+                sides[side.name] = side
     if not sides:
         raise ReportError("nothing was recorded there")
-    for each in sides.values():
-        end = each.end
-        each.faults += [
-            one for one in _since(each.began, loose) if 0 <= one.at + one.seconds <= end
-        ]
-        each.faults.sort()
     return list(sides.values())
-
-
-def _since(began: float, faults: Iterable[Fault]) -> list[Fault]:
-    return [each._replace(at=each.at - began) for each in faults]
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -144,12 +128,10 @@ def _time(record: dict[str, Any]) -> float:
 
 
 def _add(sides: dict[str, Side], record: dict[str, Any]) -> None:
-    name, kind, at = record.get("side", "ours"), record["type"], float(record["at"])
-    name = ALL if name is None else str(name)
-    if name not in sides:
-        began = min((each.began for each in sides.values() if each.name != ALL), default=at)
-        sides[name] = Side(name, 0.0 if name == ALL else began)
-    side = sides[name]
+    kind, at = record["type"], float(record["at"])
+    name = str(record.get("side", "ours"))
+    began = min((each.began for each in sides.values()), default=at)
+    side = sides.setdefault(name, Side(name, began))
     if kind == "run":
         side.began = at
         return

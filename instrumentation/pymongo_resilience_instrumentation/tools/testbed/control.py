@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from . import command_faults, member_faults
-from .deployment import Deployment
+from .deployment import MAX_PORT, Deployment
 from .drills import DRILLS, drill
 from .fault import Fault, refused, whole
 from .running import Running, TestbedError
@@ -37,7 +37,6 @@ KINDS: Final[dict[str, Callable[..., Fault]]] = {
 }
 """A function cannot be sent, so Corrupt is left out."""
 _LONGEST_BODY: Final = 65536
-_MOST_PORT: Final = 65535
 
 
 class Control(Running):
@@ -48,7 +47,7 @@ class Control(Running):
 
     def __init__(self, deployment: Deployment, port: int = 0) -> None:
         self._deployment = deployment
-        self._port = whole("control", port, least=0, most=_MOST_PORT)
+        self._port = whole("control", port, least=0, most=MAX_PORT)
         self._lock = threading.Lock()
         self._injected: list[tuple[Fault, Any]] = []
         self._server: ThreadingHTTPServer | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .scenario import Scenario
 
 _STOP_TIMEOUT: Final = 5.0
-_MAX_PORT: Final = 65535
+MAX_PORT: Final = 65535
 _NOT_RUNNING: Final = "the deployment is not running: use it in a with block"
 
 Target = Literal["all", "primary", "secondary"] | int
@@ -61,7 +61,7 @@ class Deployment(Running):
     ) -> None:
         wanted = self.default_members if members is None else members
         self._count = whole("members", wanted, most=self.most_members)
-        last_first = _MAX_PORT - self._count + 1
+        last_first = MAX_PORT - self._count + 1
         self._port = None if port is None else whole("port", port, most=last_first)
         self._address: tuple[str, int] | None = None
         self._embedded: EmbeddedServer | None = None

@@ -50,23 +50,16 @@ class Fault(ABC):
 # argument, the value, and what is allowed. Booleans are no numbers here.
 
 
-def number(name: str, value: float) -> float:
-    """Any number but infinities and NaN."""
-    if not _is_finite(value):
-        raise refused(name, value, "a finite number")
-    return value
-
-
 def positive(name: str, value: float) -> float:
     """A finite number greater than 0: how long or how often anything can be."""
-    if not _is_finite(value) or value <= 0:
+    if not is_finite(value) or value <= 0:
         raise refused(name, value, "a finite number greater than 0")
     return value
 
 
 def not_negative(name: str, value: float) -> float:
     """A finite number of at least 0."""
-    if not _is_finite(value) or value < 0:
+    if not is_finite(value) or value < 0:
         raise refused(name, value, "a finite number of at least 0")
     return value
 
@@ -85,7 +78,7 @@ def refused(name: str, value: object, allowed: str) -> ValueError:
     return ValueError(f"{name} is {value!r}, but must be {allowed}")
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from .command_faults import (
@@ -147,17 +146,6 @@ FAILOVER: Final[Sequence[Recipe]] = (election, restart, silent_primary, not_prim
 """Elections, restarts, and members that are late to notice."""
 SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_concern_error)
 """Overload, and errors of the server's own."""
-
-
-def alone(recipe: Recipe) -> Recipe:
-    """The same fault, for the only member of a :class:`Standalone`."""
-    return lambda rng: replace(recipe(rng), on="all")
-
-
-STANDALONE: Final[Sequence[Recipe]] = tuple(map(alone, (*NETWORK, restart)))
-"""Faults of the network, and restarts, for a server without replication."""
-STANDALONE_SERVER: Final[Sequence[Recipe]] = tuple(map(alone, SERVER))
-"""Overload, and errors of its own."""
 
 
 def _command(

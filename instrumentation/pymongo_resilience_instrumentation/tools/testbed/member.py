@@ -62,17 +62,14 @@ class Member:
 
     @property
     def is_listening(self) -> bool:
-        """Connections are accepted."""
         return self._listener is not None
 
     @property
     def connections(self) -> Collection[Connection]:
-        """The open connections of clients."""
         return self._relays.keys()
 
     @property
     def version(self) -> Document:
-        """The member's ``topologyVersion``."""
         return {"processId": self._process_id, "counter": Int64(self._counter)}
 
     def announce(self) -> None:

@@ -19,8 +19,8 @@ from .fault import (
     Hang,
     Interception,
     Verdict,
+    is_finite,
     not_negative,
-    number,
     positive,
     refused,
     whole,
@@ -278,7 +278,7 @@ class SkewedClock(Interception):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         # Dates must stay within those that hello can tell.
-        if abs(number("seconds", seconds)) > _YEARS:
+        if not is_finite(seconds) or abs(seconds) > _YEARS:
             raise refused("seconds", seconds, f"a number from {-_YEARS} to {_YEARS}")
         self._shift = timedelta(seconds=seconds)
 

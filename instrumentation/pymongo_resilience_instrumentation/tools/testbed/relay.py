@@ -67,11 +67,7 @@ class Relay:
         self._upcoming: asyncio.Task[Message] | None = None
 
     async def run(self) -> None:
-        """Relay until the connection ends.
-
-        Raises ``OSError`` or ``asyncio.IncompleteReadError`` when a side is gone, ``WireError``
-        for bytes that make no message.
-        """
+        """Relay until the connection ends; raises what ``wire.read_message`` raises."""
         try:
             async with await self._member.backend.connect() as upstream:
                 while True:

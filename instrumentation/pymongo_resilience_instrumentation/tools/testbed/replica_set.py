@@ -68,10 +68,7 @@ class ReplicaSet(Deployment):
         return super().targets(on)
 
     async def step_down(self, cause: Fault) -> None:
-        """End the primary's term: it is a secondary at once, and open transactions are aborted.
-
-        Until :meth:`end_gap` there is no primary.
-        """
+        """End the primary's term; there is none until :meth:`end_gap`."""
         self._gaps.add(cause)
         if self._primary is None:
             return
@@ -113,7 +110,6 @@ class ReplicaSet(Deployment):
         self._announce()
 
     def describe(self, member: Member, hello: Document) -> None:
-        """Present the server as this member of the set."""
         is_primary = member is self._primary
         hello.update(
             setName=SET_NAME,
@@ -185,7 +181,6 @@ class ShardedCluster(Deployment):
         await super()._open()
 
     def describe(self, member: Member, hello: Document) -> None:
-        """Present the server as a mongos."""
         for field in _REPLICATION_FIELDS:
             hello.pop(field, None)
         hello["msg"] = "isdbgrid"
@@ -220,7 +215,6 @@ class Standalone(Deployment):
     kind: ClassVar[Kind] = "standalone"
 
     def describe(self, member: Member, hello: Document) -> None:
-        """Leave out all fields of replication."""
         for field in _REPLICATION_FIELDS:
             hello.pop(field, None)
 

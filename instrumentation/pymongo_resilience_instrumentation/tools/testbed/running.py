@@ -71,7 +71,6 @@ class Child:
 
     @property
     def runs(self) -> bool:
-        """It was started, and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, line: str, deadline: float) -> int:

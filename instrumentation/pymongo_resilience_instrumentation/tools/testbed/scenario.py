@@ -129,11 +129,7 @@ class Scenario:
         return cls(steps)
 
     async def run(self, deployment: Deployment) -> None:
-        """Play it, in the event loop of the deployment, until the last fault has run its course
-        but for interceptions.
-
-        Raises what a fault raised.
-        """
+        """``Deployment.play``, in its event loop; raises what a fault raised."""
         begun: list[asyncio.Future[None]] = []
         for pause, each in self.steps:
             await asyncio.sleep(pause)

@@ -19,11 +19,7 @@ from secantus import SecantusDBServer
 
 
 def _lock(server: SecantusDBServer, user: str, password: str) -> None:
-    """Create the first user, then require authentication.
-
-    SecantusDB reads ``require_auth`` with every command, so a running server can be locked; its
-    port is published after that.
-    """
+    """Create the first user, then require authentication, which SecantusDB reads each time."""
     from pymongo import MongoClient  # noqa: PLC0415 - only a server with access control needs it
 
     client: MongoClient[dict[str, Any]]

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pymongo_resilience_instrumentation.tools.report import Recorder
-
 from .control import Control
 from .deployment import Deployment
 from .drills import drill, fitted, named
-from .fault import refused, whole
+from .fault import whole
 from .fault_catalog import FAILOVER, NETWORK, SERVER, restart
 from .real_members import InFrontOf, RealReplicaSet
 from .replica_set import ReplicaSet, ShardedCluster, Standalone
@@ -50,11 +48,8 @@ def run(options: argparse.Namespace) -> None:
         named(options.drill)
     deployment = _deployment(options)
     control = None if options.control is None else Control(deployment, options.control)
-    recorder = None if options.record is None else Recorder(options.record)
-    if recorder is not None:
-        deployment.observer = recorder.fault
     nothing = contextlib.nullcontext()
-    with _stop_requested() as stop, recorder or nothing, deployment, control or nothing:
+    with _stop_requested() as stop, deployment, control or nothing:
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
         _print(f"{deployment.server_description}; Ctrl-C ends it and deletes the data")
@@ -85,17 +80,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     if options.in_front_of is not None:
         return InFrontOf(options.in_front_of, port=options.port)
     kind = TOPOLOGIES[options.topology]
-    if kind is Standalone and options.members not in {None, 1}:
-        allowed = "1: a standalone has one member; a replica-set or sharded may have more"
-        raise refused("members", options.members, allowed)
-    try:
-        made: Deployment = kind(options.server, members=options.members, port=options.port)
-    except ValueError as exc:
-        if not str(exc).startswith("port"):
-            raise
-        count = options.members or kind.default_members
-        why = f"as many consecutive ports are needed as there are members, here {count}"
-        raise ValueError(f"{exc}: {why}") from None
+    made: Deployment = kind(options.server, members=options.members, port=options.port)
     return made
 
 
