@@ -146,19 +146,17 @@ class KillCursors(_CleanupCommand):
     """The killCursors of a cursor's ``close()``: where it fails, the background task has it, as in
     pymongo. One of the task is repeated by its next run."""
 
-    def __init__(self, runtime: Runtime, asynchronous: bool, session_at: int) -> None:
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         super().__init__(runtime, asynchronous)
-        self._session_at = session_at
         self._max_retries = runtime.executor.retry_rules.max_retries
         self._rejected: dict[int, dict[int, int]] = {}
         """How often a server has rejected which cursor of the background task, by client."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupCall | None:
-        _, address, session = driver.clients.kill_arguments(given, kwargs, self._session_at)
+        _, address, session = driver.clients.kill_arguments(given, kwargs)
         client, outer = given[0], calls.current()
         if outer is not None and outer.client is not client:
             outer = None
-        # Of the two methods, the one inside of the other; or the background task's.
         if address is None or isinstance(outer, CleanupCall) or calls.reporting():
             return None
         call = CleanupCall(client, KILL_CURSORS, *driver.clients.cursor_namespace(address))
@@ -187,10 +185,12 @@ class KillCursors(_CleanupCommand):
         given: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> BaseException | None:
-        ids, address, _ = driver.clients.kill_arguments(given, kwargs, self._session_at)
+        ids, address, _ = driver.clients.kill_arguments(given, kwargs)
         around = calls.current()
         if call is None:
-            if not isinstance(around, BackgroundCall) or not self._takes_up(error):
+            # An error of a closed client ends the task; any other would be a traceback on stderr.
+            ours = isinstance(error, PyMongoError) and not isinstance(error, InvalidOperation)
+            if not isinstance(around, BackgroundCall) or not ours:
                 return error
             with shielded("after killCursors"):
                 self._repeat(around, error, ids, address)
@@ -202,14 +202,6 @@ class KillCursors(_CleanupCommand):
         raised = super().failed(call, error, given, kwargs)
         # The server's own timeout ends it then; the driver would go on in the background.
         return None if call.used_up else raised
-
-    def _takes_up(self, error: BaseException) -> bool:
-        """Whether an error of the background task ends here, without a traceback on stderr. One of
-        a closed client ends the task; a cursor with a connection of its own the driver queues."""
-        pinned = self._session_at != driver.clients.KILLS[driver.clients.KILL]
-        return isinstance(error, PyMongoError) and not (
-            pinned or isinstance(error, InvalidOperation)
-        )
 
     def _repeat(self, call: BackgroundCall, error: Any, ids: Any, address: Any) -> None:
         client = call.client

@@ -152,8 +152,9 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
         yield owner, driver.cursors.RUN_OPERATION, batches.Batch(runtime, owner is AsyncMongoClient)
-    for owner in _where_defined(driver.cursors.cursor_classes(), driver.cursors.CLONE):
-        yield owner, driver.cursors.CLONE, cursor_creation.clone(runtime)
+    for name in ("clone", "__copy__", "__deepcopy__"):
+        for owner in _where_defined((Cursor, AsyncCursor), name):
+            yield owner, name, cursor_creation.clone(runtime)
     for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
         yield owner, "__init__", cursor_creation.made(runtime)
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
@@ -183,8 +184,7 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
 
 def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
     for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
-        for name, session_at in driver.clients.KILLS.items():
-            yield owner, name, cleanup.KillCursors(runtime, asynchronous, session_at)
+        yield owner, driver.clients.KILL, cleanup.KillCursors(runtime, asynchronous)
         yield owner, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime, asynchronous)
         yield owner, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
 

@@ -86,7 +86,6 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a cursor is closed": (driver.csot.Timeout, "from_now", _close),
     "a limit": (command_limits, "_adjust", _list),
     "a selection's clock": (driver.csot, "now", _find_one),
-    "a limit that is left out": (driver.commands, "leave_limit_out", _list),
     "no limit": (driver.commands, "lift_limits", _without_end),
     "a stream's next": (driver.cursors, "timeout_of_each_next", _watch),
     "a session is started": (session_methods, "set_default", _transaction),

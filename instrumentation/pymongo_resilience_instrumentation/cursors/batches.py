@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
@@ -25,6 +25,8 @@ from pymongo_resilience_instrumentation.timeouts.precedence import transaction_o
 from pymongo_resilience_instrumentation.transactions import session_methods
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
@@ -42,26 +44,14 @@ class Batch(CallInterceptor):
         around = calls.found()
         if around is not None and around.client is given[0] and around.reads_inside:
             return None
-        if len(given) > 2:  # noqa: PLR2004 - as the driver calls it, and without another call
-            client, operation, of = given[:3]
-        else:
-            client, operation, of = driver.cursors.run_operation_arguments(given, kwargs)
-        cursor = driver.cursors.cursor_of(of)
+        client, operation, cursor = driver.cursors.run_operation_arguments(given, kwargs)
         name = str(getattr(operation.name, "value", operation.name))
-        if (
-            around is not None
-            and self.runtime.nested(client)
-            and not _reads_for_the_application(name)
-        ):
+        runtime = self.runtime
+        if around is not None and runtime.nested(client) and not _reads_for_the_application(name):
             return None
         call = Call(client, name, (operation.db, operation.coll))
         if name == "getMore":
             call.batch_of = type(cursor)
-        self._begin(call, operation, cursor)
-        return call
-
-    def _begin(self, call: Call, operation: Any, cursor: Any) -> None:
-        runtime = self.runtime
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
         runtime.begin(call, operation.session)
@@ -76,6 +66,7 @@ class Batch(CallInterceptor):
         except BaseException as error:
             runtime.end(call, error)
             raise
+        return call
 
     def failed(
         self,
@@ -105,7 +96,7 @@ def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
     kept = kept_by(cursor)
     if first and (kept is None or kept.in_use):
         # Again for a cursor that was rewound: its life begins again.
-        call.cursor = _find_out(runtime, call, cursor)
+        call.cursor = cursor_timeouts.timeout_of(runtime.timeouts, call, cursor)
         keep(cursor, call.cursor)
         return
     call.cursor = kept
@@ -117,23 +108,9 @@ def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
         call.timeout, call.deadline = in_force
 
 
-def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.CursorTimeout | None:
-    return cursor_timeouts.timeout_of(
-        runtime.timeouts,
-        call,
-        tailable=driver.cursors.is_tailable(cursor),
-        awaits_data=driver.cursors.awaits_data(cursor),
-        max_await_ms=driver.cursors.max_await_time_ms(cursor),
-        of_gridfs=driver.cursors.is_of_files(cursor),
-    )
-
-
 def _kill_later(given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
-    error of a connection (4.17 to 4.20): the background task sees to it.
-
-    Where no server was found there is no cursor to close, and the task would only wait for one.
-    """
+    error of a connection (4.17 to 4.20): have the background task kill it."""
     with shielded("after a timeout of a cursor"):
         client, operation, _ = driver.cursors.run_operation_arguments(given, kwargs)
         address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
@@ -164,34 +141,24 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
         call = Call(coll.database.client, "find", (coll.database.name, coll.name))
         call.bound = policy_of_cursor(cursor)
         call.timeout, _ = runtime.timeouts.of_call(call)
-        kept = _find_out(runtime, call, cursor)
+        kept = cursor_timeouts.timeout_of(runtime.timeouts, call, cursor)
         if kept is not None:
             kept.in_use = False
             keep(cursor, kept)
     in_force = None if kept is None else kept.for_a_batch()
-    if kept is None or in_force is None:
-        return NO_DEADLINE
-    return _ForAList(kept, in_force[1])
+    return NO_DEADLINE if kept is None or in_force is None else _in_list(kept, in_force[1])
 
 
-class _ForAList(AbstractContextManager[None]):
-    """The timeout that all batches of a ``to_list()`` share."""
-
-    __slots__ = ("_deadline", "_kept")
-
-    def __init__(
-        self, kept: cursor_timeouts.CursorTimeout, deadline: AbstractContextManager[None]
-    ) -> None:
-        self._kept = kept
-        self._deadline = deadline
-
-    def __enter__(self) -> None:
-        self._deadline.__enter__()
-        self._kept.in_list = True
-
-    def __exit__(self, *raised: Any) -> None:
-        self._kept.in_list = False
-        self._deadline.__exit__(*raised)
+@contextmanager
+def _in_list(
+    kept: cursor_timeouts.CursorTimeout, deadline: AbstractContextManager[None]
+) -> Iterator[None]:
+    with deadline:
+        kept.in_list = True
+        try:
+            yield
+        finally:
+            kept.in_list = False
 
 
 class Close(Interceptor):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import (
     ATTRIBUTE,
@@ -18,7 +19,7 @@ from pymongo_resilience.policies.policy import (
     policy_of_cursor,
 )
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped
+from pymongo_resilience_instrumentation.interception.methods import Wrapped
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
 
@@ -36,8 +37,8 @@ WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 
 
 def made(runtime: Runtime) -> Wrapped:
-    """A cursor's ``__init__``: ``find`` and its like only make one, and it remembers what is around
-    it. Not around those methods, which may be bound before this is put on."""
+    """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
+    which may be bound before this is put on."""
 
     def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> None:
         original(*args, **kwargs)
@@ -46,18 +47,15 @@ def made(runtime: Runtime) -> Wrapped:
     return Wrapped(wrapper)
 
 
-def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Method:
+def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Wrapped:
     """Another ``find``; ``collection``: from whatever has it to the collection that it finds in."""
 
-    def around(original: Function) -> Function:
-        def method(*given: Any, **kwargs: Any) -> Any:
-            cursor = original(*given, **kwargs)
-            _remember(runtime.enabled_flag, cursor, collection(given[0]))
-            return cursor
+    def wrapper(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
+        cursor = original(*args, **kwargs)
+        _remember(runtime.enabled_flag, cursor, collection(instance))
+        return cursor
 
-        return method
-
-    return Method(around)
+    return Wrapped(wrapper)
 
 
 def _remember(enabled_flag: EnabledFlag, cursor: Any, collection: Any) -> None:
@@ -70,22 +68,19 @@ def _remember(enabled_flag: EnabledFlag, cursor: Any, collection: Any) -> None:
         logger.exception("internal error in pymongo-resilience after a cursor was made")
 
 
-def clone(runtime: Runtime) -> Method:
-    """A cursor's ``_clone``: the copy has what the original was made with."""
+def clone(runtime: Runtime) -> Wrapped:
+    """What copies a cursor: the copy has what the original was made with."""
 
-    def around(original: Function) -> Function:
-        def method(cursor: Any, *args: Any, **kwargs: Any) -> Any:
-            made = original(cursor, *args, **kwargs)
-            with shielded("after a cursor was copied"):
-                policy = policy_of_cursor(cursor)
-                if runtime.enabled_flag.on and policy_of_cursor(made) is not policy:
-                    # Also where it has none: the copy may have been made within a block.
-                    setattr(made, ATTRIBUTE, policy)
-            return made
+    def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        with shielded("after a cursor was copied"):
+            policy = policy_of_cursor(cursor)
+            if runtime.enabled_flag.on and policy_of_cursor(made) is not policy:
+                # Also where it has none: the copy may have been made within a block.
+                setattr(made, ATTRIBUTE, policy)
+        return made
 
-        return method
-
-    return Method(around)
+    return Wrapped(wrapper)
 
 
 def _attach_policy(bound: Policy, made: Any) -> None:
@@ -133,8 +128,11 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
         seconds, configured = runtime.timeouts.without_blocks(call)
         # A timeout of the configuration's leaves the wait for news alone.
         driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
-        each_batch = seconds if configured else None
-        kept = cursor_timeouts.of_stream(call, each_batch, driver.cursors.max_await_time_ms(inner))
+        if call.timeout is None:
+            return
+        each_batch, wait = seconds if configured else None, cursor_timeouts.wait_for_news(inner)
+        now = driver.csot.now()
+        kept = cursor_timeouts.CursorTimeout(each_batch, ITERATION, now, call.timeout, wait)
         keep(stream, kept)
         if configured:
             keep(inner, kept)

@@ -7,33 +7,31 @@ import ssl
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from pymongo import ReadPreference, common
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
-SYNC = "pymongo.synchronous.mongo_client"
-ASYNC = "pymongo.asynchronous.mongo_client"
 LOOK = "apply_selector"
 
 KILL = "_kill_cursors"
-KILLS = {KILL: 4, "_kill_cursor_impl": 3}
-"""A client's methods that send killCursors, the first by the second, and where in their arguments
-the session is."""
-BACKGROUND = "_process_kill_cursors"
-"""What the background task calls for cursors that wait to be killed."""
-END_SESSIONS = "_end_sessions"
+"""A client's method that sends killCursors, but for what a load balancer pins to a connection."""
+BACKGROUND, END_SESSIONS = "_process_kill_cursors", "_end_sessions"
+"""What the background task calls for cursors that wait to be killed; and what ``close()`` calls."""
 MOST_SESSIONS = 10_000
 """How many of them one endSessions may name."""
 
 
+def both(name: str) -> Iterator[tuple[ModuleType, bool]]:
+    """pymongo's module of that name in each of its APIs, and whether that is the async one."""
+    for half in ("synchronous", "asynchronous"):
+        yield importlib.import_module(f"pymongo.{half}.{name}"), half == "asynchronous"
+
+
 def existing_clients() -> list[Any]:
     """The clients of this process that are alive and not closed."""
-    sync, asynchronous = importlib.import_module(SYNC), importlib.import_module(ASYNC)
-    clients = [
-        *sync.MongoClient._clients.values(),
-        *asynchronous.AsyncMongoClient._clients.values(),
-    ]
+    clients: list[Any] = [*MongoClient._clients.values(), *AsyncMongoClient._clients.values()]
     return [client for client in clients if not client._closed]
 
 
@@ -48,18 +46,14 @@ def records_spans(client: Any) -> bool:
     return bool(tracing and tracing["enabled"])
 
 
-def max_retries(client: Any) -> int | None:
+def max_retries(client: Any) -> Any:
     """The client's own option for overload retries; None where it has none."""
-    own: int | None = _own_option(client, "maxadaptiveretries", "max_adaptive_retries")
-    return own
+    return _own_option(client, "maxadaptiveretries", "max_adaptive_retries")
 
 
-def retargets_on_overload(client: Any) -> bool | None:
+def retargets_on_overload(client: Any) -> Any:
     """Whether the client itself says to avoid an overloaded server; None where it does not say."""
-    own: bool | None = _own_option(
-        client, "enableoverloadretargeting", "enable_overload_retargeting"
-    )
-    return own
+    return _own_option(client, "enableoverloadretargeting", "enable_overload_retargeting")
 
 
 def _own_option(client: Any, *names: str) -> Any:
@@ -80,14 +74,10 @@ def cursor_namespace(address: Any) -> tuple[str, str]:
     return database, collection
 
 
-def kill_arguments(
-    given: tuple[Any, ...], kwargs: dict[str, Any], session_at: int
-) -> tuple[Any, Any, Any]:
-    """The cursors' ids, their address and the session that one of ``KILLS`` was called with."""
-    places = ((1, "cursor_ids"), (2, "address"), (session_at, "session"))
-    found = (given[at] if len(given) > at else kwargs.get(name) for at, name in places)
-    ids, address, session = found
-    return ids, address, session
+def kill_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The cursors' ids, their address and the session that ``KILL`` was called with."""
+    places = ((1, "cursor_ids"), (2, "address"), (4, "session"))
+    return [given[at] if len(given) > at else kwargs.get(name) for at, name in places]
 
 
 def kill_later(client: Any, cursor_id: int, address: Any) -> None:
@@ -108,7 +98,6 @@ def end_sessions(client: Any, ids: list[Any], call: Any) -> None:
 
 
 async def end_sessions_async(client: Any, ids: list[Any], call: Any) -> None:
-    """The same for async clients."""
     server = await client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
     async with client._checkout(server, None) as connection:
         call.server = connection.address

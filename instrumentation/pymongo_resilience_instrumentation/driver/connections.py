@@ -29,15 +29,8 @@ acknowledgement."""
 _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
 
 
-def failed_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The connection and the error that ``FAILED`` was called with."""
-    return given[0], given[1] if len(given) > 1 else kwargs["error"]
-
-
 def watch_peer(interface: Any, seconds: int) -> None:
-    """Have the kernel close the connection ``seconds`` after the peer's last packet: what was
-    sent stays unacknowledged, or probes do. A peer that lives and is slow acknowledges both.
-    """
+    """Have the kernel close the connection ``seconds`` after the peer's last packet."""
     # Of a closed socket, asyncio's raises OSError and uvloop's ValueError.
     with suppress(OSError, ValueError):
         if interface.sock.family != socket.AF_UNIX:
@@ -68,11 +61,8 @@ def can_watch() -> bool:
 
 
 def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool:
-    """Whether ``error`` ended the connection because nothing came from its peer.
-
-    Before the socket is closed: pymongo's read takes the kernel's error for one of its own looks at
-    the clock, and then finds the connection closed.
-    """
+    """Whether ``error`` ended the connection because nothing came from its peer. Before the socket
+    is closed: pymongo's read takes the kernel's error for one of its own looks at the clock."""
     if not isinstance(error, OSError):
         return False
     if error.errno == errno.ETIMEDOUT:
@@ -85,8 +75,7 @@ def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool
 
 def ignore_transient_state(connection: Any, hello: Any) -> None:
     """A member that is neither primary nor secondary when it answers a handshake, as while it steps
-    down, is one of them soon: the connection must not go without sessions for the rest of its life,
-    nor its pool without unacknowledged writes. Monitors follow what the member is."""
+    down, soon is: the connection must not lack sessions, nor its pool unacknowledged writes."""
     sessions = hello.logical_session_timeout_minutes is not None
     if sessions and hello.server_type in {SERVER_TYPE.RSOther, SERVER_TYPE.RSGhost}:
         connection.supports_sessions = True
@@ -140,11 +129,8 @@ def lost(pool: Any) -> dict[str, int]:
 
 
 def shut_down(connection: Any) -> None:
-    """End what waits for a reply on the connection as if the server had closed it.
-
-    Takes no lock and closes no descriptor, so it may run in a weak reference's callback and in any
-    thread. Of a connection that is closed already: nothing.
-    """
+    """End what waits for a reply on the connection as if the server had closed it. It takes no lock
+    and closes no descriptor: safe in any thread and in a weak reference's callback."""
     made = connection.conn.conn
     try:
         if isinstance(made, tuple):  # of asyncio: the transport and its protocol
@@ -167,16 +153,13 @@ def pool_of(client: Any, address: Any) -> Any:
 
 
 def connection_counts(client: Any, address: Any) -> tuple[int, int]:
-    """How many of a server's connections are idle, and how many are in use at most: those that are
-    being made and those that are taken, wherever they are now. Neither has those that the pool is
-    closing."""
+    """How many of a server's connections are idle, and how many are taken or being made at most."""
     pool = pool_of(client, address)
     return (0, 0) if pool is None else (len(getattr(pool, IDLE)), getattr(pool, IN_USE))
 
 
 def operations_in_progress(client: Any, address: Any) -> int | None:
-    """Operations that have a connection of the server's pool or wait for one; None where the
-    client has not begun to look for servers."""
+    """Operations that have a connection of the server's pool or wait for one; None without one."""
     pool = pool_of(client, address)
     return None if pool is None else int(pool.operation_count)
 

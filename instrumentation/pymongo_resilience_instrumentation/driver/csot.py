@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 # Where the self-check misses one of these, what needs it stays off.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
-"""As ``timeout_in_force``, for what is on the way of every operation."""
-DEADLINE: ContextVar[float] = getattr(
-    _csot, "DEADLINE", ContextVar("DEADLINE", default=float("inf"))
-)
+"""Its length; see ``timeout_in_force``."""
+DEADLINE: ContextVar[float] = getattr(_csot, "DEADLINE", ContextVar("DEADLINE", default=math.inf))
 """When it ends, on the clock of ``now``; infinite without one."""
 RTT: ContextVar[float] = getattr(_csot, "RTT", ContextVar("RTT", default=0.0))
 """The minimum round-trip time of the server selected under it, in seconds."""
@@ -51,11 +49,8 @@ def remaining() -> float | None:
 
 
 def deadline_on(clock: Clock) -> float | None:
-    """When the driver's deadline is, on a clock of the engine's; None without one.
-
-    Never later than it is, however long the process stands still between the two readings: the
-    driver would refuse an attempt for which the rules see time.
-    """
+    """When the driver's deadline is, on a clock of the engine's; None without one."""
+    # This clock first, so never later: the driver would refuse an attempt the rules see time for.
     now, left = clock.now(), remaining()
     return None if left is None else now + left
 
@@ -79,10 +74,7 @@ class _Ours(float):
 
 
 class InForce(AbstractContextManager[None]):
-    """Puts a length and an end in force, in the context of one thread or task.
-
-    ``__exit__`` may be called once more.
-    """
+    """Puts a length and an end in force, in one thread or task; ``__exit__`` may be repeated."""
 
     __slots__ = ("_before", "_ends", "_rtt", "_seconds", "_token")
 
@@ -110,12 +102,10 @@ class InForce(AbstractContextManager[None]):
                 DEADLINE.set(before[2])  # its beginning was interrupted
             else:
                 DEADLINE.reset(self._token)
-        except ValueError:
-            # It ends in another context than it began in.
+        except ValueError:  # it ends in another context than it began in
             self._before = None
             return
-        except RuntimeError:
-            # Reset already: an exit before this one was interrupted.
+        except RuntimeError:  # reset already: an exit before this one was interrupted
             pass
         TIMEOUT.set(before[0])
         RTT.set(before[1])
@@ -165,8 +155,7 @@ class Timeout(NamedTuple):
         return self if self.ends <= around.ends else around
 
     def resume(self) -> AbstractContextManager[None]:
-        """Puts what is left of it in force, in place of what is: neither is the sooner end kept,
-        nor the shorter length."""
+        """Puts what is left of it in force, in place of what is, even if that ends sooner."""
         return InForce(None if self.seconds is None else _Ours(self.seconds), self.ends)
 
 

@@ -3,66 +3,51 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from pymongo import message
 from pymongo.cursor import CursorType
+
+from .clients import both
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
 
 RUN_OPERATION = "_run_operation"
 """A client's method that sends for a batch of a cursor."""
-CLONE = "_clone"
 AGGREGATE = "_run_aggregation_cmd"
 """A change stream's: sends its aggregate, to begin and to resume."""
-_PLACES = (
-    ("pymongo.synchronous.cursor", "Cursor"),
-    ("pymongo.asynchronous.cursor", "AsyncCursor"),
-    ("pymongo.synchronous.command_cursor", "CommandCursor"),
-    ("pymongo.asynchronous.command_cursor", "AsyncCommandCursor"),
-)
-_STREAMS = (
-    ("pymongo.synchronous.change_stream", "ChangeStream"),
-    ("pymongo.asynchronous.change_stream", "AsyncChangeStream"),
-)
-
 of_files: tuple[type, ...] = ()
 """The cursors over the files of GridFS; none while that is not imported."""
 
 
 def cursor_classes() -> tuple[type, ...]:
-    return tuple(getattr(importlib.import_module(module), name) for module, name in _PLACES)
+    return _classes("cursor", "Cursor") + _classes("command_cursor", "CommandCursor")
 
 
 def stream_classes() -> tuple[type, ...]:
-    return tuple(getattr(importlib.import_module(module), name) for module, name in _STREAMS)
+    return _classes("change_stream", "ChangeStream")
+
+
+def _classes(module: str, name: str) -> tuple[type, ...]:
+    return tuple(getattr(found, "Async" * is_async + name) for found, is_async in both(module))
 
 
 def run_operation_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The client, the operation and the method of the cursor that ``_run_operation`` was called
-    with: by their positions, or by the names they have in 4.17 and 4.20."""
-    if len(given) > 2:  # noqa: PLR2004
-        return given[:3]
+    """The client, the operation and the cursor that ``_run_operation`` was called with; it gets a
+    method of the cursor: what unpacks the reply (4.17), or sends (4.20)."""
     operation = given[1] if len(given) > 1 else kwargs["operation"]
     name = "run_with_conn" if "run_with_conn" in kwargs else "unpack_res"
-    return given[0], operation, kwargs[name]
-
-
-def cursor_of(method: Any) -> Any:
-    """The cursor that ``_run_operation`` sends for, given its second argument, a method of the
-    cursor: what unpacks the reply (4.17), or sends (4.20)."""
-    return getattr(method, "__self__", None)
+    method = given[2] if len(given) > 2 else kwargs[name]  # noqa: PLR2004
+    return given[0], operation, getattr(method, "__self__", None)
 
 
 def pinned_address(operation: Any) -> Address | None:
-    """Of the server whose connection the cursor keeps: such a batch does not enter the loop, which
-    would note its server. None for any other."""
-    manager = getattr(operation, "conn_mgr", None)
-    connection = getattr(manager, "conn", None)
-    found: Address | None = getattr(connection, "address", None)
-    return found
+    """The server whose connection the cursor keeps, for a batch that does not enter the loop, which
+    would note its server; else None."""
+    connection = getattr(getattr(operation, "conn_mgr", None), "conn", None)
+    return getattr(connection, "address", None)
 
 
 def is_of_files(cursor: Any) -> bool:
@@ -82,14 +67,12 @@ def awaits_data(cursor: Any) -> bool:
 
 def max_await_time_ms(cursor: Any) -> int | None:
     """What the application gave, for a cursor that waits for new documents; milliseconds."""
-    given: int | None = getattr(cursor, "_max_await_time_ms", None)
-    return given
+    return getattr(cursor, "_max_await_time_ms", None)
 
 
 def cursor_address(operation: Any, address: Any) -> Any:
     """What a killCursors for the cursor of a getMore is sent to, on the server at ``address``."""
-    made = importlib.import_module("pymongo.message")._CursorAddress
-    return made(address, f"{operation.db}.{operation.coll}")
+    return message._CursorAddress(address, f"{operation.db}.{operation.coll}")
 
 
 def may_be_sent_twice(operation: Any, cursor: Any) -> bool:
@@ -132,12 +115,8 @@ def set_timeout_of_each_next(stream: Any, seconds: float | None) -> None:
     stream._timeout = seconds
 
 
-def timeout_of_each_next(stream: Any) -> float | None:
-    """Seconds, 0 disables the timeout."""
-    seconds: float | None = stream._timeout
-    return seconds
-
-
+timeout_of_each_next = attrgetter("_timeout")
+"""Seconds; 0 disables the timeout, None is none."""
 client_of_stream = attrgetter("_client")
 target_of_stream = attrgetter("_target")
 """A collection, a database or a client."""

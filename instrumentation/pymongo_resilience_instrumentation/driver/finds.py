@@ -108,7 +108,7 @@ def copied(query: Any, session: Any) -> Any:
 
 
 def reads_chunks(query: Any) -> bool:
-    """Whether GridFS reads the chunks of a file with it, in the order of their numbers."""
+    """Whether GridFS reads the chunks of a file with it."""
     return str(query.coll).endswith(".chunks") and query.spec.get("$orderby") == {"n": 1}
 
 
@@ -133,10 +133,8 @@ def fail_first(loop: Any, address: Address) -> None:
 
 
 def send(cursor: Any, query: Any, given: Sequence[Any]) -> Any:
-    """As a loop's function does for the cursor's own; ``given`` is what the loop calls that with.
-
-    A coroutine for async cursors.
-    """
+    """Send as a loop's function does for the cursor's own query; ``given`` is what the loop calls
+    that with. A coroutine for async cursors."""
     _, server, connection, preference = given
     query.reset()
     if hasattr(cursor, "_run_with_conn"):
@@ -150,8 +148,7 @@ def send(cursor: Any, query: Any, given: Sequence[Any]) -> Any:
 def run_command(
     query: Any, command: dict[str, Any], given: Sequence[Any], read_concern: Any = None
 ) -> Any:
-    """What runs another command on the connection that a loop's function was called with,
-    ``given``; in async clients a coroutine function."""
+    """What runs another command on the connection that a loop's function was ``given``."""
     session, _, connection, preference = given
     return partial(
         connection.command,
@@ -181,7 +178,7 @@ def cursor_id(response: Any) -> int:
 
 
 def as_of_getmore(response: Any) -> None:
-    """Let the reply to a find be one to a getMore. What was published of it stays as it was."""
+    """Make the reply to a find one to a getMore. What was published of it stays as it was."""
     _change(response, nextBatch=batch_of(response))
 
 
@@ -191,8 +188,7 @@ def _change(response: Any, **fields: Any) -> None:
 
 
 def last_id(reply: Any) -> Any:
-    """The ``_id`` of its last document, exactly as the server has it. Raises KeyError where that
-    document has none."""
+    """The ``_id`` of its last document, as the server has it; KeyError where there is none."""
     reply = RawBSONDocument(bytes(reply.raw_command_response()), EXACT)["cursor"]
     return reply["firstBatch" if "firstBatch" in reply else "nextBatch"][-1]["_id"]
 
@@ -225,18 +221,15 @@ def hide_ids(cursor: Any) -> None:
         return
     found, original = weakref.ref(cursor), getattr(type(cursor), SEND)
 
-    def take_off(cursor: Any) -> None:
+    def sent(operation: Any) -> None:
+        cursor: Any = found()
+        original(cursor, operation)
         cursor._data = deque(_without_ids(cursor._data, cursor))
 
-    def sent(operation: Any) -> None:
-        cursor = found()
-        original(cursor, operation)
-        take_off(cursor)
-
     async def sent_async(operation: Any) -> None:
-        cursor = found()
+        cursor: Any = found()
         await original(cursor, operation)
-        take_off(cursor)
+        cursor._data = deque(_without_ids(cursor._data, cursor))
 
     setattr(cursor, SEND, sent_async if inspect.iscoroutinefunction(original) else sent)
 
@@ -250,10 +243,7 @@ def raw_documents(stream: bytes) -> Iterator[bytes]:
 
 
 def without_id(document: Any, options: Any) -> Any:
-    """A document, or a stream of raw ones, without ``_id``; changed in place where it can be.
-
-    ``options``: the codec options of its collection.
-    """
+    """A document, or a stream of raw ones, without ``_id``; changed in place where it can be."""
     if isinstance(document, bytes):
         return b"".join(map(_cut, raw_documents(document)))
     if isinstance(document, RawBSONDocument):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.driver.csot import now
 
+from .clients import both
 from .connections import shut_down
 
 if TYPE_CHECKING:
@@ -65,8 +67,7 @@ _checking: ContextVar[Check | None] = ContextVar("pymongo_resilience_check", def
 
 def monitor_classes() -> Iterator[tuple[type, bool]]:
     """The classes that check servers, and whether they are of asyncio."""
-    for half in ("synchronous", "asynchronous"):
-        yield importlib.import_module(f"pymongo.{half}.monitor").Monitor, half == "asynchronous"
+    return ((module.Monitor, asynchronous) for module, asynchronous in both("monitor"))
 
 
 def connectors() -> Iterator[tuple[ModuleType, str]]:
@@ -77,11 +78,6 @@ def connectors() -> Iterator[tuple[ModuleType, str]]:
 
 def was_cancelled(error: BaseException) -> bool:
     return isinstance(error, _OperationCancelled)
-
-
-def read_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The monitor and the connection that ``READ`` was called with."""
-    return given[0], given[1] if len(given) > 1 else kwargs["conn"]
 
 
 @contextmanager
@@ -119,8 +115,7 @@ def connecting() -> Iterator[Check]:
 
 @contextmanager
 def reading(monitor: Any, connection: Any) -> Iterator[None]:
-    """Around the part of a check that waits for its reply. A check that was woken was cancelled,
-    whatever the driver makes of how it ended."""
+    """Around a check's wait for its reply; one that was woken counts as cancelled."""
     check = vars(monitor).setdefault(_CHECK, Check())
     check.since, check.connection = now(), connection
     try:
@@ -141,10 +136,8 @@ def check_in_progress(topology: Any, address: Address) -> Check | None:
 
 
 def wake(monitor: Any) -> None:
-    """End the monitor's wait: for a reply, or between two checks.
-
-    May be called from a weak reference's callback: it takes no locks.
-    """
+    """End the monitor's wait, for a reply or between two checks. It takes no locks: safe in a weak
+    reference's callback."""
     check = vars(monitor).get(_CHECK)
     # A socket that was inherited by a fork is still the parent's.
     if check is not None and check.connection is not None and check.process == os.getpid():
@@ -171,14 +164,13 @@ def _answer(wake_up: asyncio.Future[None]) -> None:
 
 
 def last_check(monitor: Any) -> tuple[bool, bool]:
-    """Whether the last check reached the server, and whether the address refused the connection, so
-    that no server got a hello."""
+    """Whether the last check reached the server, and whether the address refused a connection."""
     found = monitor._server_description
     return found.is_server_type_known, _REFUSED in str(found.error)
 
 
 def seen_as_known(monitor: Any) -> bool:
-    """Whether the client knows the server at the moment: a failed operation makes it unknown."""
+    """Whether the client knows the server now: a failed operation makes it unknown."""
     try:
         servers = monitor._topology.description.server_descriptions()
     except ReferenceError:  # the client was collected
@@ -188,8 +180,7 @@ def seen_as_known(monitor: Any) -> bool:
 
 
 def pause(monitor: Any, interval: Interval) -> None:
-    """Wait until the next check is due, in place of the driver, which looks every half second
-    whether one is asked for."""
+    """Wait until the next check is due; the driver looks every half second if one is asked for."""
     executor, ended = monitor._executor, now()
     if executor._skip_sleep:
         return
@@ -208,7 +199,6 @@ def pause(monitor: Any, interval: Interval) -> None:
 
 
 async def pause_async(monitor: Any, interval: Interval) -> None:
-    """As ``pause``."""
     executor, ended = monitor._executor, now()
     if executor._skip_sleep:
         return
@@ -235,20 +225,17 @@ def _left(executor: Any, ended: float, interval: Interval) -> float:
     return min(due - now(), common.MIN_HEARTBEAT_INTERVAL)
 
 
-def topology_of(client: Any) -> Any:
-    """None before the client has begun to look for servers."""
-    return client._topology
+topology_of = attrgetter("_topology")
+"""A client's; None before it has begun to look for servers."""
 
 
 def topologies() -> Iterator[tuple[type, bool]]:
-    """Its classes, and whether they are of asyncio."""
-    for half in ("synchronous", "asynchronous"):
-        yield importlib.import_module(f"pymongo.{half}.topology").Topology, half == "asynchronous"
+    """The classes of topologies, and whether they are of asyncio."""
+    return ((module.Topology, asynchronous) for module, asynchronous in both("topology"))
 
 
 def replaced_primary(topology: Any) -> Address | None:
-    """After a change: the address of the last primary, where another member is it now. Each is
-    reported once."""
+    """The last primary's address after a change, once, where another member is primary now."""
     described = topology.description.server_descriptions()
     before: Address | None = getattr(topology, _PRIMARY, None)
     now = next((at for at, each in described.items() if each.server_type_name == "RSPrimary"), None)
@@ -265,8 +252,7 @@ def pool_at(topology: Any, address: Address) -> Any:
 
 
 def last_reply_at(topology: Any, address: Address) -> float:
-    """On the driver's clock: when the server answered a check. Minus infinity where the last one
-    failed."""
+    """When the server answered a check, on the driver's clock; -inf where the last one failed."""
     server = topology._servers.get(address)
     if server is None:
         return float("-inf")

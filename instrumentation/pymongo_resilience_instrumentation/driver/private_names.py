@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import BACKGROUND, END_SESSIONS, KILLS, LOOK
+from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
 from .commands import CONNECTIONS, LIMITED, PASSED
 from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
-from .cursors import AGGREGATE, CLONE, RUN_OPERATION
+from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
 from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_AN_EXECUTOR
 from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
@@ -27,6 +27,9 @@ _LOOP_NAMES = (
     "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
     "_is_session_state_retryable", "_last_error", "_operation", "_retryable", "_retrying",
     "_server", "_server_selector", "_session", "_address", SELECT, ADDRESS,
+)  # fmt: skip
+_SESSION_NAMES = (
+    "_implicit", "_server_session", "_start_retryable_write", "_transaction", "_unpin",
 )  # fmt: skip
 _CSOT_VARIABLES = ("TIMEOUT", "DEADLINE", "RTT")
 _TRANSACTION_NAMES = (
@@ -71,12 +74,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             f"{package}.client_bulk:_{prefix}ClientBulk",
             ("idx_offset", "ops", "retrying", "started_retryable_write", EXECUTE_BATCH),
         ),
-        (
-            session,
-            (
-                "_implicit", "_server_session", "_start_retryable_write", "_transaction", "_unpin",
-            ),
-        ),
+        (session, _SESSION_NAMES),
         (sessions, (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION")),
         (transaction, _TRANSACTION_NAMES),
         (
@@ -87,15 +85,12 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
                 "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
                 f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
                 f"{END_SESSIONS}(self, session_ids)",
-                *(f"{name}(self, cursor_ids, address)" for name in KILLS),
+                f"{KILL}(self, cursor_ids, address, topology, session)",
             ),
         ),
         (
             f"{cursors}:{prefix}Cursor",
-            (
-                CLONE, "_query_flags", "_max_await_time_ms", "_session", SEND,
-                DOCUMENTS,
-            ),
+            ("_query_flags", "_max_await_time_ms", "_session", SEND, DOCUMENTS),
         ),
         (
             f"{streams}:{prefix}CollectionChangeStream",

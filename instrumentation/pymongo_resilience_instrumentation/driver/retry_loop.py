@@ -7,7 +7,6 @@ what they need before an attempt is repeated.
 
 from __future__ import annotations
 
-import importlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 
-from .clients import ASYNC, SYNC
+from .clients import both
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,15 +32,14 @@ EXECUTE_BATCH = "_execute_batch"
 
 def bulk_classes() -> Iterator[tuple[type, bool]]:
     """The driver's bulks, of collections and clients, each with whether it is async."""
-    for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
-        for module, name in (("bulk", "Bulk"), ("client_bulk", "ClientBulk")):
-            found = importlib.import_module(f"pymongo.{half}.{module}")
-            yield getattr(found, f"_{prefix}{name}"), bool(prefix)
+    for module, name in (("bulk", "Bulk"), ("client_bulk", "ClientBulk")):
+        for found, asynchronous in both(module):
+            yield getattr(found, f"_{'Async' * asynchronous}{name}"), asynchronous
 
 
 def loop_modules() -> tuple[tuple[ModuleType, bool], ...]:
     """Where the driver looks its retry loops up, each with whether it is the async one."""
-    return (importlib.import_module(SYNC), False), (importlib.import_module(ASYNC), True)
+    return tuple(both("mongo_client"))
 
 
 class DriverLoop:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pymongo.read_preferences import Primary
-from pymongo.server_selectors import any_server_selector, writable_server_selector
+from pymongo.server_selectors import any_server_selector
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.rules.retried_operation import Kind
@@ -32,17 +32,12 @@ def is_no_selector(selector: Any) -> bool:
     return selector is None or selector is any_server_selector
 
 
-def selects_for_writes(selector: Any) -> bool:
-    return selector is writable_server_selector
-
-
 NO_LIMIT = -1
 
 
 def measuring_the_whole_set(selector: Any, description: Any) -> Any:
-    """``selector``, for a look at the servers that leaves some of them out beforehand: how stale a
-    secondary is, is measured against all members. pymongo 4.17 to 4.20 measure against the rest.
-    """
+    """``selector``, for a look that leaves some servers out beforehand: staleness is measured
+    against all members. pymongo 4.17 to 4.20 measure it against the rest."""
     if hasattr(selector, "selection_hook"):
         # Of an aggregate with a write stage, which decides here by which preference it goes.
         selector.selection_hook(description)
@@ -68,11 +63,8 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
     return select
 
 
-def selector_of(topology: Any) -> Any:
-    """The client's ``server_selector``, as its topology calls it."""
-    return topology._settings.server_selector
-
-
+selector_of = attrgetter("_settings.server_selector")
+"""The client's ``server_selector``, as its topology calls it."""
 SELECT = "_get_server"
 """The loop's method: a server for the attempt at hand."""
 
@@ -108,8 +100,7 @@ def has_choice(loop: Any) -> bool:
 
 
 def may_choose(client: Any, preference: Any) -> bool:
-    """Whether the deployment may have several servers for a read with that preference, or for what
-    the driver's own selector lets through."""
+    """Whether the deployment may have several servers for that preference or driver's selector."""
     description = client.topology_description
     if len(description.server_descriptions()) < 2:  # noqa: PLR2004
         return False
@@ -118,12 +109,9 @@ def may_choose(client: Any, preference: Any) -> bool:
 
 
 def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:
-    """The servers of which one would be selected now: by the client's own selector, then
-    ``narrowed``.
-
-    From a copy: a look at the servers keeps its candidates in the description, which pymongo's lock
-    guards. No server that failed before is avoided.
-    """
+    """The servers of which one would be selected now, by the client's own selector, then
+    ``narrowed``. No server that failed before is avoided."""
+    # A look keeps its candidates in the description, which pymongo's lock guards.
     description = copy.copy(loop._client.topology_description)
     own = loop._client.options.server_selector
     found = description.apply_selector(
@@ -136,8 +124,8 @@ def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:
 
 
 def known_addresses(client: Any) -> set[Address]:
-    """Of all servers of the deployment, whether they can be reached or not; none once it is closed,
-    though pymongo goes on describing them."""
+    """All servers of the deployment, reachable or not; none of a closed client, though pymongo goes
+    on describing them."""
     if getattr(client, "_closed", True):
         return set()
     return set(client.topology_description.server_descriptions())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,13 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pymongo.errors import PyMongoError
 from pymongo.server_selectors import writable_server_selector
 
+from .clients import both
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-
 STATE = "state"
 """Of a session's transaction."""
+ABORT = "abortTransaction"
 DEFAULT_MINUTES = 30
 """A server's own, where none that is known says it."""
 WITHIN_TIME_LIMIT = "_within_time_limit"
@@ -30,12 +31,8 @@ def session_classes() -> tuple[tuple[type, bool], ...]:
 
 
 @cache
-def session_modules() -> tuple[ModuleType, ModuleType]:
-    sync, asynchronous = (
-        importlib.import_module(f"pymongo.{half}.client_session")
-        for half in ("synchronous", "asynchronous")
-    )
-    return sync, asynchronous
+def session_modules() -> list[ModuleType]:
+    return [module for module, _ in both("client_session")]
 
 
 @contextmanager
@@ -54,10 +51,8 @@ def restored_if_interrupted(session: Any) -> Iterator[None]:
 
 
 def session_timeout(known_to: Any) -> float:
-    """Seconds that a server keeps a session which is not used, and what was written with it.
-
-    ``known_to``: a connection or the client's ``topology_description``.
-    """
+    """Seconds that a server keeps a session which is not used, by a connection or a description of
+    the topology."""
     minutes = known_to.logical_session_timeout_minutes
     return 60.0 * (minutes if isinstance(minutes, int) else DEFAULT_MINUTES)
 
@@ -77,7 +72,7 @@ def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction 
     transaction, server = session._transaction, session._server_session
     if server is None or not (session.in_transaction or aborted):
         return None
-    command = {"abortTransaction": 1, "lsid": session.session_id}
+    command = {ABORT: 1, "lsid": session.session_id}
     command |= {"txnNumber": server.transaction_id, "autocommit": False}
     if transaction.recovery_token:
         command["recoveryToken"] = transaction.recovery_token
@@ -85,28 +80,18 @@ def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction 
 
 
 def abort(client: Any, opened: OpenTransaction) -> None:
-    server = client._select_server(
-        writable_server_selector, None, "abortTransaction", opened.address
-    )
+    server = client._select_server(writable_server_selector, None, ABORT, opened.address)
     with client._checkout(server, None) as connection:
         connection.command("admin", opened.command.copy(), client=client)
 
 
 async def abort_async(client: Any, opened: OpenTransaction) -> None:
-    server = await client._select_server(
-        writable_server_selector, None, "abortTransaction", opened.address
-    )
+    server = await client._select_server(writable_server_selector, None, ABORT, opened.address)
     async with client._checkout(server, None) as connection:
         await connection.command("admin", opened.command.copy(), client=client)
 
 
 def bound_session(asynchronous: bool) -> Any:
     """The session that ``session.bind()`` has put around the caller; None where none is."""
-    variable = _bound_session_variable(asynchronous)
+    variable = getattr(session_modules()[asynchronous], "_SESSION", None)
     return None if variable is None else variable.get()
-
-
-@cache
-def _bound_session_variable(asynchronous: bool) -> Any:
-    # Asked on the way of every call: where the self-check misses it, no session is bound.
-    return getattr(session_modules()[asynchronous], "_SESSION", None)

@@ -6,7 +6,7 @@ import importlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .monitors import topologies
+from .clients import both
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,38 +33,14 @@ SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
 ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
 
 
-def lock_module() -> ModuleType:
-    """Where pymongo's async waits for a condition call ``wait_for``."""
-    return importlib.import_module("pymongo.lock")
-
-
-def selection_timeout_owners() -> tuple[type, ...]:
-    return topology_owners(SELECTION_TIMEOUT)
-
-
-def topology_owners(name: str) -> tuple[type, ...]:
-    """The classes that define a method: each topology class, or what both derive from (4.20)."""
-    owners = [
-        next(cls for cls in topology.__mro__ if name in vars(cls)) for topology, _ in topologies()
-    ]
-    return tuple(dict.fromkeys(owners))
+def selection_timeout_owners() -> set[type]:
+    """The classes that define it: each topology class, or what both derive from (4.20)."""
+    mros = (module.Topology.__mro__ for module, _ in both("topology"))
+    return {next(cls for cls in mro if SELECTION_TIMEOUT in vars(cls)) for mro in mros}
 
 
 own_selection_timeout = attrgetter("_settings.server_selection_timeout")
 """A topology's ``serverSelectionTimeoutMS``, in seconds."""
-
-
-def own_connect_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The ``connectTimeoutMS`` of a socket to be made, given the arguments, in seconds."""
-    options = args[1] if len(args) > 1 else kwargs["options"]
-    seconds: float | None = options.connect_timeout
-    return seconds
-
-
-def connects_for_an_operation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a pool's ``connect`` is called by a check-out, given its arguments: monitors, and
-    what keeps ``minPoolSize``, have no handler."""
-    return (args[0] if args else kwargs.get("handler")) is not None
 
 
 def waits_for_server(client: Any, condition: Any) -> bool:
@@ -74,7 +50,7 @@ def waits_for_server(client: Any, condition: Any) -> bool:
 
 
 def wake_selections(client: Any) -> None:
-    """Of a client that was closed: each finds that out at once, and not with its next look."""
+    """Have the selections of a closed client find that out at once, not with their next look."""
     topology = client._topology
     if topology is not None:
         with topology._condition:
@@ -82,7 +58,6 @@ def wake_selections(client: Any) -> None:
 
 
 async def wake_selections_async(client: Any) -> None:
-    """As ``wake_selections``."""
     topology = client._topology
     if topology is not None:
         async with topology._condition:
@@ -95,10 +70,8 @@ def seeds(topology: Any) -> list[Any]:
 
 
 def cancel_checks(client: Any, addresses: Iterable[Any]) -> None:
-    """Have the servers checked anew, also where the check that runs is one that waits for news.
-
-    What pymongo does after network errors. To be called with the topology's lock held.
-    """
+    """Have the servers checked anew, as after network errors, also where the check that runs waits
+    for news. To be called with the topology's lock held."""
     servers = client._topology._servers
     for address in addresses:
         if address in servers:

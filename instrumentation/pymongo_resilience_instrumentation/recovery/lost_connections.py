@@ -80,7 +80,7 @@ class Failed(Interceptor):
         self._seconds = seconds if driver.connections.can_watch() else 0
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Lost:
-        connection, error = driver.connections.failed_arguments(given, kwargs)
+        connection, error = given[0], given[1] if len(given) > 1 else kwargs["error"]
         return _Lost(connection, self._named(connection, error))
 
     def _named(self, connection: Any, error: Any) -> Any:

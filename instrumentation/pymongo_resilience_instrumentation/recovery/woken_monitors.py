@@ -98,7 +98,7 @@ class Connect(Interceptor):
 
 class Read(Interceptor):
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
-        monitor, connection = driver.monitors.read_arguments(given, kwargs)
+        monitor, connection = given[0], given[1] if len(given) > 1 else kwargs["conn"]
         return Entered(monitor, driver.monitors.reading(monitor, connection))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymongo.errors import ConnectionFailure
+from pymongo.server_selectors import writable_server_selector
 
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.server_choice import eligibility
@@ -116,7 +117,7 @@ def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
 
 
 def _criteria(selector: object) -> Criteria:
-    if driver.selection.selects_for_writes(selector):
+    if selector is writable_server_selector:
         return Criteria(write=True)
     if driver.selection.is_no_selector(selector):
         return Criteria(bound_elsewhere=True)

@@ -14,9 +14,11 @@ import asyncio
 import sys
 import time
 import weakref
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from pymongo import lock
 from pymongo.errors import NetworkTimeout, ServerSelectionTimeoutError, WaitQueueTimeoutError
 
 from pymongo_resilience import internal_errors
@@ -68,14 +70,12 @@ def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Row]
     if sys.version_info < (3, 12):
         pool = driver.waits.ASYNC_HALF.module("pool")
         yield pool, driver.waits.ASYNC_SEND, _kept_while_sending(enabled_flag)
-        yield driver.waits.lock_module(), "wait_for", _kept_while_waiting(enabled_flag)
+        yield lock, "wait_for", _kept_while_waiting(enabled_flag)
 
 
 def time_to_wait() -> float | None:
-    """Seconds that selection, checkout and connecting still have; None where nothing limits them.
-
-    Under a timeout of 0 the selection's own limit is all there is.
-    """
+    """Seconds that selection, checkout and connecting still have, under a timeout of 0 the
+    selection's own limit; None where nothing limits them."""
     if driver.csot.TIMEOUT.get() is None:
         return None
     left, call = driver.csot.remaining(), calls.current()
@@ -88,7 +88,7 @@ def time_to_wait() -> float | None:
 
 
 def within_wait(seconds: float) -> AbstractContextManager[None]:
-    """What is in it ends within so many seconds, also where a timeout of 0 is in force."""
+    """What is in it ends within so many seconds, also under a timeout of 0."""
     if driver.csot.TIMEOUT.get():
         return driver.csot.within(seconds)
     return driver.csot.Timeout.from_now(max(seconds, RESOLUTION)).resume()
@@ -127,20 +127,18 @@ class For(Enum):
     CONNECTION = "checked_out"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Wait:
     """One that had to be, once or again and again until a server or a connection was there."""
 
-    __slots__ = ("connecting", "ended_ns", "outcome", "seconds", "what")
-
-    def __init__(self, what: For) -> None:
-        self.what = what
-        self.seconds = 0.0
-        self.connecting: float | None = None
-        """How many of the seconds the operation made a connection itself; None if it did not."""
-        self.ended_ns = 0
-        """Since the epoch."""
-        self.outcome: str | None = None
-        """None while it is not over."""
+    what: For
+    seconds: float = 0.0
+    connecting: float | None = None
+    """How many of the seconds the operation made a connection itself; None if it did not."""
+    ended_ns: int = 0
+    """Since the epoch."""
+    outcome: str | None = None
+    """None while it is not over."""
 
     def add(self, seconds: float, *, connecting: bool = False) -> None:
         if connecting:
@@ -161,37 +159,33 @@ class Wait:
 
 
 def over(call: Call, error: BaseException | None) -> None:
-    """Its attempt is over, so its waits are; ``error`` is None for one that came to send
-    something."""
+    """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
     with shielded("after a wait"):
         if call.waits and call.waits[-1].outcome is None:
             call.waits[-1].end(error)
 
 
 def _in_progress(call: Call, what: For) -> Wait:
-    last = call.waits[-1] if call.waits else None
+    call.waits = call.waits or []
+    last: Wait | None = call.waits[-1] if call.waits else None
     if last is not None and last.outcome is None:
         if last.what is what:
-            return last  # type: ignore[no-any-return]  # what this module put there
+            return last
         last.end(None)  # one follows the other
-    wait = Wait(what)
-    if call.waits is None:
-        call.waits = []
-    call.waits.append(wait)
+    call.waits.append(wait := Wait(what))
     return wait
 
 
 class _Waited(Entered):
     __slots__ = ("began", "ends", "seconds", "wait")
 
-    def __init__(self, place: object, seconds: float | None, wait: Wait | None) -> None:
+    def __init__(self, place: object, seconds: float | None, wait: Wait | None = None) -> None:
         super().__init__(place)
         self.seconds = seconds
         """That the driver, or an attempt, is given; None is without end."""
         self.ends = 0.0
         """Their end, on the driver's clock, where it matters."""
         self.wait = wait
-        """None for one that is not measured."""
         self.began = 0.0 if wait is None else time.perf_counter()
 
 
@@ -229,8 +223,7 @@ class _MeasuredWait(Interceptor):
 
 
 class ConditionWait(_MeasuredWait):
-    """A wait for a server, or for a place in the pool: as long as the driver asks for, or what is
-    left. The sync wait runs under the topology's or the pool's lock."""
+    """A wait for a server, or for a place in the pool. The sync one runs under their lock."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited:
         condition = given[0] if given else kwargs["condition"]
@@ -249,16 +242,17 @@ class ConditionWait(_MeasuredWait):
 
 
 class Handshake(_MeasuredWait):
-    """A connection until it is ready, hello and authentication included: what selecting a server
-    has left of ``min(serverSelectionTimeoutMS, remaining)``, and what an attempt has. On a server
-    that accepts connections and never answers it would else have all the time there is."""
+    """A connection until it is ready, hello and authentication included: it has what selecting a
+    server has left of ``min(serverSelectionTimeoutMS, remaining)``, and what an attempt has."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited | None:
         if calls.reporting():
             return None
         call, left, wait = calls.current(), time_to_wait(), None
         attempt: float | None = None
-        if call is not None and driver.waits.connects_for_an_operation(given[1:], kwargs):
+        # Monitors, and what keeps minPoolSize, have no handler.
+        handler = given[1] if len(given) > 1 else kwargs.get("handler")
+        if call is not None and handler is not None:
             wait = self._begin(given[0])
             if call.attempt_timeout is not None:
                 attempt = max(call.attempt_timeout, CONNECTING)
@@ -285,9 +279,9 @@ class Connect(Interceptor):
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited:
         seconds = time_to_wait()
         if seconds is not None:
-            own = driver.waits.own_connect_timeout(given, kwargs)
+            own = (given[1] if len(given) > 1 else kwargs["options"]).connect_timeout
             seconds = seconds if own is None else min(seconds, own)
-        connecting = _Waited(None, seconds, None)
+        connecting = _Waited(None, seconds)
         if seconds is not None:
             connecting.deadline = within_wait(seconds)
         return connecting
@@ -336,20 +330,17 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Method:
     return Method(send)
 
 
-def _kept_while_waiting(enabled_flag: EnabledFlag) -> Method:
-    def wait(original: Function) -> Function:
-        def waiting(fut: Any, timeout: float | None) -> Any:
-            return (wait_for if enabled_flag.on else original)(fut, timeout)
+def _kept_while_waiting(enabled_flag: EnabledFlag) -> Wrapped:
+    def wrapper(original: Function, _lock: Any, args: Any, kwargs: Any) -> Any:
+        return (wait_for if enabled_flag.on else original)(*args, **kwargs)
 
-        return waiting
-
-    return Method(wait)
+    return Wrapped(wrapper)
 
 
-async def wait_for(awaitable: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
+async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names
     """``asyncio.wait_for`` as it is from 3.12 on, and without a task for each call."""
-    if seconds is not None and seconds <= 0:
-        awaitable.close()
+    if timeout is not None and timeout <= 0:
+        fut.close()
         raise TimeoutError
-    async with asyncio.timeout(seconds):
-        return await awaitable
+    async with asyncio.timeout(timeout):
+        return await fut

@@ -65,8 +65,8 @@ def limit(enabled_flag: EnabledFlag) -> Wrapped:
                 _adjust(connection, command, own, timeout, call)
             if call is not None and attempt is not None:
                 call.reply_within = None if command is None else attempt
-                if call.reply_within is not None:
-                    driver.commands.limit_attempt(connection, command, call.reply_within)
+                if command is not None:
+                    driver.commands.limit_attempt(connection, command, attempt)
         except ExecutionTimeout:
             raise
         except internal_errors.faults:
@@ -87,9 +87,14 @@ def _adjust(
     elif command is None:
         return
     elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
-        driver.commands.leave_limit_out(command, own if document else None)
+        command.pop(LIMIT, None)
+        if document and own is not None:
+            command[LIMIT] = own
     elif command.get(LIMIT) == 0:
-        driver.commands.refuse_without_end(driver.csot.remaining() or 0.0)
+        # It would be without end: refused in the driver's words and shape.
+        text = f"operation would exceed time limit, remaining timeout:{driver.csot.remaining():.5f}"
+        text += " < 1 ms "
+        raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
 
 
 def _reply(flag: EnabledFlag, original: Function) -> Function:
@@ -134,8 +139,8 @@ def _too_late(error: TimeoutError, seconds: float) -> TimeoutError:
 
 
 def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
-    """A limit that the server has kept is the attempt's where the operation has time left. For want
-    of that the driver sends nothing: which says nothing of the server."""
+    """A limit that the server has kept is the attempt's where the operation has time left; what was
+    not sent for want of time says nothing of the server."""
     deadline = operation.deadline
     if failure.stage is Stage.NOT_SENT or (deadline is not None and not deadline.allows(0)):
         return failure
@@ -144,37 +149,30 @@ def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
 
 def lift_attempt_timeout(call: Call, rules: RetryRules, operation: Operation) -> None:
     """Before an attempt that follows one without an answer: with the client's budget spent it has
-    all the time that is left, since each that is given up costs a connection, and its server work.
-    """
+    all the time that is left, since each that is given up costs a connection and work."""
     if rules.holds_back(operation):
         call.attempt_timeout = call.reply_within = None
 
 
 class DeprecatedOptions:
-    """The older options already warned of: logged once for each client and option.
-
-    By the identity of clients, for those of the same servers are equal; keeps none alive.
-    Thread-safe, but two threads may both log the first warning.
-    """
+    """The older options already warned of, by the identity of clients. Two threads may both log the
+    first warning."""
 
     def __init__(self, timeout_ms: int | None) -> None:
-        """``timeout_ms``: what every operation has, unless its client says otherwise."""
         self._default = timeout_ms
         self._warned: dict[int, set[str]] = {}
 
     def register(self, client: Any) -> None:
         """The options of a client, where all it does has a timeout."""
         with shielded("before the calls of a client"):
-            options = client.options
-            if options.timeout is None and self._default is None:
-                return
-            pool, concern = options.pool_options, options.write_concern.document
-            self.warn(
-                client,
-                socketTimeoutMS=pool.socket_timeout,
-                waitQueueTimeoutMS=pool.wait_queue_timeout,
-                wtimeout=concern.get("wtimeout"),
-            )
+            options, pool = client.options, client.options.pool_options
+            if options.timeout is not None or self._default is not None:
+                self.warn(
+                    client,
+                    socketTimeoutMS=pool.socket_timeout,
+                    waitQueueTimeoutMS=pool.wait_queue_timeout,
+                    wtimeout=options.write_concern.document.get("wtimeout"),
+                )
 
     def of_method(self, call: Call, keywords: Mapping[str, Any]) -> None:
         """What a method is called with under a timeout; a ``command()`` is the application's."""
@@ -184,7 +182,7 @@ class DeprecatedOptions:
                 self.warn(call.client, maxTimeMS=own)
 
     def warn(self, client: object, **options: Any) -> None:
-        """Options that are ignored; None is one that was not given."""
+        """Of options that are ignored; None is one that was not given."""
         for option, value in options.items():
             warned = None if value is None else keep(self._warned, client, set())
             if warned is not None and option not in warned:

@@ -5,6 +5,7 @@ Source: Client-Side Operations Timeout, "Cursors".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import ConfigurationError
@@ -28,33 +29,24 @@ OF_A_LIFE = ' for the whole life of the cursor (timeout_mode="iteration" gives e
 OF_A_LIST = " for all batches of one to_list() (a length, or a loop, fetches fewer at a time)"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CursorTimeout:
     """Belongs to one cursor or change stream, and to its user."""
 
-    __slots__ = ("began", "in_list", "in_use", "mode", "seconds", "to_close", "wait")
-
-    def __init__(
-        self,
-        seconds: float | None,
-        mode: str,
-        began: float,
-        to_close: float,
-        wait: float = 0.0,
-    ) -> None:
-        self.seconds = seconds
-        """0 disables the timeout; None where only a block of ``pymongo.timeout`` gave one, which
-        applies inside that block."""
-        self.mode = mode
-        self.began = began
-        """On the clock of the driver's deadlines, in seconds."""
-        self.to_close = to_close
-        """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
-        self.wait = wait
-        """Seconds that the server may wait for news, which a getMore has beside its own."""
-        self.in_use = True
-        """False until the first command, which goes by what was found out for it before."""
-        self.in_list = False
-        """Whether a ``to_list()`` is in progress, whose batches share one timeout."""
+    seconds: float | None
+    """0 disables the timeout; None where only a block of ``pymongo.timeout`` gave one, which
+    applies inside that block."""
+    mode: str
+    began: float
+    """On the clock of the driver's deadlines, in seconds."""
+    to_close: float
+    """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
+    wait: float = 0.0
+    """Seconds that the server may wait for news, which a getMore has beside its own."""
+    in_use: bool = True
+    """False until the first command, which goes by what was found out for it before."""
+    in_list: bool = False
+    """Whether a ``to_list()`` is in progress, whose batches share one timeout."""
 
     @property
     def omits_max_time(self) -> bool:
@@ -89,8 +81,7 @@ class CursorTimeout:
 
 
 def kept_by(cursor: object) -> CursorTimeout | None:
-    kept: CursorTimeout | None = getattr(cursor, ATTRIBUTE, None)
-    return kept
+    return getattr(cursor, ATTRIBUTE, None)
 
 
 def keep(cursor: object, timeout: CursorTimeout | None) -> None:
@@ -99,26 +90,19 @@ def keep(cursor: object, timeout: CursorTimeout | None) -> None:
 
 
 def timeout_of(
-    rules: TimeoutRules,
-    call: Call,
-    *,
-    tailable: bool = False,
-    awaits_data: bool = False,
-    max_await_ms: int | None = None,
-    of_gridfs: bool = False,
-    writes: str | None = None,
+    rules: TimeoutRules, call: Call, cursor: Any = None, writes: str | None = None
 ) -> CursorTimeout | None:
     """What a cursor keeps that ``call`` makes; None without a timeout.
 
     Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
     for an aggregate by iteration that ``writes`` ($out or $merge), and for a server that would wait
     longer than the operation has. The mode of the process is a default, and no error where it
-    cannot hold. GridFS's cursors have a life, whatever mode is set. A timeout of the
-    configuration's is by iteration where no mode is set.
+    cannot hold. GridFS's cursors have a life, whatever mode is set.
     """
     if not rules.csot_available:
         return None
-    mode = rules.mode_of(call)
+    mode, tailable = rules.mode_of(call), driver.cursors.is_tailable(cursor)
+    max_await_ms = driver.cursors.max_await_time_ms(cursor)
     if mode is not None and call.timeout is None:
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
@@ -131,7 +115,7 @@ def timeout_of(
     within_another = driver.csot.runs_already()
     if tailable:
         mode = ITERATION
-    elif within_another or writes or (of_gridfs and not call.configured):
+    elif within_another or writes or (driver.cursors.is_of_files(cursor) and not call.configured):
         mode = CURSOR_LIFETIME
     blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
     default = ITERATION if call.configured else CURSOR_LIFETIME
@@ -140,25 +124,15 @@ def timeout_of(
         mode=mode or rules.timeout_mode or default,
         began=driver.csot.now(),
         to_close=call.timeout,
-        wait=wait_for_news(max_await_ms) if awaits_data and call.configured else 0.0,
+        wait=wait_for_news(cursor)
+        if driver.cursors.awaits_data(cursor) and call.configured
+        else 0.0,
     )
 
 
-def of_stream(
-    call: Call, each_batch: float | None, max_await_ms: int | None
-) -> CursorTimeout | None:
-    """What a change stream keeps that ``call`` makes, for its ``close()``.
-
-    ``each_batch``: seconds that its cursors keep as well, each for its batches.
-    """
-    if call.timeout is None:
-        return None
-    wait = wait_for_news(max_await_ms)
-    return CursorTimeout(each_batch, ITERATION, driver.csot.now(), call.timeout, wait=wait)
-
-
-def wait_for_news(max_await_ms: int | None) -> float:
+def wait_for_news(cursor: Any) -> float:
     """Seconds that the server waits for a getMore's first document, where it awaits data."""
+    max_await_ms = driver.cursors.max_await_time_ms(cursor)
     return max_await_ms / 1000 if max_await_ms else DEFAULT_WAIT
 
 
@@ -173,10 +147,8 @@ def advice(call: Call) -> str:
 
 
 def check_max_await(call: Call, max_await_ms: object) -> None:
-    """Raises ConfigurationError where a getMore that finds nothing could not but time out.
-
-    Under a timeout of the configuration's it does not: that leaves the wait for news alone.
-    """
+    """Raises ConfigurationError where a getMore that finds nothing could not but time out, unless
+    the timeout is the configuration's, which leaves the wait for news alone."""
     if not isinstance(max_await_ms, int) or not call.timeout or call.configured:
         return
     if max_await_ms >= call.timeout * 1000:

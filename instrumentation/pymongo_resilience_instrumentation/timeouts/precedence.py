@@ -49,24 +49,20 @@ _TRANSACTION = "_pymongo_resilience_transaction"
 
 
 class TimeoutRules:
-    """Immutable, so thread- and task-safe."""
+    """Immutable, so thread- and task-safe. ``csot_available``: whether the driver's timeout in
+    force can be read; without it we set none."""
 
     def __init__(self, rules: NamespaceRules, config: Config, *, csot_available: bool) -> None:
         self.csot_available = csot_available
-        """Whether the driver's timeout in force can be read (CSOT); without it we set none."""
         self.timeout_mode = config.timeout_mode
-        """That of the process, for cursors."""
         self._rules = rules
         self._have_timeouts = rules.have_timeouts
         self._attempt_ms = config.attempt_timeout_ms
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
 
     def of_call(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
-        """The seconds that a call has, and what puts them in force where that is ours to do.
-
-        Sets ``call.configured``. Raises InvalidOperation (pymongo's) for a timeout of its own
-        inside of with_transaction.
-        """
+        """The seconds that a call has, and what puts them in force where that is ours to do. Sets
+        ``call.configured``. Raises InvalidOperation for one of its own inside with_transaction."""
         if call.transaction is not None:
             if call.public:
                 call.transaction.refuse_others()
@@ -103,11 +99,8 @@ class TimeoutRules:
         return seconds, NO_DEADLINE if seconds is None else driver.csot.timeout(seconds)
 
     def without_blocks(self, call: Call) -> tuple[float | None, bool]:
-        """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it.
-
-        And whether the library's configuration gives them, a rule or the default, and not the
-        application.
-        """
+        """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it; and
+        whether the library's configuration gives them, and not the application."""
         by_rule = self._rules.policy_of(call.database, call.collection)
         return self._on_its_own(call, blocks.current(), by_rule)
 
@@ -128,11 +121,7 @@ class TimeoutRules:
         self, client: object, target: Target, bound: Policy
     ) -> tuple[float | None, bool]:
         """The seconds that several calls have together, a with_transaction's or those of a stream
-        of GridFS; None is no timeout.
-
-        And whether they are by iteration: the library's configuration gives them, and does not ask
-        for a life.
-        """
+        of GridFS; and whether they are by iteration."""
         if calls.reporting():
             return None, False
         calls.clear_inherited()
@@ -156,15 +145,13 @@ class TransactionDeadline(NamedTuple):
     timed: Block | None
     """The ``override`` with a timeout around with_transaction."""
     began: float
-    """On the clock of the driver's deadlines, in seconds."""
+    """In seconds on the driver's clock."""
 
     def refuse_others(self) -> None:
-        """Raises InvalidOperation where the callback gives an operation a timeout of its own.
-
-        What a call puts in force for itself, and for those inside of it, is none of the callback's.
-        """
+        """Raises InvalidOperation where the callback gives an operation a timeout of its own."""
         timed = blocks.timed()
         inside = timed is not None and timed is not self.timed
+        # What a call puts in force, for those inside of it as well, is none of the callback's.
         if not inside and calls.current() is None:
             inside = driver.csot.timeout_in_force() is not None and not driver.csot.runs_already()
         if inside:

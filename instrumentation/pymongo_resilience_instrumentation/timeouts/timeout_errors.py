@@ -38,12 +38,8 @@ def timed_out(
     name: str = "",
     reasons: Sequence[RetryReason] = (),
 ) -> PyMongoError:
-    """An OperationTimeoutError that ``except type(cause)`` catches too; ``__cause__`` is set.
-
-    ``name``: of the operation. ``reasons``: one for each retry. ``advice``: what the timeout is
-    for, where that is not the operation alone.
-    Its text contains that of ``cause``; labels, code and details are those of ``cause``.
-    """
+    """An OperationTimeoutError that ``except type(cause)`` catches too, with its text, labels, code
+    and details. ``reasons``: one for each retry; ``advice``: what else the timeout is for."""
     where = f"on {server}" if server else "without a server"
     came = stage.value.replace("_", " ")
     text = (
@@ -59,7 +55,7 @@ def timed_out(
         "server": server,
         "stage": stage,
     }
-    return _made(type(cause), (text,), vars(cause) | facts, cause)
+    return _again(type(cause), (text,), vars(cause) | facts, cause)
 
 
 def of_call(call: Call, error: BaseException | None) -> BaseException | None:
@@ -86,8 +82,7 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
 
 
 def elapsed(call: Call) -> float:
-    """Seconds of its timeout that are gone, which may have begun before the call: a cursor's life,
-    a transaction, a block, a stream's ``next``."""
+    """Seconds of its timeout that are gone, which may have begun before the call."""
     lasting = call.transaction
     if call.cursor is not None and call.cursor.ends is not None:
         lasting = call.cursor
@@ -118,7 +113,7 @@ class _TimedOutError(OperationTimeoutError):
         # constructors take more than a text cannot be made again (pymongo 4.20:
         # ClientBulkWriteException and EncryptedCollectionError, a TypeError).
         cause = self.__cause__
-        was = None if cause is None else (type(cause), cause.args, vars(cause))
+        was = cause and (type(cause), cause.args, vars(cause))
         return _again, (self._of, self.args, vars(self), was)
 
 
@@ -126,29 +121,18 @@ _classes: dict[type, Any] = {}
 
 
 def _timeout_class(cls: type) -> Any:
-    try:
-        return _classes[cls]
-    except KeyError:
+    if cls not in _classes:
         # As the application names it, and spans.
         body = {"__module__": "pymongo_resilience", "_of": cls}
-        return _classes.setdefault(cls, type("OperationTimeoutError", (_TimedOutError, cls), body))
+        _classes.setdefault(cls, type("OperationTimeoutError", (_TimedOutError, cls), body))
+    return _classes[cls]
 
 
-def _made(
-    cls: type, args: tuple[Any, ...], facts: dict[str, Any], cause: BaseException | None
-) -> PyMongoError:
+def _again(cls: type, args: tuple[Any, ...], facts: dict[str, Any], cause: Any) -> PyMongoError:
+    """``cause``: the error, or what makes it again after pickling."""
     error: PyMongoError = _bare(_timeout_class(cls), args, facts)
-    error.__cause__ = cause
+    error.__cause__ = _bare(*cause) if isinstance(cause, tuple) else cause
     return error
-
-
-def _again(
-    cls: type,
-    args: tuple[Any, ...],
-    facts: dict[str, Any],
-    was: tuple[type, tuple[Any, ...], dict[str, Any]] | None,
-) -> PyMongoError:
-    return _made(cls, args, facts, None if was is None else _bare(*was))
 
 
 def _bare(cls: Any, args: tuple[Any, ...], facts: dict[str, Any]) -> Any:

@@ -37,7 +37,6 @@ TOOLS = "pymongo_resilience_instrumentation.tools."
 """Not the library: what the test bed remembers is its purpose. Its sockets and tasks count."""
 FILLED_ONCE = frozenset({
     "pymongo_resilience_instrumentation.timeouts.timeout_errors._classes",
-    "pymongo_resilience_instrumentation.driver.sessions._bound_session_variable",
 })  # fmt: skip
 """As much as the driver has, for good: one class for each of its exception classes, and a variable
 for each of its APIs."""

@@ -128,8 +128,7 @@ class BatchRead:
         self._given = given
         self._kwargs = kwargs
         found = driver.cursors.run_operation_arguments(given, kwargs)
-        self._client, self._operation, method = found
-        self._cursor = driver.cursors.cursor_of(method)
+        self._client, self._operation, self._cursor = found
         self._sessions = {FIRST: driver.cursors.take_session(self._cursor)}
 
     def send(self, tried: Try) -> Steps:
@@ -169,9 +168,9 @@ class FirstBatch:
         wanted = None if once else call.wanted(self.runtime.rules, "hedge")
         if not wanted:
             return send()
-        _, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
+        _, operation, cursor = driver.cursors.run_operation_arguments(given, kwargs)
         if not (
-            driver.cursors.may_be_sent_twice(operation, driver.cursors.cursor_of(method))
+            driver.cursors.may_be_sent_twice(operation, cursor)
             and driver.selection.may_choose(call.client, operation.read_preference)
         ):
             return send()
