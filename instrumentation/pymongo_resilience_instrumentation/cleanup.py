@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.rules.failure import Failure
 
     from .interception.methods import Function
+    from .operations import Target
     from .runtime import Runtime
 
 KILL_CURSORS = "killCursors"
@@ -53,15 +54,13 @@ class CleanupCall(Call):
     """One of them in progress: no operation of the public API, though it has a span."""
 
     has_operations = False
+    unknown_concern = True
     used_up = False
     """An overloaded server has rejected every attempt."""
 
-    def __init__(
-        self, client: object, operation: str, database: str = "", collection: str | None = None
-    ) -> None:
-        super().__init__(client, operation, (database, collection))
+    def __init__(self, client: object, operation: str, target: Target = ("", None)) -> None:
+        super().__init__(client, operation, target)
         self.public = self.reads_inside = False
-        self.unknown_concern = True
 
     def failure(self, error: Exception) -> Failure:
         """What a failed attempt means; what is not known of it matters for other errors alone."""
@@ -140,17 +139,13 @@ class _CleanupCommand(CallInterceptor):
         super().__init__(runtime)
         self.asynchronous = asynchronous
         self._executor: Any = runtime.async_executor if asynchronous else runtime.executor
+        self._rejected: dict[int, dict[int, int]] = {}
+        """How often a server has rejected which cursor of the background task, by client."""
 
 
 class KillCursors(_CleanupCommand):
     """The killCursors of a cursor's ``close()``: where it fails, the background task has it, as in
     pymongo. One of the task is repeated by its next run."""
-
-    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
-        super().__init__(runtime, asynchronous)
-        self._max_retries = runtime.executor.retry_rules.max_retries
-        self._rejected: dict[int, dict[int, int]] = {}
-        """How often a server has rejected which cursor of the background task, by client."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupCall | None:
         _, address, session = driver.clients.kill_arguments(given, kwargs)
@@ -159,11 +154,10 @@ class KillCursors(_CleanupCommand):
             outer = None
         if address is None or isinstance(outer, CleanupCall) or calls.reporting():
             return None
-        call = CleanupCall(client, KILL_CURSORS, *driver.clients.cursor_namespace(address))
+        call = CleanupCall(client, KILL_CURSORS, driver.clients.cursor_namespace(address))
         call.server = tuple(address)
-        # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
-        # stream of GridFS, is within that one's own time; with the session of with_transaction, in
-        # what is left of that.
+        # CSOT, "Cursor close() methods refresh timeoutMS". What a call or a stream of GridFS closes
+        # by itself is within that one's own time, in with_transaction within what is left of it.
         call.transaction = transaction_of(session)
         refreshed = outer is None is call.transaction and not driver.csot.runs_already()
         self.runtime.enter(call, whole_timeout=refreshed)
@@ -179,11 +173,7 @@ class KillCursors(_CleanupCommand):
         return self._executor.run(work)
 
     def failed(
-        self,
-        call: Any,
-        error: BaseException,
-        given: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, call: Any, error: BaseException, given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
         ids, address, _ = driver.clients.kill_arguments(given, kwargs)
         around = calls.current()
@@ -207,7 +197,8 @@ class KillCursors(_CleanupCommand):
         client = call.client
         again = call.failure(error).retryable_overload and client.options.retry_reads
         own = driver.clients.max_retries(client)
-        most = min(MOST_REPETITIONS, self._max_retries if own is None else own)
+        ours = self.runtime.executor.retry_rules.max_retries
+        most = min(MOST_REPETITIONS, ours if own is None else own)
         rejected = keep(self._rejected, client, {})
         for cursor_id in ids:
             count = rejected.pop(cursor_id, 0) + 1
@@ -216,9 +207,8 @@ class KillCursors(_CleanupCommand):
                 rejected[cursor_id] = count
                 driver.clients.kill_later(client, cursor_id, address)
             else:
-                logger.debug(
-                    "killCursors of a collected cursor: dropped (%s)", type(error).__name__
-                )
+                name = type(error).__name__
+                logger.debug("killCursors of a collected cursor: dropped (%s)", name)
 
 
 class EndSessions(_CleanupCommand):
@@ -227,24 +217,16 @@ class EndSessions(_CleanupCommand):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupCall | None:
         if calls.reporting():
             return None
-        call = CleanupCall(given[0], END_SESSIONS, "admin")
+        call = CleanupCall(given[0], END_SESSIONS, ("admin", None))
         self.runtime.enter(call)
         self.runtime.start_span(call)
         return call
 
     def send(self, call: CleanupCall, _original: Function, client: Any, ids: Any) -> Any:
         """In place of the driver's own, which hides errors."""
-        work = Cleanup(call, self.runtime)
-
-        def attempt() -> None:
-            with work.limit():
-                driver.clients.end_sessions(client, ids, call)
-
-        async def async_attempt() -> None:
-            with work.limit():
-                await driver.clients.end_sessions_async(client, ids, call)
-
-        work.attempt = async_attempt if self.asynchronous else attempt
+        work, clients = Cleanup(call, self.runtime), driver.clients
+        send = clients.end_sessions_async if self.asynchronous else clients.end_sessions
+        work.attempt = lambda: send(client, ids, call, work.limit())
         return self._executor.run(work)
 
     def failed(self, call: Any, error: BaseException, *rest: Any) -> BaseException | None:

@@ -239,7 +239,7 @@ def test_a_life_begins_with_the_first_command(
 
 
 @pytest.mark.parametrize(("mode", "begun"), [("cursor_lifetime", True), ("iteration", False)])
-def test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so(
+def test_all_batches_of_a_list_have_one_timeout(
     mode: Any, begun: bool, side: Side, coll: Any, control: Any, instrument: Instrument
 ) -> None:
     instrument()
@@ -253,7 +253,6 @@ def test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so(
             side.documents(cursor)
         assert caught.value.timeout_s == 1
         if mode == "iteration":
-            assert "for all batches of one to_list()" in str(caught.value)
             cursor = cursor.clone()
             assert [side.do(cursor.next)["_id"] for _ in range(9)] == list(range(9))
 

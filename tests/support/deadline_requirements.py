@@ -84,7 +84,7 @@ BEHAVIOUR = (
              "those of cursors that block",
              "time_limits::test_every_operation_has_what_is_left_and_no_older_limit",
              "cursor_timeouts::"
-             "test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so",
+             "test_all_batches_of_a_list_have_one_timeout",
              "whole_calls::test_all_commands_of_a_call_have_one_end",
              why="All but client-side encryption, below."),
     )),

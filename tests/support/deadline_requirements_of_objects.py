@@ -47,7 +47,7 @@ CURSORS = (
         held("lifetime-2", "each `next` has what is left",
              "cursor_timeouts::test_a_life_begins_with_the_first_command",
              "cursor_timeouts::"
-             "test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so"),
+             "test_all_batches_of_a_list_have_one_timeout"),
         held("lifetime-3", "a getMore carries no maxTimeMS",
              "cursor_timeouts::test_a_life_ends_at_a_batch_and_what_is_there_already_is_given",
              "time_limits::test_every_operation_has_what_is_left_and_no_older_limit"),

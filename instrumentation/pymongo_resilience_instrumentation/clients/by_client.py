@@ -7,7 +7,7 @@ Source of a client's own ``adaptiveRetries``: Client Backpressure, "Token Bucket
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pymongo_resilience.config import OFF, TOKENS
 from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 def keep(values: MutableMapping[int, T], client: object, made: T) -> T:
-    """What ``values`` has for the client; ``made`` where it has nothing yet. Holds it not alive:
-    two clients of the same servers count as equal, so no weak mapping would do."""
+    """What ``values`` has for the client; ``made`` where it has nothing yet. Clients of the same
+    servers are equal, so no weak mapping would do."""
     key = id(client)
     kept = values.setdefault(key, made)
     if kept is made:
@@ -30,48 +30,42 @@ def keep(values: MutableMapping[int, T], client: object, made: T) -> T:
     return kept
 
 
-class HasLocks(Protocol):
-    """What a forked child must not take over as it is."""
+class ByClient(Generic[T]):
+    """A value for each client, made when it is first asked for. Thread- and task-safe. Each has a
+    ``reset_after_fork``."""
 
-    def reset_after_fork(self) -> None: ...
-
-
-K = TypeVar("K", bound=HasLocks)
-
-
-class ByClient(Generic[K]):
-    """A value for each client, made when it is first asked for. Thread- and task-safe."""
-
-    def __init__(self, make: Callable[[object], K]) -> None:
+    def __init__(self, make: Callable[[object], T]) -> None:
         self._make = make
-        self._values: dict[int, K] = {}
+        self._values: dict[int, T] = {}
 
-    def of(self, client: object) -> K:
+    def of(self, client: object) -> T:
         """The client's; one that was made before ``instrument()`` gets its own here."""
         found = self._values.get(id(client))
         return keep(self._values, client, self._make(client)) if found is None else found
 
-    def known(self, client: object) -> K | None:
+    def known(self, client: object) -> T | None:
         """None where nobody has asked for the client's yet."""
         return self._values.get(id(client))
 
-    def all(self) -> list[K]:
+    def all(self) -> list[T]:
         return list(self._values.values())
 
     def reset_after_fork(self) -> None:
+        each: Any
         for each in self.all():
             each.reset_after_fork()
 
 
 class Budgets:
-    """One for each client, or None; holds no client alive. Thread- and task-safe."""
+    """One for each client, or None; holds no client alive. Thread- and task-safe.
+
+    ``kind``: of clients that do not choose; ``chosen``: what clients chose, by their identity.
+    """
 
     def __init__(self, kind: str, clock: Clock, chosen: dict[int, bool] | None = None) -> None:
-        """``kind``: of clients that do not choose; ``chosen``: what existing clients chose."""
         self._kind = kind
         self._clock = clock
         self.chosen: dict[int, bool] = {} if chosen is None else chosen
-        """What clients chose themselves, by their identity."""
         self.incomplete: set[RetryBudget] = set()
         """Those that are not full: of the others, successes need not be reported."""
         self._budgets: dict[int, RetryBudget | None] = {}

@@ -6,6 +6,7 @@ Source: Client Backpressure, "Token Bucket".
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -13,8 +14,7 @@ from pymongo.errors import ConfigurationError
 
 from pymongo_resilience_instrumentation import driver
 
-OPTION = "adaptiveRetries"
-TIMEOUT = "timeoutMS"
+OPTION, TIMEOUT = "adaptiveRetries", "timeoutMS"
 _BOOLEANS = {"true": True, "false": False}
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -25,32 +25,51 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, bool
     A keyword wins over the URI, as for the driver's own options. Raises ConfigurationError
     (pymongo's) for what is no boolean.
     """
+    said: list[bool] = []
     if args:
-        host, said = _from_hosts(args[0])
-        args = (host, *args[1:])
+        args = (_without(args[0], said), *args[1:])
     elif "host" in kwargs:
-        host, said = _from_hosts(kwargs["host"])
-        kwargs = kwargs | {"host": host}
-    else:
-        said = None
+        kwargs = kwargs | {"host": _without(kwargs["host"], said)}
     for name in [name for name in kwargs if name.lower() == OPTION.lower()]:
         kwargs = kwargs.copy()
-        said = _from_keyword(name, kwargs.pop(name))
-    return (args, kwargs), said
+        value = kwargs.pop(name)
+        found = _BOOLEANS.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(found, bool):
+            raise ConfigurationError(f"{name}={value!r}: expected True or False")
+        said.append(found)
+    return (args, kwargs), said[-1] if said else None
+
+
+def _without(host: Any, said: list[bool]) -> Any:
+    if isinstance(host, (list, tuple)):
+        return [_without(each, said) for each in host]
+    if not isinstance(host, str):
+        return host
+    head, options, separator = _options(host)
+    kept = []
+    for each in options:
+        name, _, text = each.partition("=")
+        value = unquote_plus(text)
+        if name.lower() != OPTION.lower():
+            kept.append(each)
+        elif value.lower() in _BOOLEANS:
+            said.append(_BOOLEANS[value.lower()])
+        else:
+            raise ConfigurationError(f"{OPTION}={value} in the URI: expected true or false")
+    if len(kept) == len(options):
+        return host
+    return head + "?" + separator.join(kept) if any(kept) else head
 
 
 def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises ConfigurationError (pymongo's) for a negative ``timeoutMS`` in a URI, which pymongo
-    drops with a warning; of a keyword it says so itself.
-
-    Source: Client Side Operations Timeout, "timeoutMS".
-    """
+    drops with a warning (Client Side Operations Timeout); a keyword's pymongo refuses itself."""
     host = args[0] if args else kwargs.get("host")
     for uri in host if isinstance(host, (list, tuple)) else [host]:
-        if isinstance(uri, str) and TIMEOUT.lower() in uri.lower():
-            for option in _options(uri)[1]:
-                name, _, value = option.partition("=")
-                if name.lower() == TIMEOUT.lower() and _is_negative(unquote_plus(value)):
+        for option in _options(uri)[1] if isinstance(uri, str) else ():
+            name, _, value = option.partition("=")
+            with suppress(ValueError):  # what is no number is the driver's to refuse
+                if name.lower() == TIMEOUT.lower() and float(unquote_plus(value)) < 0:
                     raise ConfigurationError(
                         f"{name}={value} in the URI: expected 0 (no timeout) or more"
                     )
@@ -58,52 +77,8 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 def server_selector(kwargs: dict[str, Any]) -> tuple[str, Any]:
     """The name of the option as it was written, and the selector; None where none was given."""
-    for name, value in kwargs.items():
-        if name.lower() == driver.selection.SELECTOR:
-            return name, value
-    return driver.selection.SELECTOR, None
-
-
-def _is_negative(value: str) -> bool:
-    try:
-        return float(value) < 0
-    except ValueError:  # the driver's to refuse
-        return False
-
-
-def _from_keyword(name: str, value: object) -> bool:
-    if isinstance(value, str) and value.lower() in _BOOLEANS:
-        return _BOOLEANS[value.lower()]
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{name}={value!r}: expected True or False")
-    return value
-
-
-def _from_hosts(host: object) -> tuple[Any, bool | None]:
-    if isinstance(host, str):
-        return _from_uri(host)
-    if not isinstance(host, (list, tuple)):
-        return host, None
-    found = [_from_uri(each) if isinstance(each, str) else (each, None) for each in host]
-    said = [answer for _, answer in found if answer is not None]
-    return [each for each, _ in found], said[-1] if said else None
-
-
-def _from_uri(uri: str) -> tuple[str, bool | None]:
-    said, rest = None, []
-    head, options, separator = _options(uri)
-    for each in options:
-        name, _, value = each.partition("=")
-        if name.lower() != OPTION.lower():
-            rest.append(each)
-        elif unquote_plus(value).lower() in _BOOLEANS:
-            said = _BOOLEANS[unquote_plus(value).lower()]
-        else:
-            value = unquote_plus(value)
-            raise ConfigurationError(f"{OPTION}={value} in the URI: expected true or false")
-    if said is None:
-        return uri, None
-    return head + "?" + separator.join(rest) if any(rest) else head, said
+    given = (each for each in kwargs.items() if each[0].lower() == driver.selection.SELECTOR)
+    return next(given, (driver.selection.SELECTOR, None))
 
 
 def _options(uri: str) -> tuple[str, list[str], str]:

@@ -40,9 +40,8 @@ class Pool:
     def __init__(self, name: str) -> None:
         self.attributes: dict[str, Any] = {POOL_NAME: name}
         self.connections: dict[int, list[float]] = {}
-        """By the driver's connection id; when each check-out that has not come back was, where
-        anybody asks. They are two for a moment where the next one has the connection before the
-        driver reports that the last one gave it back."""
+        """By the driver's connection id; when each check-out that has not come back was: for a
+        moment two, where the driver reports the next one before the last one's return."""
 
     def created(self, connection_id: int) -> None:
         self.connections[connection_id] = []
@@ -60,11 +59,6 @@ class Pool:
     def closed(self, connection_id: int) -> None:
         self.connections.pop(connection_id, None)
 
-    def states(self, idle: int, in_use: int) -> dict[str, int]:
-        """``idle``: as many as the driver could give away; ``in_use``: as many as it knows of at
-        most. One that is being made is used, one that is being closed is neither."""
-        return {IDLE: idle, USED: max(min(len(self.connections) - idle, in_use), 0)}
-
 
 class ClientState:
     """One client. Thread-safe: each change of ``pools`` is one step."""
@@ -72,10 +66,9 @@ class ClientState:
     def __init__(self, client: Any, clients: Clients, budget: RetryBudget | None) -> None:
         self.budget = budget
         self.number: int | None = None
-        """Which of the process's clients it is: the smallest number that none had when its first
-        pool was opened, so that numbers stay few. None before, and once its pools are closed."""
+        """The smallest that no client had when its first pool was opened; None before, and once
+        its pools are closed."""
         self.pools: dict[Address, Pool] = {}
-        """One for each server that it knows."""
         self._client = weakref.ref(client)
         self._clients = clients
 
@@ -92,7 +85,7 @@ class ClientState:
     def open_pool(self, address: Address) -> None:
         with self._clients.lock:
             if self.number is None:
-                self._clients.give_number(self)
+                self.number = self._clients.free_number()
             # A finalizer or signal handler of the application's may have come in between.
             self.pools.setdefault(address, Pool(f"{address_text(address)}#{self.number}"))
 
@@ -103,8 +96,7 @@ class ClientState:
                 self.number = None
 
     def servers(self) -> tuple[str, dict[Address, ServerDescription | None]]:
-        """The topology's type and each server as the client describes it now; None for one that it
-        does not know any more. No event reports changes."""
+        """The topology's type, and each server as the client describes it now or None."""
         client = self._client()
         if client is None:
             return "Unknown", {}
@@ -113,8 +105,7 @@ class ClientState:
         return description.topology_type_name, {each: known.get(each) for each in [*self.pools]}
 
     def sizes(self, *, largest: bool) -> Iterator[tuple[Pool, int]]:
-        """Each pool, and how many connections it may have, or keeps at least; without a limit
-        none."""
+        """Each pool, and how many connections it may have, if limited, or keeps at least."""
         client = self._client()
         options = None if client is None else client.options.pool_options
         if options is not None and (options.max_pool_size or not largest):
@@ -126,7 +117,10 @@ class ClientState:
         """Each pool, and how many it has by state."""
         client = self._client()
         for address, pool in [*self.pools.items()] if client is not None else ():
-            yield pool, pool.states(*driver.connections.connection_counts(client, address))
+            idle, in_use = driver.connections.connection_counts(client, address)
+            # One that is being made is used, one that is being closed is neither.
+            used = max(min(len(pool.connections) - idle, in_use), 0)
+            yield pool, {IDLE: idle, USED: used}
 
     def waiting(self) -> Iterator[tuple[Pool, int]]:
         """Each pool, and how many calls wait for one of its connections."""
@@ -144,8 +138,7 @@ class Clients:
         self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self.lock = threading.RLock()
         self.waiting: dict[Any, weakref.ref[Any]] = {}
-        """Who waits for a connection, and the driver's place to wait in, or the pool that makes
-        one. Each change is one step of the dictionary."""
+        """Who waits for a connection, and the driver's place to wait in, or the pool."""
 
     def reset_after_fork(self) -> None:
         """In a forked child: a thread that is no more may have held the lock."""
@@ -169,10 +162,10 @@ class Clients:
         """Those that have pools; what was closed or collected is gone."""
         return [client for client in self._all() if client.open]
 
-    def give_number(self, client: ClientState) -> None:
-        """The smallest that no other client has."""
+    def free_number(self) -> int:
+        """The smallest that no client has."""
         taken = {each.number for each in self._all() if each.open}
-        client.number = next(n for n in itertools.count(1) if n not in taken)
+        return next(n for n in itertools.count(1) if n not in taken)
 
     def _all(self) -> list[ClientState]:
         with self.lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
@@ -43,13 +44,9 @@ class Closing:
     def close(self) -> None:
         self._closed.set()
         for waiting in list(self._waiting):
-            future = waiting()
-            if future is None:
-                continue
-            try:
-                future.get_loop().call_soon_threadsafe(_wake, future)
-            except RuntimeError:  # its loop is closed: nothing waits any more
-                continue
+            if (future := waiting()) is not None:
+                with suppress(RuntimeError):  # its loop is closed: nothing waits any more
+                    future.get_loop().call_soon_threadsafe(_wake, future)
 
     def sleep(self, seconds: float) -> None:
         """Raises InvalidOperation (pymongo's) as soon as the client is closed."""
@@ -87,7 +84,7 @@ class Closings(ByClient[Closing]):
 
 
 class ClientClock(MonotonicClock):
-    """Whose waits end with the client of the call in progress. Thread- and task-safe."""
+    """A clock whose waits end with the client of the call in progress. Thread- and task-safe."""
 
     def __init__(self, closings: Closings) -> None:
         self._closings = closings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
@@ -25,7 +24,7 @@ from pymongo_resilience_instrumentation.timeouts.precedence import transaction_o
 from pymongo_resilience_instrumentation.transactions import session_methods
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -69,11 +68,7 @@ class Batch(CallInterceptor):
         return call
 
     def failed(
-        self,
-        call: Call | None,
-        error: BaseException,
-        given: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, call: Call | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
     ) -> BaseException | None:
         instead = super().failed(call, error, given, kwargs)
         if isinstance(instead, (NetworkTimeout, WaitQueueTimeoutError)):
@@ -146,19 +141,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
             kept.in_use = False
             keep(cursor, kept)
     in_force = None if kept is None else kept.for_a_batch()
-    return NO_DEADLINE if kept is None or in_force is None else _in_list(kept, in_force[1])
-
-
-@contextmanager
-def _in_list(
-    kept: cursor_timeouts.CursorTimeout, deadline: AbstractContextManager[None]
-) -> Iterator[None]:
-    with deadline:
-        kept.in_list = True
-        try:
-            yield
-        finally:
-            kept.in_list = False
+    return NO_DEADLINE if in_force is None else in_force[1]
 
 
 class Close(Interceptor):

@@ -85,24 +85,24 @@ def kill_later(client: Any, cursor_id: int, address: Any) -> None:
     client._close_cursor_soon(cursor_id, address)
 
 
-def end_sessions(client: Any, ids: list[Any], call: Any) -> None:
-    """Send endSessions like the driver, which ignores its errors. ``call`` gets the address.
+def end_sessions(client: Any, ids: list[Any], call: Any, limit: Any) -> None:
+    """Send endSessions as the driver does, which hides errors; ``command()`` of a database would
+    make one more session. ``call`` gets the address."""
+    with limit:
+        server = client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
+        with client._checkout(server, None) as connection:
+            call.server = connection.address
+            for command, mode in _end_commands(connection, ids):
+                connection.command("admin", command, read_preference=mode, client=client)
 
-    Past ``command()`` of a database, which would make one more session.
-    """
-    server = client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
-    with client._checkout(server, None) as connection:
-        call.server = connection.address
-        for command, mode in _end_commands(connection, ids):
-            connection.command("admin", command, read_preference=mode, client=client)
 
-
-async def end_sessions_async(client: Any, ids: list[Any], call: Any) -> None:
-    server = await client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
-    async with client._checkout(server, None) as connection:
-        call.server = connection.address
-        for command, mode in _end_commands(connection, ids):
-            await connection.command("admin", command, read_preference=mode, client=client)
+async def end_sessions_async(client: Any, ids: list[Any], call: Any, limit: Any) -> None:
+    with limit:
+        server = await client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
+        async with client._checkout(server, None) as connection:
+            call.server = connection.address
+            for command, mode in _end_commands(connection, ids):
+                await connection.command("admin", command, read_preference=mode, client=client)
 
 
 def _end_commands(connection: Any, ids: list[Any]) -> Iterator[tuple[dict[str, Any], Any]]:

@@ -124,7 +124,7 @@ def count_lost(connection: Any, reason: str) -> None:
 
 
 def lost(pool: Any) -> dict[str, int]:
-    """How many of a pool's connections were ended for which reason."""
+    """How many of a pool's connections were ended for which reason; none for no pool."""
     return dict(getattr(pool, _LOST, ()))
 
 

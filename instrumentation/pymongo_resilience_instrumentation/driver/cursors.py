@@ -94,14 +94,10 @@ def with_new_session(client: Any, operation: Any) -> Any:
     return made
 
 
-def take_session(cursor: Any) -> Any:
-    """The cursor's implicit session, if any, which it does not end any more."""
-    session, cursor._session = cursor._session, None
-    return session
-
-
-def set_session(cursor: Any, session: Any) -> None:
-    cursor._session = session
+def swap_session(cursor: Any, session: Any) -> Any:
+    """Give the cursor another implicit session, or none, for the one it had."""
+    had, cursor._session = cursor._session, session
+    return had
 
 
 def opened_by(reply: Any, operation: Any) -> tuple[int, Any]:

@@ -20,115 +20,96 @@ from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .waits import Half
-
 _LOOP_NAMES = (
     "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
     "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
     "_is_session_state_retryable", "_last_error", "_operation", "_retryable", "_retrying",
     "_server", "_server_selector", "_session", "_address", SELECT, ADDRESS,
 )  # fmt: skip
-_SESSION_NAMES = (
-    "_implicit", "_server_session", "_start_retryable_write", "_transaction", "_unpin",
-)  # fmt: skip
-_CSOT_VARIABLES = ("TIMEOUT", "DEADLINE", "RTT")
-_TRANSACTION_NAMES = (
-    "set_starting", "starting", "has_completed_command", "attempt", "pinned_address", "sharded",
-    "recovery_token", STATE,
+_IN_EACH_HALF: tuple[tuple[Any, ...], ...] = (
+    (f"{{half}}.mongo_client:{LOOP}", _LOOP_NAMES),
+    # The client must look the loop up in its module, each time.
+    ("{half}.mongo_client:{a}MongoClient", (LOOP,), LOOKING_UP),
+    (
+        "{half}.mongo_client:{a}MongoClient",
+        (
+            "_checkout(self, server, session)",
+            "_select_server(self, server_selector, session, operation, address)",
+            "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
+            f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
+            f"{END_SESSIONS}(self, session_ids)",
+            f"{KILL}(self, cursor_ids, address, topology, session)",
+        ),
+    ),
+    (
+        "{half}.bulk:_{a}Bulk",
+        ("current_run", "retrying", "started_retryable_write", EXECUTE_BATCH),
+    ),
+    (
+        "{half}.client_bulk:_{a}ClientBulk",
+        ("idx_offset", "ops", "retrying", "started_retryable_write", EXECUTE_BATCH),
+    ),
+    (
+        "{half}.client_session:{a}ClientSession",
+        ("_implicit", "_server_session", "_start_retryable_write", "_transaction", "_unpin"),
+    ),
+    ("{half}.client_session", (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION")),
+    (
+        "{half}.client_session:_Transaction",
+        (
+            "set_starting", "starting", "has_completed_command", "attempt", "pinned_address",
+            "sharded", "recovery_token", STATE,
+        ),
+    ),
+    (
+        "{half}.cursor:{a}Cursor",
+        ("_query_flags", "_max_await_time_ms", "_session", SEND, DOCUMENTS),
+    ),
+    (
+        "{half}.change_stream:{a}CollectionChangeStream",
+        (AGGREGATE, "_timeout", "_target", "_client"),
+    ),
+    ("{half}.change_stream:{a}ChangeStream", ("_cursor",), "_initialize_cursor"),
+    (
+        "{half}.topology:Topology",
+        (
+            "_condition", "_servers", "_settings", "get_server_by_address", CHANGE,
+            "handle_error(self, address, err_ctx)", f"{SELECTION_TIMEOUT}(self)",
+        ),
+    ),
+    ("{half}.topology", ("{wait}(condition, timeout)",)),
+    ("{half}.server:Server", ("_monitor",)),
+    ("{half}.monitor:Monitor", ("cancel_check", *OF_A_MONITOR)),
+    ("periodic_executor:{a}PeriodicExecutor", OF_AN_EXECUTOR),
+    ("network_layer:{a}NetworkingInterface", ("conn",)),
+    ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)")),
+    ("{half}.pool:Pool", ("operation_count", HANDSHAKE, IDLE, IN_USE, *PLACES)),
+    (
+        "{half}.pool:{a}Connection",
+        (
+            "cancel_context", "generation", "pool_ref", "service_id", "supports_sessions", LIMITED,
+            HELLO, f"{FAILED}(self, error)",
+        ),
+    ),
+    ("{half}.pool:{a}Connection", ("is_standalone",), "_hello"),
 )  # fmt: skip
 
 
 def parts() -> Iterator[Part]:
-    """Every private name below."""
+    """Every private name below, and the parameters of what is called."""
     for half in (SYNC_HALF, ASYNC_HALF):
-        yield from (Part(*row) for row in _of_a_half(half))
+        words = {"half": half.name, "a": "" if half is SYNC_HALF else "Async"}
+        words |= {"wait": half.wait, "connect": half.connect}
+        for place, names, *set_by in _IN_EACH_HALF:
+            named = tuple(name.format_map(words) for name in names)
+            yield Part("pymongo." + place.format_map(words), named, *set_by)
     yield from (Part(*row) for row in _of_both())
-
-
-def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
-    prefix, package = "" if half is SYNC_HALF else "Async", f"pymongo.{half.name}"
-    clients, sessions, topologies, pools, cursors, streams = (
-        f"{package}.{module}"
-        for module in (
-            "mongo_client", "client_session", "topology", "pool", "cursor", "change_stream",
-        )
-    )  # fmt: skip
-    client, loop = f"{clients}:{prefix}MongoClient", f"{clients}:{LOOP}"
-    session, transaction = f"{sessions}:{prefix}ClientSession", f"{sessions}:_Transaction"
-    topology, server, monitor = (
-        f"{topologies}:Topology",
-        f"{package}.server:Server",
-        f"{package}.monitor:Monitor",
-    )
-    pool, connection = f"{pools}:Pool", f"{pools}:{prefix}Connection"
-    executor = f"pymongo.periodic_executor:{prefix}PeriodicExecutor"
-    yield from (
-        (loop, _LOOP_NAMES),
-        # The client must look the loop up in its module, each time.
-        (client, (LOOP,), LOOKING_UP),
-        (
-            f"{package}.bulk:_{prefix}Bulk",
-            ("current_run", "retrying", "started_retryable_write", EXECUTE_BATCH),
-        ),
-        (
-            f"{package}.client_bulk:_{prefix}ClientBulk",
-            ("idx_offset", "ops", "retrying", "started_retryable_write", EXECUTE_BATCH),
-        ),
-        (session, _SESSION_NAMES),
-        (sessions, (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION")),
-        (transaction, _TRANSACTION_NAMES),
-        (
-            client,
-            (
-                "_checkout(self, server, session)",
-                "_select_server(self, server_selector, session, operation, address)",
-                "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
-                f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
-                f"{END_SESSIONS}(self, session_ids)",
-                f"{KILL}(self, cursor_ids, address, topology, session)",
-            ),
-        ),
-        (
-            f"{cursors}:{prefix}Cursor",
-            ("_query_flags", "_max_await_time_ms", "_session", SEND, DOCUMENTS),
-        ),
-        (
-            f"{streams}:{prefix}CollectionChangeStream",
-            (AGGREGATE, "_timeout", "_target", "_client"),
-        ),
-        (f"{streams}:{prefix}ChangeStream", ("_cursor",), "_initialize_cursor"),
-        (
-            topology,
-            (
-                "_condition", "_servers", "_settings", "get_server_by_address", CHANGE,
-                "handle_error(self, address, err_ctx)",
-                f"{SELECTION_TIMEOUT}(self)",
-            ),
-        ),
-        (topologies, (f"{half.wait}(condition, timeout)",)),
-        (server, ("_monitor",)),
-        (monitor, ("cancel_check", *OF_A_MONITOR)),
-        (executor, OF_AN_EXECUTOR),
-        (f"pymongo.network_layer:{prefix}NetworkingInterface", ("conn",)),
-        (pools, (f"{half.wait}(condition, timeout)", f"{half.connect}(address, options)")),
-        (pool, ("operation_count", HANDSHAKE, IDLE, IN_USE, *PLACES)),
-        (
-            connection,
-            (
-                "cancel_context", "generation", "pool_ref", "service_id", "supports_sessions",
-                LIMITED, HELLO, f"{FAILED}(self, error)",
-            ),
-        ),
-        (connection, ("is_standalone",), "_hello"),
-    )  # fmt: skip
 
 
 def _of_both() -> Iterator[tuple[Any, ...]]:
     topology = "pymongo.topology_description:TopologyDescription"
-    yield (
-        "pymongo._csot",
-        ("get_deadline", "get_timeout", "get_rtt", "remaining", "reset_all", *_CSOT_VARIABLES),
-    )
+    timeouts = "get_timeout", "get_rtt", "remaining", "reset_all", "TIMEOUT", "DEADLINE", "RTT"
+    yield "pymongo._csot", timeouts
     yield "pymongo.client_options:ClientOptions", ("_options",)
     yield "pymongo.message", ("_CursorAddress",)
     yield "pymongo.message:_CursorAddress", ("namespace",)

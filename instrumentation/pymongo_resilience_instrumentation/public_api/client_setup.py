@@ -44,9 +44,8 @@ def constructor(runtime: Runtime) -> Method:
             client_options.refuse_negative_timeout(args, kwargs)
             with shielded("before a client was made"):
                 own = kwargs.get("event_listeners", ())
-                kwargs["event_listeners"] = _configure(
-                    runtime, client, own, adaptive, tracing_option
-                )
+                ours = _configure(runtime, client, own, adaptive, tracing_option)
+                kwargs["event_listeners"] = ours
                 _select_for(runtime, client, kwargs)
             original(client, *args, **kwargs)
             with shielded("after a client was made"):
@@ -64,10 +63,7 @@ def _configure(
     adaptive: bool | None,
     tracing_option: Mapping[str, Any] | None,
 ) -> list[Any]:
-    """The client's listeners: its own, and ours once.
-
-    ``adaptive``, ``tracing_option``: what the client says of its retry budget and its spans.
-    """
+    """The client's listeners: its own, and ours once."""
     own = [each for each in listeners if not isinstance(each, OurListener)]
     refusal = self_check.refusal()
     if refusal is not None:
@@ -85,11 +81,8 @@ def _configure(
 
 
 def carry_over(runtime: Runtime, client: Any) -> bool:
-    """Have the listeners that a client got of an earlier ``instrument()`` report to this one.
-
-    False where it has not all those that a new client gets now: it keeps the kinds it was made
-    with. In the driver's own view nothing changes.
-    """
+    """Have the listeners that a client got of an earlier ``instrument()`` report to this one. False
+    where a new client gets more of them now."""
     ours = [each for each in client.options.event_listeners if isinstance(each, OurListener)]
     state = next((each.client for each in ours if isinstance(each, Pools)), None)
     if state is None or not runtime.clients.has(state):
@@ -109,9 +102,8 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
 def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:
     """The listeners of one new client: only what is consumed, since each listener costs.
 
-    No server or topology listeners: with one, pymongo starts a thread for each client, whose
-    ``close()`` then takes half a second longer, and an async client can no longer be made outside
-    of a running event loop. ``client.topology_description`` has the same facts.
+    No server or topology listeners: with one, ``close()`` takes half a second longer, and an async
+    client can no longer be made outside of a running event loop.
     """
     spans, metrics = runtime.command_spans if tracing.enabled else None, runtime.driver_metrics
     if spans is None and metrics is None:
@@ -131,9 +123,8 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
 
 
 def warn_of_coroutines(runtime: Runtime, client: object) -> None:
-    """Log once that a sync client cannot await a strategy. An error where the strategy is that of
-    the process, for every retry of the client is refused then; else a warning, for what the client
-    is for is unknown. Two clients made at once may both be logged."""
+    """Log once that a sync client cannot await a strategy: an error where every retry of the client
+    is refused then, a warning where the strategy is a namespace's."""
     found = runtime.coroutines
     if found and isinstance(client, MongoClient):
         logger.log(

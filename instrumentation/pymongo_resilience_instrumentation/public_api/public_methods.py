@@ -72,13 +72,11 @@ class CursorMaker(PublicMethod):
 
 
 def _is_the_applications(operation: str, target: Target) -> bool:
-    """The driver never writes inside of a call, nor does it change other collections inside of one:
-    it is the application that does, from a listener or from what it inserts, and neither the policy
-    that the call's object carries nor what holds for its namespace holds there.
-    """
+    """The driver never writes inside of a call, nor changes other collections inside of one: the
+    application does, from a listener or from what it inserts."""
     call = calls.current()
     if call is None:
         return False
-    if operation in DEFINITIONS and call.operation in DEFINITIONS:
+    if {operation, call.operation} <= DEFINITIONS:
         return False
     return operation in WRITES or (call.database, call.collection) != target

@@ -45,10 +45,6 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         except AttributeError:  # a pymongo that lacks a name: the self-check has said so
             return None
 
-    def lost_connections(at: Any) -> dict[str, int]:
-        pool = driver.connections.pool_of(client, at)
-        return {} if pool is None else driver.connections.lost(pool)
-
     if driver.clients.records_spans(client):
         spans: str | None = "pymongo"
     else:
@@ -66,7 +62,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 in_flight=in_flight(at, each.address),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error,
-                lost_connections=lost_connections(at),
+                lost_connections=driver.connections.lost(driver.connections.pool_of(client, at)),
                 load_shed=None if shedders is None else shedders.of(each.address).refused(),
             )
             for at, each in zip(addresses, known.servers, strict=True)

@@ -8,7 +8,6 @@ options" and "Deprecations".
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ExecutionTimeout
@@ -20,7 +19,8 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.commands import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
-from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped, is_async
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,8 +38,7 @@ def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
     for owner in driver.commands.connections_with(driver.commands.LIMITED):
         yield owner, driver.commands.LIMITED, limit(enabled_flag)
     for module, name in driver.commands.receivers():
-        around = _async_reply if is_async(vars(module)[name]) else _reply
-        yield module, name, Method(partial(around, enabled_flag))
+        yield module, name, Reply()
 
 
 def limit(enabled_flag: EnabledFlag) -> Wrapped:
@@ -97,45 +96,25 @@ def _adjust(
         raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
 
 
-def _reply(flag: EnabledFlag, original: Function) -> Function:
-    """Around where a reply is awaited: no longer than ``attempt_timeout_ms``."""
-    found = calls.found
+class Reply(Interceptor):
+    """A reply is awaited no longer than ``attempt_timeout_ms``."""
 
-    def receive(*given: Any, **kwargs: Any) -> Any:
-        call = found()
-        if call is None or call.reply_within is None or not flag.on:
-            return original(*given, **kwargs)
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        call = calls.found()
+        if call is None or call.reply_within is None:
+            return None
         seconds, call.reply_within = call.reply_within, None
-        try:
-            with driver.csot.within(seconds):
-                return original(*given, **kwargs)
-        except TimeoutError as error:
-            raise _too_late(error, seconds) from error.__cause__
+        return Entered(seconds, driver.csot.within(seconds))
 
-    return receive
-
-
-def _async_reply(flag: EnabledFlag, original: Function) -> Function:
-    found = calls.found
-
-    async def receive(*given: Any, **kwargs: Any) -> Any:
-        call = found()
-        if call is None or call.reply_within is None or not flag.on:
-            return await original(*given, **kwargs)
-        seconds, call.reply_within = call.reply_within, None
-        try:
-            with driver.csot.within(seconds):
-                return await original(*given, **kwargs)
-        except TimeoutError as error:
-            raise _too_late(error, seconds) from error.__cause__
-
-    return receive
-
-
-def _too_late(error: TimeoutError, seconds: float) -> TimeoutError:
-    """Once the operation's own deadline is over, it is that one's."""
-    left = driver.csot.remaining()
-    return error if left is not None and left <= 0 else AttemptTimeoutError(seconds)
+    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
+        left = driver.csot.remaining()
+        # Once the operation's own deadline is over, it is that one's.
+        over = left is not None and left <= 0
+        if entered is None or not isinstance(error, TimeoutError) or over:
+            return error
+        late = AttemptTimeoutError(entered.instance)
+        late.__cause__ = error.__cause__
+        return late
 
 
 def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:

@@ -26,7 +26,6 @@ ATTRIBUTE = "_pymongo_resilience_timeout"
 DEFAULT_WAIT = 1.0
 """Seconds that the server waits for news where no ``max_await_time_ms`` is set."""
 OF_A_LIFE = ' for the whole life of the cursor (timeout_mode="iteration" gives each batch its own)'
-OF_A_LIST = " for all batches of one to_list() (a length, or a loop, fetches fewer at a time)"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -45,8 +44,6 @@ class CursorTimeout:
     """Seconds that the server may wait for news, which a getMore has beside its own."""
     in_use: bool = True
     """False until the first command, which goes by what was found out for it before."""
-    in_list: bool = False
-    """Whether a ``to_list()`` is in progress, whose batches share one timeout."""
 
     @property
     def omits_max_time(self) -> bool:
@@ -141,9 +138,7 @@ def advice(call: Call) -> str:
     kept = call.cursor
     if kept is None or call.operation != "getMore" or not kept.seconds:
         return ""
-    if kept.ends is not None and call.timeout == kept.seconds:
-        return OF_A_LIFE
-    return OF_A_LIST if kept.in_list else ""
+    return OF_A_LIFE if kept.ends is not None and call.timeout == kept.seconds else ""
 
 
 def check_max_await(call: Call, max_await_ms: object) -> None:

@@ -37,14 +37,11 @@ from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
-from pymongo_resilience_instrumentation.timeouts.precedence import (
-    TransactionDeadline,
-    enter_transaction,
-)
+from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.clock import Clock
@@ -58,13 +55,10 @@ _restored = driver.sessions.restored_if_interrupted
 UNKNOWN = "whether the transaction was committed is unknown"
 
 
-class _Once:
+class Once:
     """A strategy that repeats nothing."""
 
     def retry_after(self, operation: Operation, failure: Failure) -> None: ...
-
-
-ONCE = _Once()
 
 
 class Repetition:
@@ -73,7 +67,7 @@ class Repetition:
     def __init__(
         self,
         client: Any,
-        options: Mapping[str, Any],
+        options: dict[str, Any],
         runtime: Runtime | None,
         timeout: Timeout,
         call: Call | None = None,
@@ -107,10 +101,8 @@ class Repetition:
         self._failure: Failure | None = None
         self.part: Failure | None = None
         """Of its command that failed last, where that left the decision to this."""
-        self.follows = Repeat.TRANSACTION
-        """What is to be done next, or again."""
-        self.delay = 0.0
-        """Seconds before it is."""
+        self.follows, self.delay = Repeat.TRANSACTION, 0.0
+        """What is to be done next, or again; and after how many seconds."""
 
     def begun(self, session: Any) -> None:
         span = transaction_spans.span_of(session)
@@ -122,11 +114,11 @@ class Repetition:
         not. The last abort has the whole timeout again: not sent, it leaves the transaction open.
         """
         if self.follows is Repeat.TRANSACTION:
-            return override(strategy=ONCE)
+            return override(strategy=Once())
         seconds = self.timeout.seconds
         if self.follows is not Repeat.NOTHING or not seconds:
             return nullcontext()
-        return driver.csot.Timeout.from_now(seconds).resume()
+        return Timeout.from_now(seconds).resume()
 
     def decide(self, error: BaseException) -> None:
         """Set what ``follows`` after an error of the body, or of the commit."""
@@ -201,12 +193,11 @@ class Repetition:
         if rule is Rule.DEADLINE and deadline is not None:
             if isinstance(error, OperationTimeoutError):
                 return error
+            elapsed = driver.csot.now() - self._began
             return timed_out(
                 error,
                 timeout_s=deadline.timeout,
-                elapsed_s=max(
-                    driver.csot.now() - self._began, deadline.timeout - deadline.remaining()
-                ),
+                elapsed_s=max(elapsed, deadline.timeout - deadline.remaining()),
                 attempts=attempts,
                 name=self._method,
                 reasons=reasons,
@@ -314,11 +305,8 @@ class RetryTransaction:
     def __init__(
         self, client: Any, options: dict[str, Any], runtime: Callable[[], Runtime | None]
     ) -> None:
-        """``runtime``: looked up when a transaction begins; None while the library is off.
-
-        Raises pymongo's error for wrong ``options``, which the first attempt would else raise.
-        """
-        TransactionOptions(**options)
+        """``runtime``: looked up when a transaction begins; None while the library is off."""
+        TransactionOptions(**options)  # raises for wrong ones
         self._client = client
         self._options = options
         self._runtime = runtime
@@ -350,6 +338,8 @@ class RetryTransaction:
             seconds, _ = runtime.timeouts.of_several(self._client, ("", None), NOTHING)
             if seconds is not None:
                 timeout = Timeout.begin(seconds)
-                deadline = TransactionDeadline(timeout, blocks.timed(), driver.csot.now())
-                enter_transaction(session, deadline)
+                deadline = precedence.TransactionDeadline(
+                    timeout, blocks.timed(), driver.csot.now()
+                )
+                precedence.enter_transaction(session, deadline)
         return Repetition(self._client, self._options, runtime, timeout), session

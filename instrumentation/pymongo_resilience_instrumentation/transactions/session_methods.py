@@ -27,15 +27,10 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
     Interceptor,
 )
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.methods import Wrapped
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
-from pymongo_resilience_instrumentation.timeouts.precedence import (
-    TransactionDeadline,
-    enter_transaction,
-    leave_transaction,
-    transaction_of,
-)
+from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
@@ -52,50 +47,37 @@ NOWHERE = ("", None)
 
 
 def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Interceptor]]:
-    """What to wrap of a session's class, and with what.
-
-    end_session is not there: it waits for nothing but the abort_transaction that it calls.
-    """
+    """What to wrap of a session's class, and with what."""
     spans = runtime.transaction_spans
     if spans is not None:
         yield "start_transaction", transaction_spans.StartTransaction(spans)
     yield "with_transaction", WithTransaction(runtime, asynchronous)
-    yield "commit_transaction", EndTransaction(runtime, COMMIT, whole_timeout=False)
-    yield "abort_transaction", EndTransaction(runtime, ABORT, whole_timeout=True)
+    yield "commit_transaction", EndTransaction(runtime, COMMIT)
+    yield "abort_transaction", EndTransaction(runtime, ABORT)
 
 
-def start_session() -> Method:
-    """Takes the option that is ours before the driver refuses it; also while all is switched off.
+def start_session() -> Wrapped:
+    """Takes the option that is ours before the driver refuses it, also while switched off."""
 
-    The same for both kinds of client: neither waits for anything here.
-    """
+    def wrapper(original: Function, _client: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        kwargs, default = take_default(kwargs)
+        session = original(*args, **kwargs)
+        with shielded("after a session was started"):
+            set_default(session, default)
+        return session
 
-    def around(original: Function) -> Function:
-        def method(*given: Any, **kwargs: Any) -> Any:
-            kwargs, default = take_default(kwargs)
-            session = original(*given, **kwargs)
-            with shielded("after a session was started"):
-                set_default(session, default)
-            return session
-
-        return method
-
-    return Method(around)
+    return Wrapped(wrapper)
 
 
 class EndTransaction(CallInterceptor):
-    """A commit or an abort. ``whole_timeout``: it has all of it, whatever has passed.
-
-    pymongo 4.20 sends no abort once the deadline is over, without an error: the transaction stays
-    open on the server, and keeps its locks.
-    """
+    """A commit or an abort. An abort has the whole timeout, whatever has passed: pymongo 4.20 sends
+    none once the deadline is over, without an error, and the transaction keeps its locks."""
 
     runtime: Runtime
 
-    def __init__(self, runtime: Runtime, operation: str, *, whole_timeout: bool) -> None:
+    def __init__(self, runtime: Runtime, operation: str) -> None:
         super().__init__(runtime)
         self._operation = operation
-        self._whole_timeout = whole_timeout
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
         session, runtime = given[0], self.runtime
@@ -104,18 +86,14 @@ class EndTransaction(CallInterceptor):
         call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
         call.bound = default_of(session)
-        call.transaction = transaction_of(session)
+        call.transaction = precedence.transaction_of(session)
         call.ends = transaction_spans.span_of(session)
-        runtime.enter(call, whole_timeout=self._whole_timeout)
+        runtime.enter(call, whole_timeout=self._operation == ABORT)
         runtime.start_span(call, call.ends)
         return call
 
     def failed(
-        self,
-        call: Call | None,
-        error: BaseException,
-        given: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, call: Call | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
     ) -> BaseException | None:
         if call is not None and self._operation == ABORT and not isinstance(error, Exception):
             with shielded("after an interrupted abort"):
@@ -125,40 +103,40 @@ class EndTransaction(CallInterceptor):
 
 
 class _Transaction(Interceptor):
-    """One with_transaction under a deadline, and what is around its callback: the session is under
-    the deadline there, and all else as it was outside. Belongs to one thread or task."""
+    """One with_transaction under a deadline, for one thread or task; around its callback: the
+    session is under the deadline there, and all else as it was outside."""
 
     def __init__(self, session: Any, seconds: float) -> None:
         self.session = session
         self._outside = driver.csot.Timeout.in_force()
         self.timeout = driver.csot.Timeout.begin(seconds)
         self.deadline = self.timeout.resume()
-        self._of_session = TransactionDeadline(self.timeout, blocks.timed(), driver.csot.now())
+        self._of_session = precedence.TransactionDeadline(
+            self.timeout, blocks.timed(), driver.csot.now()
+        )
         self._runs = 0
         self._raised: BaseException | None = None
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         self._runs += 1
         self._raised = None
-        enter_transaction(given[0], self._of_session)
+        precedence.enter_transaction(given[0], self._of_session)
         return Entered(given[0], self._outside.resume())
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
-        leave_transaction(entered.instance)
+        precedence.leave_transaction(entered.instance)
         return result
 
     def failed(self, entered: Entered, error: BaseException, *_: Any) -> BaseException:
-        leave_transaction(entered.instance)
+        precedence.leave_transaction(entered.instance)
         self._raised = error
         return error
 
     def ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
         """The error to raise for one of the driver's that ended it for lack of time."""
         raised, self._raised = self._raised, None
-        seconds = self.timeout.seconds
-        if not seconds or not error.timeout:
-            return None
-        if raised is error or isinstance(error, OperationTimeoutError):
+        seconds, ours = self.timeout.seconds, isinstance(error, OperationTimeoutError)
+        if not seconds or not error.timeout or raised is error or ours:
             return None
         # The driver puts an error of its own around the one that it would have tried again after.
         last = error.__cause__ if isinstance(error.__cause__, PyMongoError) else error
@@ -204,42 +182,32 @@ class WithTransaction(Interceptor):
     ) -> BaseException:
         if transaction is None:
             return error
-        leave_transaction(transaction.session)
+        precedence.leave_transaction(transaction.session)
         if isinstance(error, PyMongoError) and self._runtime.owns_retries:
             with shielded("while preparing the error of a transaction"):
                 return transaction.ended_by_time(error) or error
         return error
 
 
-def within_time_limit(runtime: Runtime) -> Method:
-    """Whether with_transaction may repeat something after a pause: the deadline alone says it.
+def within_time_limit(runtime: Runtime) -> Wrapped:
+    """Whether with_transaction may repeat something after a pause: under a deadline that alone says
+    it, and not pymongo's own limit of 120 s."""
 
-    pymongo's own limit of 120 s is for those without a deadline. Its pause, of half a second at
-    most, may not end after the deadline either.
-    """
+    def wrapper(original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
+        left = driver.csot.remaining() if runtime.enabled_flag.on else None
+        if left is None:
+            return original(*args, **kwargs)
+        pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
+        return left > pause
 
-    def around(original: Function) -> Function:
-        def function(*args: Any, **kwargs: Any) -> Any:
-            left = driver.csot.remaining() if runtime.enabled_flag.on else None
-            if left is None:
-                return original(*args, **kwargs)
-            pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
-            return left > pause
-
-        return function
-
-    return Method(around)
+    return Wrapped(wrapper)
 
 
 def take_default(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Policy]:
-    """The arguments of start_session without ``default_timeout_ms``, and what it said.
-
-    Raises ConfigurationError (pymongo's) for what is no timeout.
-    """
-    if OPTION not in kwargs:
-        return kwargs, NOTHING
+    """The arguments of start_session without ``default_timeout_ms``, and what it said. Raises
+    ConfigurationError (pymongo's) for what is no timeout."""
     rest = kwargs.copy()
-    said = rest.pop(OPTION)
+    said = rest.pop(OPTION, None)
     if said is None:
         return rest, NOTHING
     if not TIMEOUT_MS.legal(said):
@@ -253,14 +221,13 @@ def set_default(session: Any, default: Policy) -> None:
 
 def default_of(session: Any) -> Policy:
     """What commit_transaction, abort_transaction, with_transaction and end_session have."""
-    default: Policy = getattr(session, _DEFAULT, NOTHING)
-    return default
+    return getattr(session, _DEFAULT, NOTHING)
 
 
 def session_of_call(
     args: tuple[Any, ...], kwargs: dict[str, Any], session_at: int | None, asynchronous: bool
 ) -> Any:
-    """The session that a method is called with, or that is bound around it; None for none."""
+    """The session that a method is called with, or that is bound around it."""
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
@@ -274,7 +241,6 @@ def or_bound(session: Any, asynchronous: bool) -> Any:
 
 def position(method: Callable[..., Any] | None) -> int | None:
     """Where among the positional arguments of a method its session is, not counting ``self``."""
-    # Of the function itself, not by inspect.signature(): a hundred of those take 3 ms at start-up.
     code = getattr(inspect.unwrap(method), "__code__", None) if method else None
     names = code.co_varnames[: code.co_argcount] if code else ()
     return names.index("session") - 1 if "session" in names else None

@@ -129,7 +129,7 @@ class BatchRead:
         self._kwargs = kwargs
         found = driver.cursors.run_operation_arguments(given, kwargs)
         self._client, self._operation, self._cursor = found
-        self._sessions = {FIRST: driver.cursors.take_session(self._cursor)}
+        self._sessions = {FIRST: driver.cursors.swap_session(self._cursor, None)}
 
     def send(self, tried: Try) -> Steps:
         given, kwargs = self._given, self._kwargs
@@ -143,7 +143,7 @@ class BatchRead:
         return (yield partial(self._original, *given, **kwargs))
 
     def adopt(self, tried: Try) -> None:
-        driver.cursors.set_session(self._cursor, self._sessions.pop(tried.name, None))
+        driver.cursors.swap_session(self._cursor, self._sessions.pop(tried.name, None))
 
     def discard(self, tried: Try) -> Steps:
         session = self._sessions.pop(tried.name, None)
