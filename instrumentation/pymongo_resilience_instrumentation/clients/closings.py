@@ -46,7 +46,7 @@ class Closing:
         for waiting in list(self._waiting):
             if (future := waiting()) is not None:
                 with suppress(RuntimeError):  # its loop is closed: nothing waits any more
-                    future.get_loop().call_soon_threadsafe(_wake, future)
+                    future.get_loop().call_soon_threadsafe(driver.monitors.answer, future)
 
     def sleep(self, seconds: float) -> None:
         """Raises InvalidOperation (pymongo's) as soon as the client is closed."""
@@ -65,11 +65,6 @@ class Closing:
             self._waiting.discard(waiting)
         if self.closed:
             raise InvalidOperation(CLOSED)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class Closings(ByClient[Closing]):

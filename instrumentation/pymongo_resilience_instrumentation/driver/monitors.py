@@ -153,12 +153,13 @@ def end_sleep(monitor: Any) -> None:
         wake_up.put(None)
     elif wake_up is not None:
         try:
-            wake_up.get_loop().call_soon_threadsafe(_answer, wake_up)
+            wake_up.get_loop().call_soon_threadsafe(answer, wake_up)
         except RuntimeError:  # the loop is closed
             return
 
 
-def _answer(wake_up: asyncio.Future[None]) -> None:
+def answer(wake_up: asyncio.Future[None]) -> None:
+    """End a wait in its own loop, if nothing else has."""
     if not wake_up.done():
         wake_up.set_result(None)
 

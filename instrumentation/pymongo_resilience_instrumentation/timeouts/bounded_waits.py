@@ -2,10 +2,7 @@
 
 Without a deadline none is cut: the driver's own timeouts hold. Under one (pymongo 4.17 to 4.20) its
 selection has all the time that is left and looks at the clock every half second, a checkout has
-all of it again, and connecting ignores connectTimeoutMS.
-
-A selection that finds its server at once, and a checkout that finds a connection, are not measured:
-that would cost every operation as much as all the rest of its metrics.
+all of it again, and connecting ignores connectTimeoutMS. What need not wait is not measured.
 """
 
 from __future__ import annotations
@@ -42,9 +39,6 @@ if TYPE_CHECKING:
     Waiting = MutableMapping["Wait", weakref.ref[Any]]
     """Who waits for a connection, and the driver's place to wait in, or the pool that makes one."""
 
-TIMED_OUT = "timed_out"
-INTERRUPTED = "interrupted"
-FAILED = "failed"
 GRACE = 0.005
 """Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
 RESOLUTION = 0.001
@@ -97,18 +91,13 @@ def within_wait(seconds: float) -> AbstractContextManager[None]:
 def selection_timeout(enabled_flag: EnabledFlag) -> Wrapped:
     """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
     selection leaves."""
-    timeout_in_force, found, own_timeout = (
-        driver.csot.TIMEOUT.get,
-        calls.found,
-        driver.waits.own_selection_timeout,
-    )
 
     def wrapper(original: Function, topology: Any, args: Any, kwargs: Any) -> Any:
         timeout = original(*args, **kwargs)
-        if timeout_in_force() is None or not enabled_flag.on:
+        if driver.csot.TIMEOUT.get() is None or not enabled_flag.on:
             return timeout
         try:
-            own, call = own_timeout(topology), found()
+            own, call = driver.waits.own_selection_timeout(topology), calls.found()
             if call is not None and not call.ended:
                 # With 0 the servers are looked at once. A connection takes some time.
                 call.waits_until = driver.csot.now() + (own or NEVER)
@@ -148,14 +137,14 @@ class Wait:
 
     def end(self, error: BaseException | None) -> None:
         if isinstance(error, (ServerSelectionTimeoutError, WaitQueueTimeoutError)):
-            self.outcome = TIMED_OUT
+            self.outcome = "timed_out"
         elif error is None:
             self.outcome = self.what.value
         elif isinstance(error, Exception):
             # A selection fails in no other way; what comes after it may.
-            self.outcome = FAILED if self.what is For.CONNECTION else self.what.value
+            self.outcome = "failed" if self.what is For.CONNECTION else self.what.value
         else:
-            self.outcome = INTERRUPTED
+            self.outcome = "interrupted"
 
 
 def over(call: Call, error: BaseException | None) -> None:
