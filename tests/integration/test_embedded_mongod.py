@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed.mongod import Process
 from pymongo_resilience_instrumentation.tools.testbed.server import ask
 from support.clients import wait_until
 
@@ -216,6 +218,24 @@ def test_a_failed_start_leaves_its_last_words(
     with pytest.raises(TestbedError, match=fact):
         server.start()
     assert not left_behind(tmp_path)
+
+
+def test_one_member_that_has_to_be_killed_leaves_the_others_their_data(tmp_path: Path) -> None:
+    lines = """
+        import socket, sys, time
+        port = int(sys.argv[sys.argv.index("--port") + 1])
+        with socket.create_server(("127.0.0.1", port)):
+            time.sleep(60)
+    """
+    (tmp_path / "set").mkdir()
+    member = Process(program(tmp_path, "mongod", lines), tmp_path / "set" / "member0")
+    try:
+        for _ in range(3):
+            member.start(time.monotonic() + 30)
+            member.wait(0.0)
+            assert (tmp_path / "set" / "member0" / "data").is_dir()
+    finally:
+        member.stop()
 
 
 def test_it_ends_with_a_parent_that_is_killed(mongod: str, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _OPTIONS: Final = (
     *("--setParameter", "diagnosticDataCollectionEnabled=false"),
 )
 _STORAGE: Final = ("--oplogSize", "64", "--wiredTigerCacheSizeGB", "0.25")
+_KILLED_WITHIN: Final = 10.0
 _RETRY_INTERVAL: Final = 0.02
 _ASKED_WITHIN: Final = 10.0
 
@@ -143,6 +144,8 @@ class Process:
         if self._child is not None:
             if not self._child.wait(timeout):
                 self.signal(signal.SIGKILL)
+                # Closing its standard input before removes the folder, with all members' data.
+                self._child.wait(_KILLED_WITHIN)
             self._child.stop()
 
     def stop(self) -> None:
