@@ -237,11 +237,20 @@ def _endpoint(text: str) -> str:
 def _demo(options: argparse.Namespace) -> int:
     try:
         from .demo.demonstration import run  # noqa: PLC0415 - an extra
-        from .demo.sides import DemoError  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         needed = f"the demo needs what is not installed here ({exc.name})"
         return _print_error(f'{needed}: pip install "pymongo-resilience[demo]"', USAGE)
-    from .testbed import TestbedError  # noqa: PLC0415
+    return _served(run, options)
+
+
+def _testbed(options: argparse.Namespace) -> int:
+    from .testbed.testbed_command import run  # noqa: PLC0415 - an extra
+
+    return _served(run, options)
+
+
+def _served(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    from .testbed import TestbedError  # noqa: PLC0415 - an extra
 
     try:
         return run(options)
@@ -251,20 +260,8 @@ def _demo(options: argparse.Namespace) -> int:
         raise
     except ValueError as exc:
         return _print_error(str(exc), USAGE)
-    except (DemoError, TestbedError, OSError) as exc:
-        return _print_error(str(exc), FAILURE)
-
-
-def _testbed(options: argparse.Namespace) -> int:
-    from .testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
-
-    try:
-        testbed_command.run(options)
-    except ValueError as exc:
-        return _print_error(str(exc), USAGE)
     except (TestbedError, OSError) as exc:
         return _print_error(str(exc), FAILURE)
-    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -346,13 +343,10 @@ def _rule(pattern: str, policy: Policy) -> str:
         value = getattr(policy, field.name)
         # A field without a repr is confidential, and None inherits.
         if value is not None:
-            lines.append(f"    {field.name} = {_value_text(value) if field.repr else 'not shown'}")
+            names = [name for name, strategy in NAMED.items() if strategy is value]
+            text = (names or [_shown(value)])[0] if field.repr else "not shown"
+            lines.append(f"    {field.name} = {text}")
     return "\n".join(lines) + "\n"
-
-
-def _value_text(value: object) -> str:
-    names = [name for name, strategy in NAMED.items() if strategy is value]
-    return names[0] if names else _shown(value)
 
 
 def _shown(value: object) -> str:

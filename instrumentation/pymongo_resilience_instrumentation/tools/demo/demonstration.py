@@ -31,7 +31,7 @@ _PACE: Final = 0.02
 def run(options: argparse.Namespace) -> int:
     """Run the demonstration; returns 0 only if our side lost, duplicated and showed nothing.
 
-    Raises DemoError or TestbedError if it cannot run to its end, OSError for a file.
+    Raises TestbedError if it cannot run to its end, OSError for a file.
     """
     console = Console()
     if not console.is_terminal:

@@ -19,6 +19,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience import Config, Event, RetryScheduled, instrument
+from pymongo_resilience_instrumentation.tools.testbed import TestbedError
 
 from .fault_script import MAX_IDLE
 from .otel_setup import SpanRecorder, providers
@@ -31,10 +32,6 @@ _PAUSE: Final = 0.05
 _START_TIMEOUT: Final = 60.0
 _STEP_TIMEOUT: Final = 90.0
 _STOP_TIMEOUT: Final = 5.0
-
-
-class DemoError(RuntimeError):
-    """The demonstration itself failed; its message says how."""
 
 
 class Settings(NamedTuple):
@@ -54,7 +51,7 @@ class Processes:
     def ask(self, step: Step | None) -> dict[Side, Any]:
         """Have every side run the step, and wait for the slowest: an Outcome for each.
 
-        Without a step they end, with the trace of each. Raises :class:`DemoError`.
+        Without a step they end, with the trace of each. Raises :class:`TestbedError`.
         """
         for side, connection in self._connections.items():
             try:
@@ -71,7 +68,7 @@ class Processes:
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
                 late = ", ".join(side.title for side in waiting.values())
-                raise DemoError(f"no answer within {timeout:g} s from: {late}")
+                raise TestbedError(f"no answer within {timeout:g} s from: {late}")
             for connection in waiting.keys() & ready:
                 side = waiting.pop(connection)
                 try:
@@ -80,10 +77,10 @@ class Processes:
                     raise self._died(side) from exc
         return answers
 
-    def _died(self, side: Side) -> DemoError:
+    def _died(self, side: Side) -> TestbedError:
         process = self._processes[side]
         process.join(_STOP_TIMEOUT)
-        return DemoError(f"the process of {side.title} ended with status {process.exitcode}")
+        return TestbedError(f"the process of {side.title} ended with status {process.exitcode}")
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")

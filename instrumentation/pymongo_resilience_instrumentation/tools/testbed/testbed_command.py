@@ -34,7 +34,7 @@ _ROUND: Final = 60.0
 """Seconds of each of the scenarios that are played one after the other."""
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; to be called in the main thread.
 
     Prints the URI on standard output, on a line of its own and nothing else; what a person wants to
@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> None:
                 deployment.inject(strike.fault(), strike.on)
                 _print(f"{datetime.now(UTC).isoformat(timespec='milliseconds')}  {strike}")
         stop.wait()
+    return 0
 
 
 def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]:
