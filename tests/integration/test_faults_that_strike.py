@@ -8,7 +8,7 @@ from concurrent.futures import Future, TimeoutError as NotYet
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.command_names import COMMANDS
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import COMMANDS
 from support.raw_client import RawClient
 
 from pymongo_resilience.testbed import (
