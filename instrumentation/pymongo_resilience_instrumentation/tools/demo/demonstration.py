@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -32,7 +31,6 @@ from .result import Branch, Outcome, Record, Result, Side, Tally
 from .sides import Processes, Settings
 from .workload import Balance, Ledger, Step, prepare
 
-_WIDTH_OF_PIPES: Final = 116
 _PACE: Final = 0.02
 
 
@@ -143,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     """
     console = Console()
     if not console.is_terminal:
-        console.width = _WIDTH_OF_PIPES
+        console.width = _WIDTH
     result = _play(options, console)
     console.print(report(result))
     if options.json is not None:
@@ -171,14 +169,12 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
             for side, replica_set in replica_sets.items():
                 replica_set.observer = partial(recorder.fault, side=side.value)
         ledgers = {side: Ledger() for side in Side}
-        faults: dict[Side, Counter[str]] = {side: Counter() for side in Side}
 
         def run_one(step: Step, scene: Scene) -> None:
             # Part of the script: the load's rhythm, or the silence in which connections age.
             time.sleep(max(_PACE, scene.idle))
-            injected = {side: scene.faults() for side in Side}
-            for side, replica_set in replica_sets.items():
-                for fault in injected[side]:
+            for replica_set in replica_sets.values():
+                for fault in scene.faults():
                     replica_set.inject(fault)
             began = time.time()
             outcomes: dict[Side, Outcome] = processes.ask(step)
@@ -196,8 +192,6 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
                         at=began,
                     )
                 replica_set.clear()
-                for fault in injected[side]:
-                    faults[side][type(fault).__name__] += fault.injected
                 ledgers[side].record(step, acknowledged=outcome.error is None)
 
         started = end = time.monotonic()
@@ -223,5 +217,5 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
             tally=tally,
             trace=processes.ask(None)[Side.OURS],
             balances=balances,
-            faults=faults,
+            faults={side: each.injected() for side, each in replica_sets.items()},
         )
