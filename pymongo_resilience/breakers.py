@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -59,36 +60,30 @@ class Snapshot(NamedTuple):
     """Seconds; zero where a call may be sent now."""
 
 
+@dataclass(eq=False, repr=False)
 class _Period:
     """A breaker from one change of its state to the next."""
 
-    __slots__ = ("counts", "opened_by", "since", "state", "succeeded", "under_way")
-
-    def __init__(
-        self, state: State, since: float, window: float, opened_by: tuple[int, int] = (0, 0)
-    ) -> None:
-        self.state = state
-        self.since = since
-        self.opened_by = opened_by
-        """The calls and failures that have opened it, when it was closed last."""
-        self.counts = RollingCounts(2, window, since)
-        self.under_way: dict[Permit, float] = {}
-        """The probes, and when each is replaced."""
-        self.succeeded = 0
-        """How many probes have."""
+    state: State
+    since: float
+    counts: RollingCounts
+    opened_by: tuple[int, int]
+    """The calls and failures that have opened it, when it was closed last."""
+    under_way: dict[Permit, float] = field(default_factory=dict)
+    """The probes, and when each is replaced."""
+    succeeded: int = 0
+    """How many probes have."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Permit:
     """Leave to send one call, whose owner reports the outcome, from any thread: a probe once. Calls
     from before a change of state do not count."""
 
-    __slots__ = ("_breaker", "period", "reported")
-
-    def __init__(self, breaker: CircuitBreaker, period: _Period) -> None:
-        self._breaker = breaker
-        self.period = period
-        self.reported = False
-        """The outcome of a probe was."""
+    _breaker: CircuitBreaker
+    period: _Period
+    reported: bool = False
+    """The outcome of a probe was."""
 
     def report(self, outcome: Evidence) -> None:
         """What came of it, as ``evidence()`` has it."""
@@ -98,8 +93,6 @@ class Permit:
 class CircuitBreaker:
     """Thread- and task-safe: a reentrant lock, held for an addition. ``changed`` is called without
     it when the breaker opens or closes, by the thread that reported the decisive call."""
-
-    __slots__ = ("_changed", "_period", "lock", "now", "settings")
 
     def __init__(
         self,
@@ -117,7 +110,7 @@ class CircuitBreaker:
         """Closed, with nothing counted, and a new lock; no permit given before counts any more."""
         self.lock = threading.RLock()
         with self.lock:
-            self._period = _Period(State.CLOSED, self.now(), self.settings.window)
+            self._become(State.CLOSED, self.now())
 
     def try_acquire(self) -> Permit | float:
         """Leave to send one call, or the seconds after which it is worth asking again.
@@ -209,7 +202,8 @@ class CircuitBreaker:
         return min(RECHECK, min(period.under_way.values()) - now)
 
     def _become(self, state: State, now: float, opened_by: tuple[int, int] = (0, 0)) -> _Period:
-        self._period = _Period(state, now, self.settings.window, opened_by)
+        counts = RollingCounts(2, self.settings.window, now)
+        self._period = _Period(state, now, counts, opened_by)
         return self._period
 
 

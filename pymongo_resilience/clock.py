@@ -77,8 +77,6 @@ class RollingCounts:
     """Several counts over the last ``seconds``. Not thread-safe: the owner locks. A ``now`` before
     an earlier one counts as that one."""
 
-    __slots__ = ("_number", "_rings", "_start", "_width")
-
     def __init__(self, counts: int, seconds: float, start: float) -> None:
         self._start = start
         self._width = seconds / BUCKETS

@@ -10,8 +10,6 @@ from pymongo_resilience.internal_errors import is_closing
 class EnabledFlag:
     """Wrappers and listeners that are still in place pass through while it is off."""
 
-    __slots__ = ("_blocks", "_turned", "on")
-
     def __init__(self, *, on: bool = False) -> None:
         self._turned = on
         self._blocks: dict[object, bool] = {}

@@ -145,12 +145,8 @@ def attach_policy(policy: Policy, cursor: object) -> None:
 
 
 def policy_of_cursor(cursor: object) -> Policy:
-    """The policy that it carries; NOTHING where it carries none.
-
-    Not through ``vars()``, as with a collection, where an attribute that is not set is a collection
-    of that name: reading an instance's ``__dict__`` makes its attributes slower (CPython 3.11), and
-    this runs for each document.
-    """
+    """The policy that it carries; NOTHING where it carries none."""
+    # Not by vars(), which makes attributes slower on CPython 3.11: this runs for each document.
     policy: Policy = getattr(cursor, ATTRIBUTE, NOTHING)
     return policy
 

@@ -37,8 +37,6 @@ class RetryBudget:
     """Full at first. Thread- and task-safe: a reentrant lock. Counts in whole tenths of a token:
     ten times 0.1 as floats is less than 1."""
 
-    __slots__ = ("_incomplete", "_least", "_lock", "_most", "_tenths")
-
     holds_back = False
     """Whether a retry that it does not allow has to wait, unless a server has rejected the command:
     else it is declined after every overload error, and made as always after others."""
@@ -109,8 +107,6 @@ class RatioBudget(RetryBudget):
     Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
     """
 
-    __slots__ = ("_clock", "_earned", "_failed_at", "_others")
-
     holds_back = True
 
     def __init__(
@@ -179,8 +175,6 @@ class RatioBudget(RetryBudget):
 class TokenBucket(RetryBudget):
     """The specification's, for retries after overload errors alone. Source: Client Backpressure of
     February 2026, "Adaptive retry policy" and "Token Bucket"."""
-
-    __slots__ = ()
 
     def __init__(
         self, capacity: float | None = None, incomplete: MutableSet[RetryBudget] | None = None

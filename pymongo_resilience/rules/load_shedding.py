@@ -29,8 +29,6 @@ class LoadShedder:
     requests for each accepted one, lower priorities have what higher ones leave. Each attempt that
     is not rejected counts as accepted from when it is sent."""
 
-    __slots__ = ("_clock", "_counts", "_lock", "_random")
-
     def __init__(self, clock: Clock, random: Random) -> None:
         self._clock = clock
         self._random = random

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pymongo_resilience.clock import SHORTEST, Deadline, Random
@@ -86,24 +87,17 @@ NEEDS_STRATEGY = NeedsStrategy()
 Verdict = GiveUp | Retry
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class RetryRules:
     """Immutable, so thread- and task-safe; an operation belongs to one thread or task."""
 
-    __slots__ = ("base_backoff", "max_backoff", "max_retries", "random")
-
-    def __init__(
-        self,
-        max_retries: int = 5,
-        base_backoff: float = backoff.OVERLOAD_BASE,
-        max_backoff: float = backoff.OVERLOAD_LIMIT,
-        random: Random = random.random,
-    ) -> None:
-        """``max_retries`` of a command once an overload error was seen (Client Backpressure,
-        MAX_RETRIES), unless its operation has a number of its own. Back-offs are in seconds."""
-        self.max_retries = max_retries
-        self.base_backoff = base_backoff
-        self.max_backoff = max_backoff
-        self.random = random
+    max_retries: int = 5
+    """How often a command is repeated once an overload error was seen (Client Backpressure,
+    MAX_RETRIES), unless its operation has a number of its own."""
+    base_backoff: float = backoff.OVERLOAD_BASE
+    """Seconds, as the next one."""
+    max_backoff: float = backoff.OVERLOAD_LIMIT
+    random: Random = random.random
 
     def check_rules(self, operation: Operation, failure: Failure) -> GiveUp | Retry | NeedsStrategy:
         """Rules 0 to 4, for a failure that ``operation`` has recorded."""

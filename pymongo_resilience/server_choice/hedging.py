@@ -37,8 +37,6 @@ BUCKETS = 150
 class HedgeBudget:
     """How many reads of one client may be hedged. Thread- and task-safe: a reentrant lock."""
 
-    __slots__ = ("_clock", "_left", "_lock", "_paused_until", "reads", "sent")
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.RLock()
@@ -85,8 +83,6 @@ class Latencies:
     """How long the reads of one namespace took. Thread- and task-safe: of two that are noted at the
     same moment one may be lost."""
 
-    __slots__ = ("_counts", "_total", "percentile")
-
     def __init__(self) -> None:
         self._counts = [0] * BUCKETS
         self._total = 0
@@ -114,8 +110,6 @@ class Latencies:
 
 class Hedging:
     """All that one client knows for its hedges. Thread- and task-safe."""
-
-    __slots__ = ("_latencies", "budget", "won")
 
     def __init__(self, clock: Clock) -> None:
         self.budget = HedgeBudget(clock)

@@ -22,8 +22,6 @@ class PeakEwma:
     same moment one may be lost. Source: Finagle, "Peak EWMA".
     """
 
-    __slots__ = ("_clock", "_latencies")
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._latencies: dict[str, tuple[float, float]] = {}

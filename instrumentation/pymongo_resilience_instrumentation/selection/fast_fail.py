@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -57,18 +58,16 @@ class Found(NamedTuple):
         return self.cause is not None and self.times >= CHECKS
 
 
+@dataclass(slots=True, repr=False, kw_only=True)
 class TerminalDetector:
     """What one selection found about the servers while it waits. Not thread-safe."""
 
-    __slots__ = ("applies", "found", "probing")
-
-    def __init__(self, *, applies: bool) -> None:
-        self.applies = applies
-        """The operation's strategy gives up on terminal errors."""
-        self.found: dict[Address, Found] = {}
-        """The servers of which nothing is known but their last error."""
-        self.probing: Exception | None = None
-        """The refusal that this selection is to try anew."""
+    applies: bool
+    """The operation's strategy gives up on terminal errors."""
+    found: dict[Address, Found] = field(default_factory=dict)
+    """The servers of which nothing is known but their last error."""
+    probing: Exception | None = None
+    """The refusal that this selection is to try anew."""
 
     def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
         """The terminal cause that all servers that could serve have in common; else None. ``now``:

@@ -14,6 +14,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pymongo_resilience import internal_errors
@@ -31,8 +32,6 @@ from .refusals import ClientBreakers
 
 class OperationCounts:
     """Counts one client's attempts by server. Thread- and task-safe: a reentrant lock."""
-
-    __slots__ = ("_attempts", "_lock", "latencies")
 
     def __init__(self, latencies: PeakEwma | None = None) -> None:
         """``latencies``: None where they do not matter."""
@@ -64,17 +63,15 @@ class OperationCounts:
             self._attempts.get(address, set()).discard(attempt)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AttemptCount:
     """Where one attempt is counted: on one server at most. Belongs to its thread or task. The
     server is set first and unset last: ``release`` takes it back, whatever was raised in
     between."""
 
-    __slots__ = ("_address", "_began", "_counts")
-
-    def __init__(self, counts: OperationCounts) -> None:
-        self._counts = counts
-        self._address: str | None = None
-        self._began: float | None = None
+    _counts: OperationCounts
+    _address: str | None = None
+    _began: float | None = None
 
     def take(self, address: str) -> None:
         """The attempt goes to this server, wherever it was counted before."""

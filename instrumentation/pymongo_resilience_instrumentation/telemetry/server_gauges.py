@@ -33,7 +33,7 @@ class ServerGauges:
         self._without: Collection[str] = ()
         for row in ROWS:
             make: Callable[..., object] = meter.create_observable_gauge
-            if row.adds_up:
+            if row.unit in ADDED_UP:
                 make = meter.create_observable_up_down_counter
             observe = partial(self._observe, row)
             make(row.name, callbacks=[observe], unit=row.unit, description=row.description)
@@ -116,14 +116,17 @@ def _tokens(client: ClientState) -> Iterator[Observation]:
         yield Observation(client.budget.tokens, {semconv.CLIENT: str(client.number)})
 
 
+ADDED_UP = ("{connection}", "{request}")
+"""Units of what adds up over pools."""
+
+
 class Row(NamedTuple):
-    """One instrument; ``adds_up``: over pools. Immutable."""
+    """One instrument. Immutable."""
 
     name: str
     observe: Callable[[Any], Iterator[Observation]]
     unit: str
     description: str
-    adds_up: bool = False
 
 
 ROWS = (
@@ -157,35 +160,30 @@ ROWS = (
         _connections,
         "{connection}",
         "Connections of a pool by state.",
-        adds_up=True,
     ),
     Row(
         semconv.CONNECTION_PENDING_REQUESTS,
         _pending,
         "{request}",
         "Operations that wait for a connection of the pool.",
-        adds_up=True,
     ),
     Row(
         semconv.CONNECTION_MAX,
         partial(_size, largest=True),
         "{connection}",
         "How many connections the pool may have (maxPoolSize).",
-        adds_up=True,
     ),
     Row(
         semconv.CONNECTION_IDLE_MAX,
         partial(_size, largest=True),
         "{connection}",
         "How many of them may be idle: all, since the driver has no separate limit.",
-        adds_up=True,
     ),
     Row(
         semconv.CONNECTION_IDLE_MIN,
         partial(_size, largest=False),
         "{connection}",
         "How many connections the pool keeps open (minPoolSize).",
-        adds_up=True,
     ),
     Row(
         semconv.BUDGET_TOKENS,
