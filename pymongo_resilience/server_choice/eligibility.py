@@ -1,8 +1,7 @@
 """Which servers an operation may go to, and which rule left each other one out.
 
-The rules of Server Selection, "Rules for server selection", in order. Each leaves some of the
-servers that the rule before it has left, and what each has left is kept: an explanation is read off
-these steps, one line for each server, and decides nothing. All times are in seconds.
+The rules of Server Selection, "Rules for server selection", in order. What each has left is kept:
+an explanation is read off these steps, and decides nothing. All times are in seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Ends a selection that waits while every server has a terminal cause.
 
-For the strategy ``fast_fail`` only. Runs before each of the driver's waits for a server, so an
-operation that finds one pays nothing. The only state between selections is which passwords were
-refused, and which is being tried again.
+For the strategy ``fast_fail`` only, before each of the driver's waits for a server.
 """
 
 from __future__ import annotations

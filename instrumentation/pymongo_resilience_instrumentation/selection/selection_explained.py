@@ -1,8 +1,5 @@
 """Why a server is, or is not, one that an operation may go to; and what a failed selection was
-waiting for. The sentences are the engine's.
-
-Imported where a selection has failed, or somebody asks: the rules of server selection are not
-needed before.
+waiting for. The sentences are the engine's. Imported where one has failed, or somebody asks.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@
 two variables of MongoDB's specification.
 Source: OpenTelemetry (MongoDB driver specifications), "Tracing" and "MongoClient Options".
 
-What others record for the same commands is not recorded again: OpenTelemetry's own instrumentation
-of pymongo has a span for each command, below the operation spans; a driver with spans of its own
-has them all.
+What OpenTelemetry's own instrumentation of pymongo, or the driver, records is not recorded again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Who receives decisions: the call in progress, the logs, the application's listeners.
 
 The timeline of a call that ran out of time, or was slow, is on its error, its span and in the log.
-
-A healthy call notes nothing for it. What is known is when it began, its waits, which are timed
-where they have to be, and when a rule saw an attempt fail.
 """
 
 from __future__ import annotations
