@@ -20,6 +20,7 @@ import trustme
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures import causes
+from pymongo_resilience_instrumentation.selection import selection_explained
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
 from support import fake_servers
 from support.clients import Side, wait_until
@@ -381,6 +382,8 @@ def test_a_fault_of_ours_waits_as_ever(
     def broken(_: Any) -> None:
         raise LookupError("of the test")
 
+    # Imported during the test, it would keep the broken function.
+    assert selection_explained.explain
     monkeypatch.setattr(causes, "cause_of", broken)
     instrument()
     error, took = _fails(side, untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS))
