@@ -63,8 +63,6 @@ class Call:
     """It is unknown whether its write concern asks for an answer."""
     bound: Policy = NOTHING
     """The policy that the collection, database or session carries."""
-    within: Policy = NOTHING
-    """That of the blocks around it."""
     attempt_timeout: float | None = None
     """Seconds that what was sent may stay unanswered."""
     reply_within: float | None = None
@@ -121,6 +119,8 @@ class Call:
         their own."""
         self.public = True
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
+        self.within = blocks.current()
+        """The policy of the blocks around it."""
         self.ended = False
         self.started = 0.0
         self.timeout: float | None = None
@@ -180,12 +180,12 @@ class Call:
 
     def policy(self, rules: NamespaceRules) -> Policy:
         """That of enclosing blocks, over the object's, over the rules of its namespace."""
-        return blocks.current().over(self.bound).over(rules.policy_of(*self.governed))
+        return self.within.over(self.bound).over(rules.policy_of(*self.governed))
 
     def wanted(self, rules: NamespaceRules, option: str) -> Any:
         """The same of one option, without making a policy; None where none has it."""
         ruled = rules.policy_of(*self.governed) if rules.any else NOTHING
-        for policy in (blocks.current(), self.bound, ruled):
+        for policy in (self.within, self.bound, ruled):
             value = getattr(policy, option)
             if value is not None:
                 return value
@@ -288,10 +288,6 @@ def inherited() -> Call | None:
 
 make_current = _current.set
 """Answers with the token that ``leave`` needs."""
-
-
-def enter(call: Call) -> None:
-    call.token = _current.set(call)
 
 
 def leave(call: Call) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.rules.failure import Failure
 
-    from .interception.methods import Function
+    from .interception.interceptor import Function
     from .operations import Target
     from .runtime import Runtime
 
@@ -257,7 +257,7 @@ class BackgroundRun(Interceptor):
         if pending:
             run_deferred()
         call = BackgroundCall(given[0], KILL_CURSORS)
-        calls.enter(call)
+        call.token = calls.make_current(call)
         if not self._closed(given[0]):
             # The task of an async client inherits the span of the client's first caller.
             call.outer_context = context.get_current()

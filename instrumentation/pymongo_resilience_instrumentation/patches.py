@@ -23,11 +23,9 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Owner,
     Replacement,
+    Row,
     Within,
-    Wrapped,
-)
-from pymongo_resilience_instrumentation.interception.methods import (
-    Wrapped as WrappedMethod,
+    WrappedMethod,
     is_async,
 )
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
@@ -95,7 +93,7 @@ class Patches:
             for table in tables if wanted else ():
                 self.put_on(table(runtime))
 
-    def put_on(self, rows: Iterable[Wrapped]) -> None:
+    def put_on(self, rows: Iterable[Row]) -> None:
         """All or nothing; and without a lock, which a forked child could find locked for ever."""
         for owner, name, wrapper in list(rows):
             self._wrap(owner, name, wrapper)
@@ -139,7 +137,7 @@ class Patches:
         self.applied.append(Patch(owner, name, original, made))
 
 
-def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
     for owner, table in PUBLIC:
         for name, operation in table.items():
             made = public_methods.CursorMaker if operation.gives else public_methods.PublicMethod
@@ -149,7 +147,7 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
         yield owner, "__init__", client_setup.constructor(runtime)
 
 
-def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_cursors(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
         yield owner, driver.cursors.RUN_OPERATION, batches.Batch(runtime, owner is AsyncMongoClient)
     for name in ("clone", "__copy__", "__deepcopy__"):
@@ -162,7 +160,7 @@ def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
         yield owner, "to_list", batches.to_list(runtime, asynchronous)
 
 
-def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_change_streams(runtime: Runtime) -> Iterator[Row]:
     for owner in driver.cursors.stream_classes():
         yield owner, driver.cursors.AGGREGATE, batches.Resume(runtime)
         step = "__anext__" if is_async(vars(owner)["next"]) else "__next__"
@@ -170,7 +168,7 @@ def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
             yield owner, name, Within(batches.next_of_stream)
 
 
-def _of_closing(_: Runtime) -> Iterator[Wrapped]:
+def _of_closing(_: Runtime) -> Iterator[Row]:
     cursors = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
     for owner in _where_defined(cursors, "close"):
         yield owner, "close", batches.Close()
@@ -182,40 +180,40 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
     return iter(dict.fromkeys(cls for cls in found if cls is not None))
 
 
-def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_cleanup(runtime: Runtime) -> Iterator[Row]:
     for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
         yield owner, driver.clients.KILL, cleanup.KillCursors(runtime, asynchronous)
         yield owner, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime, asynchronous)
         yield owner, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
 
 
-def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_closed_clients(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
         close = closings.CloseAsync if is_async(vars(owner)["close"]) else closings.Close
         for name in {"close", "aclose"} & vars(owner).keys():
             yield owner, name, close(runtime.closings)
 
 
-def _of_selection(_: Runtime) -> Iterator[Wrapped]:
+def _of_selection(_: Runtime) -> Iterator[Row]:
     yield driver.clients.topology_description(), driver.clients.LOOK, deprioritized.select
 
 
-def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_waits(runtime: Runtime) -> Iterator[Row]:
     waiting = runtime.clients.waiting if runtime.shows_calls else None
     return bounded_waits.wrapped(runtime.enabled_flag, waiting)
 
 
-def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_time_limits(runtime: Runtime) -> Iterator[Row]:
     return command_limits.wrapped(runtime.enabled_flag)
 
 
-def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_comments(runtime: Runtime) -> Iterator[Row]:
     if runtime.config.command_comment:
         for owner in driver.commands.connections_with(driver.commands.PASSED):
             yield owner, driver.commands.PASSED, command_spans.comment(runtime.enabled_flag)
 
 
-def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_sessions(runtime: Runtime) -> Iterator[Row]:
     for owner, asynchronous in driver.sessions.session_classes():
         for name, wrapper in session_methods.of_a_session(runtime, asynchronous):
             yield owner, name, wrapper
@@ -223,23 +221,23 @@ def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
         yield module, driver.sessions.WITHIN_TIME_LIMIT, session_methods.within_time_limit(runtime)
 
 
-def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_ended_sessions(runtime: Runtime) -> Iterator[Row]:
     if runtime.transaction_spans is not None:
         for owner, asynchronous in driver.sessions.session_classes():
             for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
                 yield owner, name, transaction_spans.EndSession()
 
 
-def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_the_loops(runtime: Runtime) -> Iterator[Row]:
     for module, asynchronous in driver.retry_loop.loop_modules():
         yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
 
 
-def _of_fast_failures(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_fast_failures(runtime: Runtime) -> Iterator[Row]:
     return fast_fail.wrapped(runtime.enabled_flag, runtime.rules)
 
 
-Tables = tuple[Callable[[Any], "Iterator[Wrapped]"], ...]
+Tables = tuple[Callable[[Any], "Iterator[Row]"], ...]
 _FOR_TELEMETRY: Tables = (_of_the_public_api,)
 """Also where the installed pymongo lacks a name that the others need."""
 _FOR_DEADLINES: Tables = (

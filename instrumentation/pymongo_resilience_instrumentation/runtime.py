@@ -120,7 +120,8 @@ class Runtime:
         if session is not None:
             call.transaction = transaction_of(session)
         self.enter(call)
-        self.start_span(call, None if session is None else parent_of(session))
+        if self.operation_spans is not None:
+            self.operation_spans.start(call, None if session is None else parent_of(session))
 
     def start_span(self, call: Call, transaction: TransactionSpan | None = None) -> None:
         """Start the operation span of a call that was entered."""
@@ -142,7 +143,7 @@ class Runtime:
                 self._see_waits(call, error)
             if error is not None:
                 error = self._ends_with(call, error)
-            seconds = call.elapsed()
+            seconds = time.perf_counter() - call.started
             if error is not None or self.slow_seconds is not None:
                 with shielded(f"while logging the timeline of {call.operation}"):
                     decisions.show(call, error, seconds, self.slow_seconds)
@@ -266,5 +267,5 @@ class Runtime:
         if whole_timeout and self.timeouts.csot_available and call.timeout is not None:
             call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
         if call.timeout is not None:
-            call.policy_seconds = call.elapsed()
-        calls.enter(call)
+            call.policy_seconds = time.perf_counter() - call.started
+        call.token = calls.make_current(call)

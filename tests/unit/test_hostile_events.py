@@ -102,11 +102,11 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
         for in_the_call, (kind, event) in events:
             begun += in_the_call and kind == "started"
             if in_the_call:
-                calls.enter(call)
+                call.token = calls.make_current(call)
             getattr(listener, kind)(event)
             calls.make_current(None)
         OperationSpans(provider.get_tracer("test")).end(call, None)
-        calls.enter(call)  # only the call in progress gives the context back
+        call.token = calls.make_current(call)  # only the call in progress gives the context back
         calls.leave(call)
     drawn: list[ReadableSpan] = list(exporter.get_finished_spans())
     assert len({span.context.span_id for span in drawn}) == len(drawn)

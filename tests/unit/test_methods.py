@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 import wrapt
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped, is_async
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Interceptor,
+    Method,
+    WrappedMethod,
+    is_async,
+)
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 
@@ -58,7 +63,7 @@ def test_it_looks_like_the_method_and_sees_its_instance(
     original = vars(Driver)[name]
     found = original if below is None else below(original)
     noting = Noting()
-    made = Wrapped(noting.wrapper(EnabledFlag(on=True), is_async(found))).in_place_of(found)
+    made = WrappedMethod(noting.wrapper(EnabledFlag(on=True), is_async(found))).in_place_of(found)
     monkeypatch.setattr(Driver, name, made if above is None else above(made))
     method: Any = getattr(Driver, name)
     assert inspect.signature(method) == inspect.signature(original)

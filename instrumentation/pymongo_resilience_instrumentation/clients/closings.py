@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.operations import END_SESSIONS
 from .by_client import ByClient
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function
 
 CLOSED = "Cannot use MongoClient after close"
 """The driver's words."""

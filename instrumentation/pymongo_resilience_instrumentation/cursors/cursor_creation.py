@@ -19,7 +19,7 @@ from pymongo_resilience.policies.policy import (
     policy_of_cursor,
 )
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.interception.methods import Wrapped
+from pymongo_resilience_instrumentation.interception.interceptor import WrappedMethod
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
 
 
-def made(runtime: Runtime) -> Wrapped:
+def made(runtime: Runtime) -> WrappedMethod:
     """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
     which may be bound before this is put on."""
 
@@ -44,10 +44,10 @@ def made(runtime: Runtime) -> Wrapped:
         original(*args, **kwargs)
         _remember(runtime.enabled_flag, cursor, cursor.collection)
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
-def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Wrapped:
+def find(runtime: Runtime, collection: Callable[[Any], Any]) -> WrappedMethod:
     """Another ``find``; ``collection``: from whatever has it to the collection that it finds in."""
 
     def wrapper(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Wrapped:
         _remember(runtime.enabled_flag, cursor, collection(instance))
         return cursor
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
 def _remember(enabled_flag: EnabledFlag, cursor: Any, collection: Any) -> None:
@@ -68,7 +68,7 @@ def _remember(enabled_flag: EnabledFlag, cursor: Any, collection: Any) -> None:
         logger.exception("internal error in pymongo-resilience after a cursor was made")
 
 
-def clone(runtime: Runtime) -> Wrapped:
+def clone(runtime: Runtime) -> WrappedMethod:
     """What copies a cursor: the copy has what the original was made with."""
 
     def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def clone(runtime: Runtime) -> Wrapped:
                 setattr(made, ATTRIBUTE, policy)
         return made
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
 def _attach_policy(bound: Policy, made: Any) -> None:

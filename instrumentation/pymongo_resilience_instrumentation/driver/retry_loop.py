@@ -160,11 +160,8 @@ client = attrgetter("_client")
 server = attrgetter("_server")
 """The one that is selected; None before."""
 session = attrgetter("_session")
-
-
-def is_retryable(loop: Any) -> bool:
-    """Whether the attempt to be made is a retryable write, or a read that may be repeated."""
-    return bool(loop._retryable)
+is_retryable = attrgetter("_retryable")
+"""Whether the attempt to be made is a retryable write, or a read that may be repeated."""
 
 
 def operation_name(loop: Any) -> str:

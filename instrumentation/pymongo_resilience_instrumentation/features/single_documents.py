@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Send
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function, Send
     from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
     from pymongo_resilience_instrumentation.runtime import Runtime
 

@@ -6,12 +6,14 @@ Here alone it is decided what becomes of a fault of our own: it is logged, and t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from sys import exception
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import wrapt
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience import internal_errors
@@ -20,8 +22,6 @@ from pymongo_resilience.internal_errors import is_closing, logger
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 
-from .methods import Method, Subclass, Wrapped as WrappedMethod
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.calls import Call
 
-    from .methods import Function, Wrapper
-
+Function = Callable[..., Any]
+Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""wrapt's: called with the bound original, what it is bound to, and its arguments."""
 REFUSED = (ConfigurationError, InvalidOperation)
 """What the library refuses is no fault of its own."""
 
@@ -86,14 +87,65 @@ class Interceptor:
         return lambda *given, **kwargs: wrapper(function, None, given, kwargs)
 
 
+class Method(NamedTuple):
+    """What runs in place of a method, written as a decorator."""
+
+    around: Callable[[Function], Function]
+    """From the original, which takes its instance first, to what takes its place."""
+
+    def in_place_of(self, original: Any) -> Any:
+        made = self.around(original if type(original) is FunctionType else _as_function(original))
+
+        def wrapper(
+            _wrapped: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            return made(*args, **kwargs) if instance is None else made(instance, *args, **kwargs)
+
+        return wrapt.FunctionWrapper(original, wrapper)
+
+
+class WrappedMethod(NamedTuple):
+    """The same, written as wrapt has it, for what most operations pass."""
+
+    wrapper: Wrapper
+
+    def in_place_of(self, original: Any) -> Any:
+        return wrapt.FunctionWrapper(original, self.wrapper)
+
+
+class Subclass(NamedTuple):
+    """What takes the place of a class, wherever it is looked up."""
+
+    derive: Callable[[type], type]
+
+    def in_place_of(self, original: Any) -> type | None:
+        """None where another library has put something there that is no class."""
+        return self.derive(original) if type(original) is type else None
+
+
+def is_async(method: Any) -> bool:
+    """Whether it has to be awaited; also of one that another library wrapped."""
+    return inspect.iscoroutinefunction(inspect.unwrap(method))
+
+
+def _as_function(original: Any) -> Function:
+    """Another library's wrapper must see what it is called on."""
+
+    def function(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return original.__get__(instance, type(instance))(*args, **kwargs)
+
+    return function
+
+
 Owner = type | ModuleType
 Replacement = Method | WrappedMethod | Subclass | Interceptor
-Wrapped = tuple[Owner, str, Replacement]
+Row = tuple[Owner, str, Replacement]
 """Whose attribute, its name, and what runs in its place."""
 
 
 def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
-    enter, succeeded, send, found = _steps(interceptor)
+    enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
+    found = calls.found
 
     def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,17 +161,13 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 raise
             return original(*args, **kwargs)
         try:
-            if send is not None and entered is not None:
-                args = given
-                run: Function = partial(send, entered, _unbound(original, instance))
-            else:
-                run = original
             if entered is None:
-                return run(*args, **kwargs)
-            if entered.deadline is NO_DEADLINE:
-                return succeeded(entered, run(*args, **kwargs))
+                return original(*args, **kwargs)
             with entered.deadline:
-                result = run(*args, **kwargs)
+                if send is None:
+                    result = original(*args, **kwargs)
+                else:
+                    result = send(entered, _unbound(original, instance), *given, **kwargs)
             return succeeded(entered, result)
         except BaseException as error:
             try:
@@ -135,7 +183,8 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
 
 
 def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
-    enter, succeeded, send, found = _steps(interceptor)
+    enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
+    found = calls.found
 
     async def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -151,17 +200,13 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 raise
             return await original(*args, **kwargs)
         try:
-            if send is not None and entered is not None:
-                args = given
-                run: Function = partial(send, entered, _unbound(original, instance))
-            else:
-                run = original
             if entered is None:
-                return await run(*args, **kwargs)
-            if entered.deadline is NO_DEADLINE:
-                return succeeded(entered, await run(*args, **kwargs))
+                return await original(*args, **kwargs)
             with entered.deadline:
-                result = await run(*args, **kwargs)
+                if send is None:
+                    result = await original(*args, **kwargs)
+                else:
+                    result = await send(entered, _unbound(original, instance), *given, **kwargs)
             return succeeded(entered, result)
         except BaseException as error:
             try:
@@ -174,10 +219,6 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         return _answer(instead)
 
     return wrapper
-
-
-def _steps(interceptor: Interceptor) -> tuple[Any, Any, Any, Callable[[], Call | None]]:
-    return interceptor.enter, interceptor.succeeded, interceptor.send, calls.found
 
 
 def _unbound(original: Function, instance: Any) -> Function:

@@ -14,7 +14,7 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies.namespaces import EVERYTHING
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.interceptor import Method
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.command_spans import Commands
 from pymongo_resilience_instrumentation.telemetry.listeners import Heartbeats, OurListener, Pools
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience_instrumentation.clients.client_registry import ClientState
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 

@@ -10,8 +10,7 @@ from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
-from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor
-from pymongo_resilience_instrumentation.interception.methods import is_async
+from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, is_async
 from pymongo_resilience_instrumentation.operations import CHANGES, DEFINITIONS, WRITES
 from pymongo_resilience_instrumentation.transactions import session_methods
 

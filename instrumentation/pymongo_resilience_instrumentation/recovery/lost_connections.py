@@ -29,10 +29,10 @@ from pymongo_resilience_instrumentation.failures.reasons import (
 )
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
+    Function,
     Interceptor,
-    Wrapped,
+    Row,
 )
-from pymongo_resilience_instrumentation.interception.methods import Function
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -44,7 +44,7 @@ BUILT_IN = tuple(type(each) for each in NAMED.values())
 """Another strategy is the application's, and is asked about failures that happened only."""
 
 
-def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
+def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of pools and connections, and with what."""
     if runtime.config.dead_peer_s and driver.connections.can_watch():
         for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
@@ -110,7 +110,7 @@ class Failed(Interceptor):
         return interrupted
 
 
-def of_primaries(runtime: Runtime) -> Iterator[Wrapped]:
+def of_primaries(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of topologies and of handshakes, and with what."""
     if INTERRUPTIONS not in runtime.config.disabled_recovery:
         for owner, asynchronous in driver.monitors.topologies():
@@ -222,10 +222,9 @@ def would_be_repeated(runtime: Runtime, attempt: Attempts) -> bool:
     """Whether the rules would repeat the attempt, were it interrupted now. In another thread or
     task: what only its own context says counts as no."""
     call, executor = attempt.call, runtime.executor
-    policy = call.within.over(call.bound).over(runtime.rules.policy_of(*call.governed))
-    left = None if not call.timeout else call.timeout - call.elapsed()
-    deadline = None if left is None else Deadline.after(executor.clock, left)
-    operation = attempt.described(policy, deadline)
+    operation = attempt.described()
+    if call.timeout:
+        operation.deadline = Deadline.after(executor.clock, call.timeout - call.elapsed())
     if not isinstance(operation.strategy, BUILT_IN):
         return False
     operation.attempts = len(call.reasons)

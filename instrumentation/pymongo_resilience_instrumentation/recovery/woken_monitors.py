@@ -15,10 +15,11 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
+    Function,
     Interceptor,
-    Wrapped,
+    Method,
+    Row,
 )
-from pymongo_resilience_instrumentation.interception.methods import Function, Method
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 FIRST = 0.01
@@ -37,7 +38,7 @@ MOST_HELLOS = 10
 _INTERVALS = "_pymongo_resilience_intervals"
 
 
-def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
+def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of monitors, and with what."""
     without = runtime.config.disabled_recovery
     woken = WOKEN_CHECKS not in without and driver.connections.CAN_WAKE

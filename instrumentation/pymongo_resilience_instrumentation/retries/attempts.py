@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.breakers import Permit
-    from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience_instrumentation.addresses import Address
@@ -114,11 +113,19 @@ class Attempts(driver.retry_loop.DriverLoop):
     """How long the server does."""
 
     def begin(self) -> bool:
-        """Before the first attempt, where that needs more than most operations. False where a fault
-        of ours leaves it all to the driver."""
+        """Before the first attempt. False where a fault of ours leaves it all to the driver."""
+        call, runtime, avoided = self.call, self.runtime, deprioritized.avoided()
+        prepared = avoided or call.only_reads or runtime.admits
+        if prepared and not self._prepare_first(avoided):
+            return False
+        call.terminal_detector = None
+        self.connection, self.was_retryable = None, driver.retry_loop.is_retryable(self)
+        runtime.in_flight[id(self)] = ref(self)
+        return True
+
+    def _prepare_first(self, avoided: tuple[Address, ...]) -> bool:
         call, runtime, client = self.call, self.runtime, driver.retry_loop.client(self)
         try:
-            avoided = deprioritized.avoided()
             if avoided:
                 self.avoided = avoided
                 self.avoiding = deprioritized.begin()
@@ -154,16 +161,26 @@ class Attempts(driver.retry_loop.DriverLoop):
         self.leave_to_driver(error)
         return self.drivers_run
 
+    def refuse_lost_race(self, error: Exception) -> None:
+        """Raise the ``error`` of a try of a hedged read, where the other one goes on."""
+        self.runtime.in_flight.pop(id(self), None)
+        if self.call.hedge is not None and self.call.hedge.ends(self, error):
+            raise error
+
     def release(self, error: BaseException | None) -> None:
         """The run is over. Once more, it changes nothing.
 
         ``error``: what the run ends with, None where its last attempt succeeded.
         """
-        call = self.call
+        call, runtime = self.call, self.runtime
+        runtime.in_flight.pop(id(self), None)
         if call is NOT_OURS:
             return
-        unfinished = is_closing(error)
-        self._uncount(unfinished, succeeded=error is None)
+        unfinished = error is not None and is_closing(error)
+        if error is None and not self.began and runtime.budgets.incomplete:
+            runtime.budgets.succeeded(driver.retry_loop.client(self))
+        if self.count is not None:
+            self._uncount(unfinished, succeeded=error is None)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
             no_reply = error is not None or (call.public and not call.acknowledged)
@@ -210,7 +227,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             supported = driver.retry_loop.supports_txn_number(self, connection)
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before a write was sent")
-            return driver.retry_loop.is_retryable(self)
+            return bool(driver.retry_loop.is_retryable(self))
         self._note_session(connection)
         ends, before = self.session_ends, self.bound_to_txn_number
         if ends is not None and ends.expired() and before is not None:
@@ -258,14 +275,13 @@ class Attempts(driver.retry_loop.DriverLoop):
         self.check_repeated()
         self.began = self.runtime.executor.clock.now() - self.call.elapsed()
         self.budget = self.runtime.budgets.of(driver.retry_loop.client(self))
-        deadline, window = self._deadlines()
-        operation = self.described(self.call.policy(self.runtime.rules), deadline)
-        operation.retry_window = window
+        operation = self.described()
+        operation.deadline, operation.retry_window = self._deadlines()
         return operation
 
-    def described(self, policy: Policy, deadline: Deadline | None) -> Operation:
+    def described(self) -> Operation:
         """The operation for the retry rules. Reads nothing of the caller's context."""
-        call = self.call
+        call, policy = self.call, self.call.policy(self.runtime.rules)
         kind = Kind.READ if self.only_reads else driver.retry_loop.kind(self)
         return Operation(
             name=call.operation,
@@ -276,7 +292,6 @@ class Attempts(driver.retry_loop.DriverLoop):
             in_transaction=driver.retry_loop.in_transaction(self),
             acknowledged=call.acknowledged,
             declared_idempotent=bool(policy.idempotent),
-            deadline=deadline,
             max_retries=driver.clients.max_retries(driver.retry_loop.client(self)),
             budget=self.budget,
             part=call.whole is not None,

@@ -14,11 +14,11 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.interception.methods import Wrapped
+from pymongo_resilience_instrumentation.interception.interceptor import WrappedMethod
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function
 
 
 Mark = Token["tuple[Address, ...]"]
@@ -96,7 +96,7 @@ def _select_others(  # noqa: PLR0917 - as the driver calls it
     return found or original(selector, address, custom_selector, None)
 
 
-select = Wrapped(_select)
+select = WrappedMethod(_select)
 """In place of the driver's look at the servers: those that failed last, where there are others.
 
 An application's own selector may want none of the others: then all are shown to it.

@@ -8,19 +8,15 @@ the next ones. What is no part of a call yet, such as a commit or a method that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from sys import exception
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor
-from pymongo_resilience_instrumentation.interception.methods import Subclass
+from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, Subclass
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
 
-from . import deprioritized
 from .attempts import NOT_OURS, Attempts
 
 if TYPE_CHECKING:
@@ -32,15 +28,24 @@ Run = Callable[..., Any]
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
-    around = partial(OwnCall(runtime).around, flag=runtime.enabled_flag, asynchronous=asynchronous)
-    select = driver.selection.SELECT
+    own_call = OwnCall(runtime)
 
     def derive(drivers: Any) -> type:
         name = driver.retry_loop.run_name(drivers)
         drivers_run = getattr(drivers, name)
-        more = {"runtime": runtime, "drivers_run": drivers_run}
-        more[name] = run(runtime, drivers_run, around)
+
+        def entered(loop: Any) -> Any:
+            if _inside(loop):
+                return ours(loop)
+            loop.leave_to_driver()
+            return drivers_run(loop)
+
+        ours = run(
+            runtime, drivers_run, own_call.around(entered, runtime.enabled_flag, asynchronous)
+        )
+        more = {"runtime": runtime, "drivers_run": drivers_run, name: ours}
         if runtime.admits:
+            select = driver.selection.SELECT
             more[select] = get_server(runtime, getattr(drivers, select))
         return driver.retry_loop.subclass(drivers, Attempts, ("call",), more)
 
@@ -76,65 +81,42 @@ def _inside(loop: Any) -> bool:
     )
 
 
-def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
-    enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.executor
-    found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
-    in_flight = runtime.in_flight
+def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
+    """``outside``: what runs a loop that is no part of a call yet."""
+    enabled_flag, found, executor = runtime.enabled_flag, calls.found, runtime.executor
 
-    def begun(self: Attempts) -> Any:
+    def run(self: Attempts) -> Any:
         failed: Exception | None = None
         call = found()
         if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
             return outside(self)
         self.call = call
-        prepared = admits or call.only_reads or avoided()
         try:
-            if prepared and not self.begin():
+            if not self.begin():
                 return drivers(self)
-            call.terminal_detector = None
-            self.connection, self.was_retryable = None, self._retryable
-            in_flight[id(self)] = ref(self)
             try:
                 result = self._read() if self._is_read else self.first_write()
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
-                prepared = True
-                in_flight.pop(id(self), None)
-                if call.hedge is not None and call.hedge.ends(self, failed):
-                    raise failed
+                self.refuse_lost_race(failed)
                 result = executor.run(self, failed)
-            elif budgets.incomplete:
-                budgets.succeeded(self._client)
             self.note_completed()
-            if prepared or call.waits:
-                self.release(None)
-            elif not call.ended:
-                call.selected = self._server
+            self.release(None)
             return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
             self.release(error)
             raise
         finally:
-            in_flight.pop(id(self), None)
             del failed
 
-    def passed(loop: Any) -> Any:
-        if _inside(loop):
-            return begun(loop)
-        loop.leave_to_driver()
-        return drivers(loop)
-
-    outside = around(passed)
-    return begun
+    return run
 
 
-def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
-    enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.async_executor
-    found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
-    in_flight = runtime.in_flight
+def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
+    enabled_flag, found, executor = runtime.enabled_flag, calls.found, runtime.async_executor
 
-    async def begun(self: Attempts) -> Any:
+    async def run(self: Attempts) -> Any:
         failed: Exception | None = None
         call = found()
         if (
@@ -146,46 +128,26 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
         ):
             return await outside(self)
         self.call = call
-        prepared = admits or call.only_reads or avoided()
         try:
-            if prepared and not self.begin():
+            if not self.begin():
                 return await drivers(self)
-            call.terminal_detector = None
-            self.connection, self.was_retryable = None, self._retryable
-            in_flight[id(self)] = ref(self)
             try:
                 result = await (self._read() if self._is_read else self.first_write())
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
-                prepared = True
-                in_flight.pop(id(self), None)
-                if call.hedge is not None and call.hedge.ends(self, failed):
-                    raise failed
+                self.refuse_lost_race(failed)
                 result = await executor.run(self, failed)
-            elif budgets.incomplete:
-                budgets.succeeded(self._client)
             self.note_completed()
-            if prepared or call.waits:
-                self.release(None)
-            elif not call.ended:
-                call.selected = self._server
+            self.release(None)
             return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
             self.release(error)
             raise
         finally:
-            in_flight.pop(id(self), None)
             del failed
 
-    async def passed(loop: Any) -> Any:
-        if _inside(loop):
-            return await begun(loop)
-        loop.leave_to_driver()
-        return await drivers(loop)
-
-    outside = around(passed)
-    return begun
+    return run
 
 
 def _get_server(runtime: Runtime, drivers: Run) -> Run:

@@ -18,20 +18,19 @@ from pymongo_resilience.rules.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.interceptor import Method
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 Reply = dict[str, Any]
 
 
-def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
+def wrapped(runtime: Runtime) -> Iterator[Row]:
     def around(execute: Function) -> Function:
         def method(bulk: Any, bwc: Any, cmd: Any, *rest: Any) -> Any:
             reply, *sent = execute(bulk, bwc, cmd, *rest)

@@ -24,10 +24,11 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
+    Function,
     Interceptor,
-    Wrapped,
+    Method,
+    Row,
 )
-from pymongo_resilience_instrumentation.interception.methods import Function, Method
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
@@ -165,7 +166,7 @@ class PasswordProbe:
         return begun is not None and now < begun + PROBE_EVERY
 
 
-def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Wrapped]:
+def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Row]:
     """A module or class, the name of its function or method, and what runs in its place."""
     logins = RefusedLogins()
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):

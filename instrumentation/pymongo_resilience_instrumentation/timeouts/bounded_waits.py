@@ -24,8 +24,12 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NEVER
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Interceptor,
+    Method,
+    WrappedMethod,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, MutableMapping
@@ -33,8 +37,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped as Row
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
 
     Waiting = MutableMapping["Wait", weakref.ref[Any]]
     """Who waits for a connection, and the driver's place to wait in, or the pool that makes one."""
@@ -88,7 +91,7 @@ def within_wait(seconds: float) -> AbstractContextManager[None]:
     return driver.csot.Timeout.from_now(max(seconds, RESOLUTION)).resume()
 
 
-def selection_timeout(enabled_flag: EnabledFlag) -> Wrapped:
+def selection_timeout(enabled_flag: EnabledFlag) -> WrappedMethod:
     """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
     selection leaves."""
 
@@ -106,7 +109,7 @@ def selection_timeout(enabled_flag: EnabledFlag) -> Wrapped:
             logger.exception("internal error in pymongo-resilience before a selection")
             return timeout
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
 class For(Enum):
@@ -319,11 +322,11 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Method:
     return Method(send)
 
 
-def _kept_while_waiting(enabled_flag: EnabledFlag) -> Wrapped:
+def _kept_while_waiting(enabled_flag: EnabledFlag) -> WrappedMethod:
     def wrapper(original: Function, _lock: Any, args: Any, kwargs: Any) -> Any:
         return (wait_for if enabled_flag.on else original)(*args, **kwargs)
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names

@@ -19,8 +19,11 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.commands import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.methods import Wrapped
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Interceptor,
+    WrappedMethod,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,8 +33,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience.rules.retry_rules import RetryRules
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped as Row
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
 
 
 def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
@@ -41,7 +43,7 @@ def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
         yield module, name, Reply()
 
 
-def limit(enabled_flag: EnabledFlag) -> Wrapped:
+def limit(enabled_flag: EnabledFlag) -> WrappedMethod:
     """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
 
     A cursor's first command has none by iteration; an attempt may have a shorter one.
@@ -72,7 +74,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapped:
             logger.exception("internal error in pymongo-resilience while limiting a command")
         return result
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
 def _adjust(

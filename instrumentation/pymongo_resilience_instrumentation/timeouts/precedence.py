@@ -69,12 +69,10 @@ class TimeoutRules:
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         if not self.csot_available:
             return call.client.options.timeout, NO_DEADLINE
-        around, in_force = blocks.current(), driver.csot.TIMEOUT.get()
+        around, in_force = call.within, driver.csot.TIMEOUT.get()
         by_rule = NOTHING
         if self._have_timeouts:
             by_rule = self._rules.policy_of(call.database, call.collection)
-        if around is not NOTHING:
-            call.within = around
         own, bound = around.attempt_timeout_ms, call.bound.attempt_timeout_ms
         attempt_ms = own or bound or by_rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
@@ -102,7 +100,7 @@ class TimeoutRules:
         """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it; and
         whether the library's configuration gives them, and not the application."""
         by_rule = self._rules.policy_of(call.database, call.collection)
-        return self._on_its_own(call, blocks.current(), by_rule)
+        return self._on_its_own(call, call.within, by_rule)
 
     def _on_its_own(self, call: Call, around: Policy, by_rule: Policy) -> tuple[float | None, bool]:
         own = around.timeout_ms
@@ -134,7 +132,7 @@ class TimeoutRules:
 
     def mode_of(self, call: Call) -> str | None:
         """What policies say: of a block, of what the cursor is made from, of a rule."""
-        mode = blocks.current().timeout_mode or call.bound.timeout_mode
+        mode = call.within.timeout_mode or call.bound.timeout_mode
         return mode or self._rules.policy_of(call.database, call.collection).timeout_mode
 
 

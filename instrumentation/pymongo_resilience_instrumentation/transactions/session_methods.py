@@ -26,8 +26,8 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     CallInterceptor,
     Entered,
     Interceptor,
+    WrappedMethod,
 )
-from pymongo_resilience_instrumentation.interception.methods import Wrapped
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import precedence
@@ -36,7 +36,7 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 OPTION = "default_timeout_ms"
@@ -56,7 +56,7 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, In
     yield "abort_transaction", EndTransaction(runtime, ABORT)
 
 
-def start_session() -> Wrapped:
+def start_session() -> WrappedMethod:
     """Takes the option that is ours before the driver refuses it, also while switched off."""
 
     def wrapper(original: Function, _client: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -66,7 +66,7 @@ def start_session() -> Wrapped:
             set_default(session, default)
         return session
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
 class EndTransaction(CallInterceptor):
@@ -189,7 +189,7 @@ class WithTransaction(Interceptor):
         return error
 
 
-def within_time_limit(runtime: Runtime) -> Wrapped:
+def within_time_limit(runtime: Runtime) -> WrappedMethod:
     """Whether with_transaction may repeat something after a pause: under a deadline that alone says
     it, and not pymongo's own limit of 120 s."""
 
@@ -200,7 +200,7 @@ def within_time_limit(runtime: Runtime) -> Wrapped:
         pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
         return left > pause
 
-    return Wrapped(wrapper)
+    return WrappedMethod(wrapper)
 
 
 def take_default(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Policy]:

@@ -18,11 +18,11 @@ from pymongo_resilience_instrumentation import driver, self_check
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.interceptor import Row
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-def plug_in(runtime: Runtime, put_on: Callable[[Iterable[Wrapped]], None]) -> None:
+def plug_in(runtime: Runtime, put_on: Callable[[Iterable[Row]], None]) -> None:
     """Now, where it is imported already."""
     # wrapt keeps the hook until GridFS is imported, which most processes never do.
     put_on_later, runtime_then = weakref.WeakMethod(put_on), weakref.ref(runtime)

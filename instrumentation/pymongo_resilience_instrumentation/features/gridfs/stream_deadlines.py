@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pymongo.errors import PyMongoError
 
-    from pymongo_resilience_instrumentation.interception.methods import Wrapped
+    from pymongo_resilience_instrumentation.interception.interceptor import WrappedMethod
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 _TIMEOUT = "_pymongo_resilience_timeout"
@@ -55,7 +55,7 @@ OF_A_STREAM = (
 )  # fmt: skip
 
 
-def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapped | Interceptor]]:
+def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, WrappedMethod | Interceptor]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
     for owner in gridfs.gridfs_buckets():
         yield owner, "find", cursor_creation.find(runtime, gridfs.files_of_bucket)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.cursors.batches import Batch
-    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.interceptor import Function
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
     from pymongo_resilience_instrumentation.runtime import Runtime
