@@ -21,7 +21,7 @@ T = TypeVar("T")
 OUR_FRAMES = 2
 """Between who logs and logging."""
 MOST_LINKS = 32
-"""Of a chain of contexts, which an application may have closed to a ring."""
+"""The length of a chain of contexts, which an application may have closed to a ring."""
 REPLACES = ("coroutine ignored GeneratorExit", "Lock is not acquired", "in a different Context")
 """How the errors end that take the place of a GeneratorExit. Where a coroutine handles another
 exception when it is closed, CPython makes that one their context."""

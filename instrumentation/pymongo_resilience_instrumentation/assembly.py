@@ -58,7 +58,7 @@ OBJECTS = (
     "failed_hook",
 )
 ARGUMENTS = ("config", "policies", "listeners", *OBJECTS)
-"""Of ``instrument()``. OpenTelemetry's loader gives none of them."""
+"""What ``instrument()`` takes. OpenTelemetry's loader gives none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Settings:
 
 
 def source_of(loaded: Loaded) -> str:
-    """As in ``variable PYMONGO_RESILIENCE_TIMEOUT_MS, file resilience.toml``."""
+    """For example ``variable PYMONGO_RESILIENCE_TIMEOUT_MS, file resilience.toml``."""
     places = sorted(set(loaded.sources.values()), key=lambda each: not each.startswith(PREFIX))
     named = [f"{'variable' if each.startswith(PREFIX) else 'file'} {each}" for each in places]
     return ", ".join(named) or "defaults"
@@ -179,7 +179,6 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
     return Runtime(
         config=config,
         rules=rules,
-        coroutines=rules.coroutines(),
         timeouts=TimeoutRules(rules, config, csot_available=state is State.ALL),
         deprecated=DeprecatedOptions(config.timeout_ms),
         executor=Executor(*parts),
@@ -193,7 +192,6 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
         breakers=breakers,
         shedding=shedding,
         selectors=selectors,
-        client_timeouts={},
         enabled_flag=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,

@@ -42,7 +42,7 @@ T = TypeVar("T")
 NEVER = float("inf")
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
-"""Of a call that has ended and had a deadline of ours: a task that inherited it must drop it."""
+"""The deadline of ours of a call that has ended: a task that inherited it must drop it."""
 
 
 class Call:
@@ -83,7 +83,7 @@ class Call:
     withholds = False
     """A command with credentials was sent: no text of an error may leave."""
     batch_of: type | None = None
-    """Of a later batch, the class of its cursor."""
+    """The class of the cursor that a later batch is fetched for."""
     only_reads = False
     """A command runner was given a command that can only read; or it is a try of a hedged read."""
     hedge: Any = None
@@ -143,7 +143,7 @@ class Call:
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None
-        """Of the last command sent."""
+        """The address that the last command was sent to."""
         self.driver_connection_id: int | None = None
         self.reasons: Sequence[RetryReason] = ()
         """One for each retry."""
@@ -165,10 +165,6 @@ class Call:
             self.known_target = operation.target(given[0], given[1:], kwargs)
         return self.known_target
 
-    def note_target(self) -> None:
-        """Find it out while what the method was called with is still there."""
-        self.known_target = self.target
-
     @property
     def method(self) -> str:
         """The driver's method that was called; empty where none was, or it is over."""
@@ -180,31 +176,22 @@ class Call:
 
     def policy(self, rules: NamespaceRules) -> Policy:
         """That of enclosing blocks, over the object's, over the rules of its namespace."""
-        return self.within.over(self.bound).over(rules.policy_of(*self.governed))
+        return self.within.over(self.bound).over(self.rule(rules))
 
     def wanted(self, rules: NamespaceRules, option: str) -> Any:
         """The same of one option, without making a policy; None where none has it."""
-        ruled = rules.policy_of(*self.governed) if rules.any else NOTHING
-        for policy in (self.within, self.bound, ruled):
+        for policy in (self.within, self.bound, self.rule(rules) if rules.any else NOTHING):
             value = getattr(policy, option)
             if value is not None:
                 return value
         return None
 
-    @property
-    def database(self) -> str:
-        return self.target[0]
-
-    @property
-    def collection(self) -> str | None:
-        return self.target[1]
-
-    @property
-    def governed(self) -> Target:
-        """Where rules for namespaces look; a client's bulk write goes to many places, and ``admin``
-        is none."""
-        several = self.operation == "bulkWrite" and self.collection is None
-        return ("", None) if several else self.target
+    def rule(self, rules: NamespaceRules) -> Policy:
+        """What rules say on its namespace; a client's bulk write goes to many, and ``admin`` is
+        none of them."""
+        if self.operation == "bulkWrite" and self.target[1] is None:
+            return rules.policy_of("", None)
+        return rules.policy_of(*self.target)
 
     @property
     def namespace(self) -> str:
@@ -263,7 +250,7 @@ def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """As ``reported``, within a block that catches our faults; ``call`` is the one in progress.
+    """Call ``reported`` code in a block that catches our faults; ``call`` is in progress.
 
     Raises ForeignError.
     """

@@ -79,8 +79,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         return SUPPORTED
 
     def instrument(self, **kwargs: Any) -> None:
-        """As :func:`pymongo_resilience.instrument`; without any argument, as by OpenTelemetry's
-        loader, it is the implicit call that an explicit one wins over."""
+        """Do what :func:`pymongo_resilience.instrument` says. A call without any argument, as by
+        OpenTelemetry's loader, is the implicit one that an explicit one wins over."""
         explicit = kwargs.pop("explicit", False) or any(
             kwargs.get(name) is not None for name in ARGUMENTS
         )
@@ -94,7 +94,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
                 logger.info("pymongo-resilience is on already: the loader's call changes nothing")
 
     def uninstrument(self, **kwargs: Any) -> None:
-        """As :func:`pymongo_resilience.uninstrument`."""
         with _LOCK:
             super().uninstrument(**kwargs)
 
@@ -172,7 +171,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             _reach_existing_clients(runtime)
 
     def status(self, client: object) -> ClientStatus:
-        """As :func:`pymongo_resilience.status`."""
         from pymongo_resilience_instrumentation.public_api import statuses  # noqa: PLC0415 - for who asks
 
         _check_client(client, "status")
@@ -181,7 +179,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def explain_selection(
         self, client: object, read_preference: object, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
-        """As :func:`pymongo_resilience.explain_selection`."""
         from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - for who asks
 
         _check_client(client, "explain_selection")
@@ -191,7 +188,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         )
 
     def retry_transaction(self, client: object, options: dict[str, Any]) -> RetryTransaction:
-        """As :func:`pymongo_resilience.retry_transaction`."""
         from pymongo_resilience_instrumentation.transactions import repeated_transactions  # noqa: PLC0415 - for who asks
 
         _check_client(client, "retry_transaction")
@@ -229,7 +225,7 @@ if hasattr(os, "register_at_fork"):  # there is no fork on Windows
 
 
 def _is_supported() -> bool:
-    """As :data:`SUPPORTED` has it."""
+    """Whether :data:`SUPPORTED` names the installed pymongo."""
     return (4, 19) <= pymongo.version_tuple[:2] < (5, 0)
 
 
@@ -314,7 +310,6 @@ def _log_error(message: str, error: ConfigurationError) -> None:
 def _reach_existing_clients(runtime: Runtime) -> None:
     count = 0
     for client in driver.clients.existing_clients():
-        client_setup.warn_of_coroutines(runtime, client)
         runtime.deprecated.register(client)
         client_tracing.keep_for_existing(client)
         count += not client_setup.carry_over(runtime, client)

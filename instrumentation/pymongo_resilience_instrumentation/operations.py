@@ -62,7 +62,7 @@ def _database(instance: Any, *_: Any) -> Target:
 
 
 def namespace_of(watched: object) -> Target:
-    """Of a collection or a database; to watch a client is to watch its ``admin``."""
+    """What a change stream watches: a collection or a database, ``admin`` for a client."""
     if isinstance(watched, (Collection, AsyncCollection)):
         return _collection(watched)
     return _database(watched)

@@ -58,8 +58,8 @@ CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
 
 
 FEATURES = ("atomic_writes", "gridfs", "hedged_reads", "resumable_finds", "single_documents")
-"""Of ``features``; nothing else imports them. Each has ``plug_in(runtime, put_on)``: it registers
-senders, before the core's own patches are made, or puts on rows of its own."""
+"""The folder ``features``; nothing else imports them. Each has ``plug_in(runtime, put_on)``: it
+registers senders, before the core's own patches are made, or puts on rows of its own."""
 
 
 class Patch(NamedTuple):

@@ -12,7 +12,6 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
-from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.telemetry import decisions
@@ -70,8 +69,6 @@ class Runtime:
     """None while it is off."""
     selectors: Selectors | None
     """None where pymongo alone chooses its servers."""
-    client_timeouts: dict[int, float | None]
-    """The timeoutMS of registered clients, in seconds, by identity."""
     enabled_flag: EnabledFlag
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
@@ -85,11 +82,8 @@ class Runtime:
     """Whether retries are decided here, not in the driver's own loop."""
     slow_seconds: float | None = None
     """Calls that take as long have their timeline logged; None is off."""
-    coroutines: dict[str, Any] = field(default_factory=dict)
-    """Strategies that are coroutines, by pattern, until a sync client is found that cannot await
-    them."""
     hedges: Any = None
-    """Of each client (hedged_reads/), from the first policy on that hedges."""
+    """A registry of each client's hedges (hedged_reads/), where the feature is there."""
     senders: dict[str, list[Sender]] = field(default_factory=dict)
     """By the method of the public API, or ``_run_operation``: what features put around it."""
     before_batch: Callable[[Call, Any, Any], None] | None = None
@@ -99,7 +93,7 @@ class Runtime:
     client whose event loop was given up must be collected with its operations."""
 
     def attempts_in_flight(self) -> list[Any]:
-        """Of any thread or task."""
+        """In whatever thread or task."""
         return [made for each in list(self.in_flight.values()) if (made := each()) is not None]
 
     def nested(self, client: object) -> bool:
@@ -115,8 +109,6 @@ class Runtime:
 
         Raises InvalidOperation (pymongo's) for a timeout of its own inside of with_transaction.
         """
-        if id(call.client) not in self.client_timeouts:
-            keep(self.client_timeouts, call.client, call.client.options.timeout)
         if session is not None:
             call.transaction = transaction_of(session)
         self.enter(call)
@@ -155,14 +147,14 @@ class Runtime:
         return error
 
     def _end_later(self, call: Call) -> None:
-        """Of a coroutine that is closed unfinished; see ``deferred``."""
+        """Its coroutine is closed unfinished; see ``deferred``."""
         seconds, ended_ns = call.elapsed(), time.time_ns()
         try:
             for each in call.waits or ():
                 self.clients.waiting.pop(each, None)
             if call.selected is not None:
                 call.server = driver.selection.address(call.selected)
-            call.note_target()
+            call.known_target = call.target  # while what the method was called with is there
         except internal_errors.faults:  # not even a log may be written here
             call.public = False
         calls.leave_unfinished(call)
@@ -224,7 +216,6 @@ class Runtime:
         return raised
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
-        """Of a call that had to wait, or of a commit that had to."""
         with shielded(f"while recording the waits of {call.operation}"):
             bounded_waits.over(call, error)
             for each in call.waits or ():

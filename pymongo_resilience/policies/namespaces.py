@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pymongo_resilience.option_types import OptionType, one_of, shown, warn_unknown
-from pymongo_resilience.rules.strategy import NAMED, RetryStrategy, is_coroutine
+from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 
 from .policy import FIELDS, NOTHING, Policy
 
 REMEMBERED = 1024
 """Namespaces whose policy is kept; an application may name collections by the day."""
-EVERYTHING = "*.*"
 EXPECTED_PATTERN = 'expected "database.collection", where * is any text, as in "shop.*"'
 EXPECTED_POLICIES = (
     'expected patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
@@ -130,14 +129,6 @@ class NamespaceRules:
         """What the rules say on one namespace. Without a collection, those hold whose collection is
         ``*``; where the database is not known either, it is empty, and ``*.*`` alone holds."""
         return self._of(database, collection) if self._policies else NOTHING
-
-    def coroutines(self) -> dict[str, RetryStrategy]:
-        """The strategies that are coroutines, by pattern; that of the process is for everything."""
-        strategies = {EVERYTHING: self.strategy}
-        for pattern, policy in self._policies.items():
-            if policy.strategy is not None:
-                strategies[pattern] = policy.strategy
-        return {pattern: each for pattern, each in strategies.items() if is_coroutine(each)}
 
     def _combined(self, database: str, collection: str | None) -> Policy:
         return reduce(

@@ -215,7 +215,6 @@ class AsyncExecutor(_Decisions):
     """Runs work in the calling task."""
 
     async def run(self, work: Work, error: Exception | None = None) -> Any:  # noqa: PLR0912 - one way
-        """As that of Executor."""
         operation = failure = end = None
         try:
             while True:

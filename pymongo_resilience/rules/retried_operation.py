@@ -48,7 +48,7 @@ class Operation:
     """Belongs to one thread or task; lives from the first failure to the end of the operation."""
 
     name: str
-    """As in the telemetry, for example ``"find"``."""
+    """Its name in the telemetry, for example ``"find"``."""
     namespace: str
     """``"db.collection"``, or ``"db"`` where there is no collection."""
     kind: Kind
@@ -67,12 +67,11 @@ class Operation:
     retry_window: Deadline | None = None
     """With ``timeout_ms=0``: no deadline, but repeating ends here."""
     max_retries: int | None = None
-    """Of the client's own; None leaves it to the configuration."""
+    """The client's own number; None leaves it to the configuration."""
     budget: RetryBudget | None = field(default=None, repr=False)
     """The client's, where it has one."""
     part: bool = False
-    """Of a transaction that the library repeats as a whole: what becomes of it is decided and
-    reported there."""
+    """Whether the library repeats its whole transaction: what becomes of it is decided there."""
     shedders: LoadShedders | None = field(default=None, repr=False)
     """The client's, with load shedding."""
     method: str = ""

@@ -143,8 +143,3 @@ def check_strategy(strategy: object) -> None:
             "retry_after(operation, failure), as in BestEffort(); a strategy is chosen by name "
             'with Config(strategy="mongodb")'
         )
-
-
-def is_coroutine(strategy: RetryStrategy) -> bool:
-    """Whether it must be awaited, as far as its method shows: only async clients can do that."""
-    return inspect.iscoroutinefunction(strategy.retry_after)

@@ -10,7 +10,6 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
-from pymongo_resilience_instrumentation import driver
 from support.clients import POLLING, Side
 from support.telemetry import Instrument, Telemetry
 
@@ -379,34 +378,3 @@ def test_the_driver_strategy_leaves_policies_without_effect_and_says_so(
     (text,) = [text for text in said if "made before" not in text]
     assert "strategy=driver" in text
     assert "policies" in text
-
-
-def _about_coroutines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    return [(level, text) for level, text in said if "cannot await" in text]
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_a_coroutine_strategy_is_refused_as_soon_as_a_sync_client_is_there(
-    existing: bool,
-    instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = "a sync client cannot await a strategy and repeats nothing under it: {}"
-    for options, level, which in (
-        ({"strategy": Awaited()}, "ERROR", "Awaited for *.*"),
-        ({"policies": {"a.*": Policy(strategy=Awaited())}}, "WARNING", "Awaited for a.*"),
-    ):
-        caplog.clear()
-        clients = [pymongo.MongoClient[Any](connect=False)] if existing else []
-        # Not those of the whole session.
-        monkeypatch.setattr(driver.clients, "existing_clients", clients.copy)
-        instrument(**options)
-        pymongo.AsyncMongoClient[Any](connect=False)
-        assert len(_about_coroutines(caplog)) == len(clients)
-        clients += [pymongo.MongoClient[Any](connect=False) for _ in range(2)]
-        assert _about_coroutines(caplog) == [(level, text.format(which))]
-        for client in clients:
-            client.close()
-        pymongo_resilience.uninstrument()

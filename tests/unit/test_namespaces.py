@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, strategies as st
-from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL, MONGODB, Answering
+from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL, MONGODB
 
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
@@ -221,14 +221,3 @@ def test_rules_are_copied_when_they_are_given() -> None:
     given.clear()
     assert config.policies == {"shop.*": Policy(idempotent=True)}
     assert made.policy_of("shop", "orders").idempotent
-
-
-def test_coroutine_strategies_are_told_by_pattern() -> None:
-    class Awaited:
-        async def retry_after(self, operation: object, failure: object, /) -> None: ...
-
-    awaited, plain = Awaited(), Answering(lambda: None)
-    table = {"a.*": Policy(strategy=awaited), "b.*": Policy(strategy=plain), "c.*": Policy()}
-    assert NamespaceRules(FAST_FAIL, table).coroutines() == {"a.*": awaited}
-    assert NamespaceRules(awaited, {}).coroutines() == {"*.*": awaited}
-    assert NamespaceRules(awaited, {"*.*": Policy(strategy=plain)}).coroutines() == {}

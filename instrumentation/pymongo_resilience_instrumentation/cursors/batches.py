@@ -21,7 +21,6 @@ from pymongo_resilience_instrumentation.operations import WRITES
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
-from pymongo_resilience_instrumentation.transactions import session_methods
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -120,7 +119,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
     def begin(cursor: Any) -> AbstractContextManager[None]:
         if cursor.cursor_id == 0 or driver.csot.timeout_in_force() is not None:
             return NO_DEADLINE
-        transaction = transaction_of(session_methods.or_bound(cursor.session, asynchronous))
+        transaction = transaction_of(cursor.session or driver.sessions.bound_session(asynchronous))
         if transaction is not None:
             # All that holds there; what the driver would put around is a client's timeoutMS.
             return transaction.timeout.resume()

@@ -89,7 +89,7 @@ def pin_again(loop: Any) -> None:
 
 
 def retry_once_at_most(loop: Any) -> None:
-    """Of a loop that pymongo runs by itself, under a deadline of another operation's: it would
+    """Limit a loop that pymongo runs by itself, under a deadline of another operation's: it would
     repeat without a pause until that is over."""
     if hasattr(loop, "_max_retries"):
         loop._max_retries = 1

@@ -103,8 +103,8 @@ class DriverLoop:
             self.was_retryable = None
 
     def note_completed(self) -> None:
-        """As the driver's ``run`` does after an attempt that succeeded, where it is in a
-        transaction: an implicit session has none."""
+        """After an attempt that succeeded, do what the driver's ``run`` does in a transaction: an
+        implicit session has none."""
         session = self._session
         if session is not None and not session._implicit and session.in_transaction:
             session._transaction.has_completed_command = True
@@ -156,7 +156,6 @@ def subclass(
 
 
 client = attrgetter("_client")
-"""As the next one, on the way of every operation."""
 server = attrgetter("_server")
 """The one that is selected; None before."""
 session = attrgetter("_session")

@@ -110,7 +110,7 @@ class _Single(NamedTuple):
                 and target.write_concern.acknowledged
                 and client.options.retry_writes
                 and client.topology_description.topology_type_name in REPLICA_SETS
-                and call.database not in ("local", "config")
+                and call.target[0] not in ("local", "config")
                 and call.namespace not in left_alone.get(id(client), ())
             ):
                 return partial(self.twin.__get__(target, type(target)), **arguments)

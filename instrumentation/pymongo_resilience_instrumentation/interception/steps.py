@@ -29,7 +29,6 @@ def run(steps: Steps) -> Any:
 
 
 async def run_async(steps: Steps) -> Any:
-    """As ``run``; each call is awaited."""
     try:
         call = next(steps)
         while True:

@@ -3,15 +3,11 @@ a selector, and gives us the options that are ours."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pymongo import MongoClient
-
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.policies.namespaces import EVERYTHING
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interception.interceptor import Method
@@ -73,7 +69,6 @@ def _configure(
         return own
     deferred.run_at_exit(True)
     budget = runtime.budgets.open(client, adaptive)
-    warn_of_coroutines(runtime, client)
     state = runtime.clients.add(client, budget)
     tracing = client_tracing.settle(tracing_option, runtime.warnings)
     client_tracing.keep(client, tracing)
@@ -120,19 +115,6 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     # Only pool events name the connection of a command, so spans need them too.
     chosen.append(Pools(state, metrics, flag))
     return chosen
-
-
-def warn_of_coroutines(runtime: Runtime, client: object) -> None:
-    """Log once that a sync client cannot await a strategy: an error where every retry of the client
-    is refused then, a warning where the strategy is a namespace's."""
-    found = runtime.coroutines
-    if found and isinstance(client, MongoClient):
-        logger.log(
-            logging.ERROR if EVERYTHING in found else logging.WARNING,
-            "a sync client cannot await a strategy and repeats nothing under it: %s",
-            ", ".join(f"{type(each).__name__} for {pattern}" for pattern, each in found.items()),
-        )
-        found.clear()
 
 
 def _select_for(runtime: Runtime, client: Any, kwargs: dict[str, Any]) -> None:

@@ -78,4 +78,4 @@ def _is_the_applications(operation: str, target: Target) -> bool:
         return False
     if {operation, call.operation} <= DEFINITIONS:
         return False
-    return operation in WRITES or (call.database, call.collection) != target
+    return operation in WRITES or call.target != target

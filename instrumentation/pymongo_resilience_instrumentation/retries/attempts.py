@@ -76,16 +76,12 @@ class TxnNumberUnsupportedError(TxnNumberLostError):
     """The server takes no retryable writes, and an earlier attempt may be applied elsewhere."""
 
 
-def _method(call: Call, kind: Kind) -> str:
-    """As the operation shows it. A method may fetch the batches of a cursor of its own."""
-    inside = kind is Kind.GET_MORE and call.batch_of is None and call.method
-    return f"{call.method}/getMore" if inside else call.method
-
-
 class Attempts(driver.retry_loop.DriverLoop):
     """Work for both executors, in one thread or task; mixed into the driver's loop."""
 
     runtime: Runtime
+    admits: bool
+    """Whether attempts are counted, or may be refused, once their server is selected."""
     drivers_run: Callable[[], Any]
     call: Call
     budget: RetryBudget | None = None
@@ -114,13 +110,13 @@ class Attempts(driver.retry_loop.DriverLoop):
 
     def begin(self) -> bool:
         """Before the first attempt. False where a fault of ours leaves it all to the driver."""
-        call, runtime, avoided = self.call, self.runtime, deprioritized.avoided()
-        prepared = avoided or call.only_reads or runtime.admits
+        call, avoided = self.call, deprioritized.avoided()
+        prepared = avoided or call.only_reads or self.admits
         if prepared and not self._prepare_first(avoided):
             return False
         call.terminal_detector = None
         self.connection, self.was_retryable = None, driver.retry_loop.is_retryable(self)
-        runtime.in_flight[id(self)] = ref(self)
+        self.runtime.in_flight[id(self)] = ref(self)
         return True
 
     def _prepare_first(self, avoided: tuple[Address, ...]) -> bool:
@@ -137,7 +133,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                     self.resumption.begin(self)
                 if call.hedge is not None:
                     call.hedge.began(self)
-            if runtime.admits:
+            if self.admits:
                 if runtime.breakers is not None:
                     self.breakers = runtime.breakers.of(client)
                 if runtime.shedding is not None:
@@ -283,6 +279,9 @@ class Attempts(driver.retry_loop.DriverLoop):
         """The operation for the retry rules. Reads nothing of the caller's context."""
         call, policy = self.call, self.call.policy(self.runtime.rules)
         kind = Kind.READ if self.only_reads else driver.retry_loop.kind(self)
+        method = call.method
+        if kind is Kind.GET_MORE and call.batch_of is None and method:
+            method += "/getMore"  # a method fetches the batches of a cursor of its own
         return Operation(
             name=call.operation,
             namespace=call.namespace,
@@ -296,7 +295,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             budget=self.budget,
             part=call.whole is not None,
             shedders=self.shedders,
-            method=_method(call, kind),
+            method=method,
             data=NO_DATA if policy.data is None else policy.data,
         )
 
@@ -497,7 +496,7 @@ def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
 
 
 def _closed(error: Exception) -> Exception:
-    """As the driver raises it, whatever the wait was for that its client's ``close()`` ended."""
+    """The driver's own error, whatever the wait was for that its client's ``close()`` ended."""
     if isinstance(error, InvalidOperation):
         return error
     closed = InvalidOperation(CLOSED)

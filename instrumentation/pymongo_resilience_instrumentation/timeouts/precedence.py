@@ -72,7 +72,7 @@ class TimeoutRules:
         around, in_force = call.within, driver.csot.TIMEOUT.get()
         by_rule = NOTHING
         if self._have_timeouts:
-            by_rule = self._rules.policy_of(call.database, call.collection)
+            by_rule = call.rule(self._rules)
         own, bound = around.attempt_timeout_ms, call.bound.attempt_timeout_ms
         attempt_ms = own or bound or by_rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
@@ -99,7 +99,7 @@ class TimeoutRules:
     def without_blocks(self, call: Call) -> tuple[float | None, bool]:
         """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it; and
         whether the library's configuration gives them, and not the application."""
-        by_rule = self._rules.policy_of(call.database, call.collection)
+        by_rule = call.rule(self._rules)
         return self._on_its_own(call, call.within, by_rule)
 
     def _on_its_own(self, call: Call, around: Policy, by_rule: Policy) -> tuple[float | None, bool]:
@@ -127,13 +127,13 @@ class TimeoutRules:
         call.public = False
         call.bound = bound
         seconds = self.of_call(call)[0] if self.csot_available else None
-        mode = self._rules.policy_of(call.database, call.collection).timeout_mode
+        mode = call.rule(self._rules).timeout_mode
         return seconds, call.configured and (mode or self.timeout_mode) != CURSOR_LIFETIME
 
     def mode_of(self, call: Call) -> str | None:
         """What policies say: of a block, of what the cursor is made from, of a rule."""
         mode = call.within.timeout_mode or call.bound.timeout_mode
-        return mode or self._rules.policy_of(call.database, call.collection).timeout_mode
+        return mode or call.rule(self._rules).timeout_mode
 
 
 class TransactionDeadline(NamedTuple):

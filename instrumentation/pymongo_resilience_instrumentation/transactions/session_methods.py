@@ -231,11 +231,6 @@ def session_of_call(
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
-    return or_bound(session, asynchronous)
-
-
-def or_bound(session: Any, asynchronous: bool) -> Any:
-    """The session, or the one that is bound around the caller."""
     return driver.sessions.bound_session(asynchronous) if session is None else session
 
 

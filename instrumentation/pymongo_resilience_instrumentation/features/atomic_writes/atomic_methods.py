@@ -135,9 +135,8 @@ def _refuse(call: Call, session: Any, concern: Any) -> None:
         raise _refusal(call, SESSION)
     if not concern.acknowledged:
         raise _refusal(call, UNACKNOWLEDGED)
-    if call.collection is not None and (
-        call.database in OF_THE_SERVER or call.collection.startswith("system.")
-    ):
+    database, collection = call.target
+    if collection is not None and (database in OF_THE_SERVER or collection.startswith("system.")):
         text = f"{call.namespace} belongs to the server: no transaction can write it"
         raise _refusal(call, text)
     servers = call.client.topology_description.server_descriptions().values()
