@@ -16,16 +16,11 @@ from pymongo_resilience._version import __version__
 from pymongo_resilience.config import apply_switches, load, variable_of
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation.assembly import (
-    ARGUMENTS,
-    Settings,
-    assemble,
-    meter_of,
-    source_of,
-)
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
+from pymongo_resilience_instrumentation.runtime import Runtime, meter_of
 from pymongo_resilience_instrumentation.self_check import State
+from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.telemetry import client_tracing, semconv
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges, server_gauges
 
@@ -36,7 +31,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.server_choice.eligibility import ServerVerdict
-    from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
         RetryTransaction,
     )
@@ -142,7 +136,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def _put_on(self, settings: Settings, earlier: Runtime | None) -> None:
         """``earlier`` is taken off once its replacement can no longer be refused."""
-        runtime = assemble(settings, earlier, self._state)
+        runtime = Runtime(settings, earlier, self._state)
         if earlier is not None:
             self._uninstrument()
         try:

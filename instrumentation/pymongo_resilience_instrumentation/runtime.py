@@ -1,96 +1,167 @@
-"""What one ``instrument()`` set up: executors, spans and metrics, and how a call passes them."""
+"""What one ``instrument()`` sets up: executors, spans and metrics, and how a call passes them."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context, trace
+from opentelemetry import context, metrics, trace
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience._version import __version__
+from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.rules.events import Broadcast, EventLog
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.strategy import NAMED
+from pymongo_resilience_instrumentation.clients.by_client import Budgets, ByClient
+from pymongo_resilience_instrumentation.clients.client_registry import Clients
+from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import decisions
-from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
+from pymongo_resilience_instrumentation.telemetry.client_tracing import Warnings
+from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported
+from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
+from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
+from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
+    TransactionSpans,
+    parent_of,
+)
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, timeout_errors
-from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
+from pymongo_resilience_instrumentation.timeouts.command_limits import DeprecatedOptions
+from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, transaction_of
 
 from . import calls, driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from weakref import ref
 
     from pymongo_resilience.breakers import Snapshot
+    from pymongo_resilience.clock import Clock
     from pymongo_resilience.config import Config
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+    from pymongo_resilience.rules.events import Listener
+    from pymongo_resilience.rules.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.by_client import Budgets, ByClient
-    from pymongo_resilience_instrumentation.clients.client_registry import Clients
-    from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.interception.interceptor import Sender
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
     from pymongo_resilience_instrumentation.selection.selector import OperationCounts, Selectors
-    from pymongo_resilience_instrumentation.self_check import State
-    from pymongo_resilience_instrumentation.telemetry.client_tracing import Warnings
-    from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-    from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
-    from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-    from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
-        TransactionSpan,
-        TransactionSpans,
-    )
-    from pymongo_resilience_instrumentation.timeouts.command_limits import DeprecatedOptions
-    from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
+    from pymongo_resilience_instrumentation.settings import Settings
+    from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpan
+
+SCOPE = "pymongo_resilience"
+ANY_STRATEGY = NAMED["fast_fail"]
+"""For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
 
-@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Runtime:
     """Nothing of it changes, so it is thread- and task-safe; what does is on the call."""
 
-    config: Config
-    rules: NamespaceRules
-    timeouts: TimeoutRules
-    deprecated: DeprecatedOptions
-    executor: Executor
-    async_executor: AsyncExecutor
-    clients: Clients
-    budgets: Budgets
-    breakers: ByClient[ClientBreakers] | None
-    """None while they are off."""
-    shedding: ByClient[ClientShedders] | None
-    """None while it is off."""
-    selectors: Selectors | None
-    """None where pymongo alone chooses its servers."""
-    enabled_flag: EnabledFlag
-    operation_spans: OperationSpans | None
-    command_spans: CommandSpans | None
-    transaction_spans: TransactionSpans | None
-    warnings: Warnings
-    operation_metrics: OperationMetrics | None
-    driver_metrics: DriverMetrics | None
-    closings: Closings
-    state: State
-    owns_retries: bool
-    """Whether retries are decided here, not in the driver's own loop."""
-    slow_seconds: float | None = None
-    """Calls that take as long have their timeline logged; None is off."""
+    operation_spans: OperationSpans | None = None
+    command_spans: CommandSpans | None = None
+    transaction_spans: TransactionSpans | None = None
+    operation_metrics: OperationMetrics | None = None
+    driver_metrics: DriverMetrics | None = None
     hedges: Any = None
     """A registry of each client's hedges (hedged_reads/), where the feature is there."""
-    senders: dict[str, list[Sender]] = field(default_factory=dict)
-    """By the method of the public API, or ``_run_operation``: what features put around it."""
     before_batch: Callable[[Call, Any, Any], None] | None = None
     """Called with the driver's operation and cursor before each batch of a cursor; a feature's."""
-    in_flight: dict[int, ref[Any]] = field(default_factory=dict)
-    """The runs of the retry loop that are making an attempt, each an Attempts (retries/). Weakly: a
-    client whose event loop was given up must be collected with its operations."""
+
+    def __init__(self, settings: Settings, earlier: Runtime | None, state: State) -> None:
+        """``earlier`` leaves it the clients that exist."""
+        self.config = config = settings.config
+        self.state = state
+        drivers = config.strategy == "driver" and settings.strategy is None
+        self.owns_retries = state is State.ALL and not drivers
+        """Whether retries are decided here, not in the driver's own loop."""
+        self.enabled_flag = EnabledFlag()
+        self.warnings = Warnings()
+        reported = Reported([EventLog(), *settings.listeners])
+        listener = Broadcast([*self._telemetry(settings), reported], ours=True)
+        self.closings: Closings = Closings() if earlier is None else earlier.closings
+        self.clients: Clients = Clients() if earlier is None else earlier.clients
+        clock = ClientClock(self.closings)
+        retry_rules = RetryRules(
+            max_retries=config.max_retries,
+            base_backoff=config.base_backoff_ms / 1000,
+            max_backoff=config.max_backoff_ms / 1000,
+        )
+        self.executor: Executor = Executor(retry_rules, clock, listener)
+        self.async_executor: AsyncExecutor = AsyncExecutor(retry_rules, clock, listener)
+        self.rules: NamespaceRules = _rules(config, settings.strategy)
+        self.timeouts = TimeoutRules(self.rules, config, csot_available=state is State.ALL)
+        self.deprecated = DeprecatedOptions(config.timeout_ms)
+        self.budgets: Budgets = Budgets(
+            config.retry_budget if self.owns_retries else OFF,
+            clock,
+            chosen=None if earlier is None else earlier.budgets.chosen,
+        )
+        self.breakers: ByClient[ClientBreakers] | None = None
+        self.shedding: ByClient[ClientShedders] | None = None
+        if self.owns_retries:
+            self.breakers = _breakers(config, clock, listener)
+            self.shedding = _shedding(config, clock, self.rules)
+        self.counts_in_flight = self.owns_retries and config.server_selection != "driver"
+        """Whether new clients' servers are chosen by load."""
+        self.selectors = self._selectors(clock)
+        """None where pymongo alone chooses its servers."""
+        self.admits = self.selectors is not None or self.shedding is not None
+        """Whether attempts are counted, or may be refused, once their server is selected."""
+        self.shows_calls = config.traces or bool(config.metrics)
+        self.slow_seconds = None if config.slow_ms is None else config.slow_ms / 1000
+        """Calls that take as long have their timeline logged; None is off."""
+        self.senders: dict[str, list[Sender]] = {}
+        """By the method of the public API, or ``_run_operation``: what features put around it."""
+        self.in_flight: dict[int, ref[Any]] = {}
+        """The runs of the retry loop that are making an attempt, each an Attempts (retries/).
+        Weakly: a client whose event loop was given up must be collected with its operations."""
+
+    def _telemetry(self, settings: Settings) -> Iterator[Listener]:
+        """What the configuration asks for, and of that what listens to decisions."""
+        config = settings.config
+        yield CallLog()
+        if config.traces:
+            tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
+            self.command_spans = CommandSpans(
+                tracer,
+                config.command_spans,
+                settings.request_hook,
+                settings.response_hook,
+                settings.failed_hook,
+            )
+            self.transaction_spans = TransactionSpans(tracer)
+            self.operation_spans = OperationSpans(tracer)
+            yield self.operation_spans
+        if config.metrics:
+            meter, everything = meter_of(settings.meter_provider), config.metrics == ALL
+            self.driver_metrics = DriverMetrics(meter, everything=everything)
+            self.operation_metrics = OperationMetrics(
+                meter, by_collection=config.metrics != BY_DATABASE, everything=everything
+            )
+            yield self.operation_metrics
+
+    def _selectors(self, clock: Clock) -> Selectors | None:
+        if not self.counts_in_flight and self.breakers is None:
+            return None
+        from pymongo_resilience_instrumentation.selection.selector import Selectors  # noqa: PLC0415 - pymongo mostly selects
+
+        latencies = None
+        if self.counts_in_flight and self.config.server_selection == PEAK_EWMA:
+            from pymongo_resilience.server_choice.server_load import PeakEwma  # noqa: PLC0415 - as the selector
+
+            latencies = partial(PeakEwma, clock)
+        return Selectors(
+            self.enabled_flag, self.breakers, latencies, counting=self.counts_in_flight
+        )
 
     def attempts_in_flight(self) -> list[Any]:
         """In whatever thread or task."""
@@ -197,10 +268,6 @@ class Runtime:
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while ending %s", call)
 
-    @property
-    def shows_calls(self) -> bool:
-        return self.operation_spans is not None or self.operation_metrics is not None
-
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         raised: BaseException | None = error
         with shielded(f"while preparing the error of {call.operation}"):
@@ -226,16 +293,6 @@ class Runtime:
             if self.operation_spans is not None:
                 self.operation_spans.add_waits(call)
 
-    @property
-    def admits(self) -> bool:
-        """Whether attempts are counted, or may be refused, once their server is selected."""
-        return self.selectors is not None or self.shedding is not None
-
-    @property
-    def counts_in_flight(self) -> bool:
-        """Whether new clients' servers are chosen by load."""
-        return self.selectors is not None and self.selectors.counting
-
     def counts_of(self, client: object) -> OperationCounts | None:
         """The attempts in progress; None where the driver chooses the client's servers."""
         return None if self.selectors is None else self.selectors.counts_of(client)
@@ -260,3 +317,50 @@ class Runtime:
         if call.timeout is not None:
             call.policy_seconds = time.perf_counter() - call.started
         call.token = calls.make_current(call)
+
+
+def meter_of(provider: Any) -> metrics.Meter:
+    return metrics.get_meter(SCOPE, __version__, provider)
+
+
+def _breakers(config: Config, clock: Clock, listener: Listener) -> ByClient[ClientBreakers] | None:
+    if config.circuit_breaker == "off":
+        return None
+    from pymongo_resilience.breakers import BreakerSettings  # noqa: PLC0415 - off by default
+    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers  # noqa: PLC0415 - the same
+
+    settings = BreakerSettings(
+        failure_rate=config.circuit_breaker_failure_rate,
+        window=config.circuit_breaker_window_s,
+        minimum_calls=config.circuit_breaker_minimum_calls,
+        open_for=config.circuit_breaker_open_s,
+    )
+    always = config.circuit_breaker == "always"
+    return ByClient(lambda client: ClientBreakers(client, settings, clock, listener, always=always))
+
+
+def _shedding(
+    config: Config, clock: Clock, rules: NamespaceRules
+) -> ByClient[ClientShedders] | None:
+    if not config.load_shedding:
+        return None
+    from pymongo_resilience_instrumentation.selection.refusals import ClientShedders  # noqa: PLC0415 - off by default
+
+    return ByClient(lambda _: ClientShedders(clock, rules))
+
+
+def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
+    if strategy is not None:
+        return NamespaceRules(strategy, config.policies)
+    if config.strategy in NAMED:
+        return NamespaceRules(NAMED[config.strategy], config.policies)
+    for said, what in (
+        (config.policies, "the policies have"),
+        (config.retry_budget == TOKENS, "adaptive retries have"),
+        (config.circuit_breaker != "off", "circuit breakers have"),
+        (config.load_shedding, "load shedding has"),
+        (config.server_selection != "driver", "server_selection has"),
+    ):
+        if said:
+            logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)
+    return NamespaceRules(ANY_STRATEGY, {})

@@ -12,7 +12,7 @@ import pymongo
 import pytest
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import assembly
+from pymongo_resilience_instrumentation import runtime
 from support.clients import SentCommands, wait_until
 from support.telemetry import Instrument
 
@@ -63,7 +63,7 @@ class TurnedClock(MonotonicClock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> TurnedClock:
     made = TurnedClock()
-    monkeypatch.setattr(assembly, "ClientClock", lambda _: made)
+    monkeypatch.setattr(runtime, "ClientClock", lambda _: made)
     return made
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import assembly, driver
+from pymongo_resilience_instrumentation import driver, runtime
 from pymongo_resilience_instrumentation.clients import by_client
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import Side
@@ -148,8 +148,8 @@ def turn_time_by_hand(
 
     Whether there is a deadline at all is still the driver's to say.
     """
-    patch.setattr(assembly, "ClientClock", lambda _: clock)
-    patch.setattr(assembly, "RetryRules", functools.partial(RetryRules, random=quarter))
+    patch.setattr(runtime, "ClientClock", lambda _: clock)
+    patch.setattr(runtime, "RetryRules", functools.partial(RetryRules, random=quarter))
     really_left, really_to_wait = driver.csot.remaining, bounded_waits.time_to_wait
     waiting = Waiting()
 

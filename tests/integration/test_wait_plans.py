@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pymongo import _csot
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import assembly, calls, driver
+from pymongo_resilience_instrumentation import calls, driver, runtime
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.clients import Side
 from support.examples import scaled
@@ -187,7 +187,7 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
         patch.setattr(f"{module}.time", clock, raising=False)
     # What monitors wait for is real: a server that was lost would else never be found again.
     patch.setattr(driver.monitors, "now", time.monotonic)
-    patch.setattr(assembly, "ClientClock", lambda _: stage)
+    patch.setattr(runtime, "ClientClock", lambda _: stage)
     for owner in driver.waits.selection_timeout_owners():
         patch.setattr(owner, driver.waits.SELECTION_TIMEOUT, _beginning(stage, owner))
     topology, pool = half.module("topology"), half.module("pool")

@@ -26,7 +26,7 @@ BY_HAND = 3600.0
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each back-off after an overload error is as long as it can be."""
     certain = functools.partial(RetryRules, random=lambda: 1.0)
-    monkeypatch.setattr("pymongo_resilience_instrumentation.assembly.RetryRules", certain)
+    monkeypatch.setattr("pymongo_resilience_instrumentation.runtime.RetryRules", certain)
 
 
 @pytest.fixture

@@ -80,8 +80,6 @@ class Attempts(driver.retry_loop.DriverLoop):
     """Work for both executors, in one thread or task; mixed into the driver's loop."""
 
     runtime: Runtime
-    admits: bool
-    """Whether attempts are counted, or may be refused, once their server is selected."""
     drivers_run: Callable[[], Any]
     call: Call
     budget: RetryBudget | None = None
@@ -111,7 +109,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     def begin(self) -> bool:
         """Before the first attempt. False where a fault of ours leaves it all to the driver."""
         call, avoided = self.call, deprioritized.avoided()
-        prepared = avoided or call.only_reads or self.admits
+        prepared = avoided or call.only_reads or self.runtime.admits
         if prepared and not self._prepare_first(avoided):
             return False
         call.terminal_detector = None
@@ -133,7 +131,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                     self.resumption.begin(self)
                 if call.hedge is not None:
                     call.hedge.began(self)
-            if self.admits:
+            if runtime.admits:
                 if runtime.breakers is not None:
                     self.breakers = runtime.breakers.of(client)
                 if runtime.shedding is not None:

@@ -43,12 +43,7 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         ours = run(
             runtime, drivers_run, own_call.around(entered, runtime.enabled_flag, asynchronous)
         )
-        more = {
-            "runtime": runtime,
-            "admits": runtime.admits,
-            "drivers_run": drivers_run,
-            name: ours,
-        }
+        more = {"runtime": runtime, "drivers_run": drivers_run, name: ours}
         if runtime.admits:
             select = driver.selection.SELECT
             more[select] = get_server(runtime, getattr(drivers, select))
