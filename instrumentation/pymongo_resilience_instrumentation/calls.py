@@ -60,7 +60,6 @@ class Call:
     reporting = False
     """It is being published, or its end was: see ``reported``."""
     unknown_concern = False
-    """It is unknown whether its write concern asks for an answer."""
     bound: Policy = NOTHING
     """The policy that the collection, database or session carries."""
     attempt_timeout: float | None = None
@@ -118,7 +117,7 @@ class Call:
         """The driver fetches batches for it, as it does for all but writes: they are no calls of
         their own."""
         self.public = True
-        """False for what reached the driver's loop without a wrapper around it: no telemetry."""
+        """False without a wrapper around the driver's loop: no telemetry."""
         self.within = blocks.current()
         """The policy of the blocks around it."""
         self.ended = False
@@ -131,15 +130,13 @@ class Call:
         self.ends: Any = None
         """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
         self.command_spans: dict[int, Any] = {}
-        """Each a SentCommand (telemetry/), in flight, by request id: ended with the call at the
-        latest."""
+        """Each a SentCommand (telemetry/) in flight, by request id."""
         self.only_command: Any = None
         """A SentCommand (telemetry/): the one that the operation's own span may show."""
         self.waits: list[Any] | None = None
-        """Each a Wait (timeouts/), for a server or for a connection that it had to wait for."""
+        """Each a Wait (timeouts/) for a server or a connection."""
         self.terminal_detector: Any = None
-        """A TerminalDetector (selection/): what the selection in progress has seen of the servers
-        that it waits for."""
+        """A TerminalDetector (selection/), of the selection in progress."""
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None
@@ -220,8 +217,7 @@ _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", defaul
 
 
 found = _current.get
-"""The call around the caller, one that has ended included: on the way of every operation, where
-mostly there is none."""
+"""The call around the caller, one that has ended included."""
 
 
 def current() -> Call | None:
@@ -264,17 +260,7 @@ def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs:
         call.reporting, call.ended = before
 
 
-def inherited() -> Call | None:
-    """A call that has ended, where the caller's task was started inside of it.
-
-    A task keeps the context it was started in for good, and with it a call that is over.
-    """
-    call = _current.get()
-    return call if call is not None and call.ended else None
-
-
 make_current = _current.set
-"""Answers with the token that ``leave`` needs."""
 
 
 def leave(call: Call) -> None:
@@ -334,9 +320,9 @@ def detach_in_child() -> None:
 
 def clear_inherited() -> None:
     """Detach a task or forked child that was started inside of a call from the call's span and
-    deadline, which end with the call."""
-    call = inherited()
-    if call is None:
+    deadline, which end with the call: a task keeps the context that it was started in."""
+    call = _current.get()
+    if call is None or not call.ended:
         return
     if call.outer_context is not None:
         context.attach(call.outer_context)

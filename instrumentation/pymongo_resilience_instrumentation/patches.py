@@ -203,10 +203,6 @@ def _of_waits(runtime: Runtime) -> Iterator[Row]:
     return bounded_waits.wrapped(runtime.enabled_flag, waiting)
 
 
-def _of_time_limits(runtime: Runtime) -> Iterator[Row]:
-    return command_limits.wrapped(runtime.enabled_flag)
-
-
 def _of_comments(runtime: Runtime) -> Iterator[Row]:
     if runtime.config.command_comment:
         for owner in driver.commands.connections_with(driver.commands.PASSED):
@@ -233,22 +229,19 @@ def _of_the_loops(runtime: Runtime) -> Iterator[Row]:
         yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
 
 
-def _of_fast_failures(runtime: Runtime) -> Iterator[Row]:
-    return fast_fail.wrapped(runtime.enabled_flag, runtime.rules)
-
-
 Tables = tuple[Callable[[Any], "Iterator[Row]"], ...]
 _FOR_TELEMETRY: Tables = (_of_the_public_api,)
 """Also where the installed pymongo lacks a name that the others need."""
 _FOR_DEADLINES: Tables = (
     _of_cursors, _of_change_streams, _of_waits,
     _of_sessions, _of_ended_sessions, _of_comments, woken_monitors.wrapped,
-    lost_connections.wrapped, _of_time_limits,
+    lost_connections.wrapped, lambda runtime: command_limits.wrapped(runtime.enabled_flag),
 )  # fmt: skip
 """Whoever decides on retries."""
 _FOR_RETRIES: Tables = (
     _of_the_loops, stopped_bulks.wrapped, _of_closed_clients, _of_cleanup, _of_closing,
-    _of_fast_failures, _of_selection, lost_connections.of_primaries,
+    lambda runtime: fast_fail.wrapped(runtime.enabled_flag, runtime.rules),
+    _of_selection, lost_connections.of_primaries,
 )  # fmt: skip
 """Unless pymongo's own loop decides."""
 

@@ -54,7 +54,7 @@ class Operation:
     kind: Kind
     strategy: RetryStrategy
     retries_enabled: bool = True
-    """retryReads, retryWrites, or for a command runner both, as the client has them."""
+    """The client's retryReads, retryWrites, or both for a command runner."""
     in_transaction: bool = False
     acknowledged: bool = True
     """False also where it is not known: then a write is not repeated on the strength of it."""

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from sys import exception
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wrapt
@@ -225,6 +225,8 @@ def _unbound(original: Function, instance: Any) -> Function:
     """For who sends the original itself: it takes its instance first."""
     if instance is None:
         return original
+    if type(original) is MethodType:
+        return original.__func__
     return lambda _instance, *args, **kwargs: original(*args, **kwargs)
 
 

@@ -38,7 +38,8 @@ class PublicMethod(CallInterceptor):
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         runtime, operation, instance, args = self.runtime, self.operation, given[0], given[1:]
         call = Call(operation.client(instance), operation.name, None, (operation, given, kwargs))
-        if runtime.nested(call.client) and not (
+        nested = calls.found() is not None and runtime.nested(call.client)
+        if nested and not (
             operation.name in CHANGES and _is_the_applications(operation.name, call.target)
         ):
             return None
