@@ -67,15 +67,10 @@ class Interceptor:
         """After it; returns what the caller gets."""
         return result
 
-    def failed(
-        self,
-        entered: Any,  # noqa: ARG002 - here and below, for others
-        error: BaseException,
-        given: tuple[Any, ...],  # noqa: ARG002
-        kwargs: dict[str, Any],  # noqa: ARG002
-    ) -> BaseException | None:
+    def failed(self, entered: Any, error: BaseException, *_: Any) -> BaseException | None:  # noqa: ARG002 - for others
         """After its error, or one of ``succeeded``; returns the error to raise. None: the caller
-        gets None. ``entered`` is None where the driver ran alone."""
+        gets None. ``entered`` is None where the driver ran alone. What follows is as ``enter`` has
+        it: ``given`` and ``kwargs``."""
         return error
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
@@ -305,13 +300,7 @@ class CallInterceptor(Interceptor):
             raise error
         return result
 
-    def failed(
-        self,
-        call: Call | None,
-        error: BaseException,
-        given: tuple[Any, ...],  # noqa: ARG002 - for others, as below
-        kwargs: dict[str, Any],  # noqa: ARG002
-    ) -> BaseException | None:
+    def failed(self, call: Call | None, error: BaseException, *_: Any) -> BaseException | None:
         if call is None or call.client is None:  # it was left already
             return error
         return self.end(call, error)
