@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from opentelemetry import context, metrics, trace
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS
+from pymongo_resilience.clock import Clock
+from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.rules.events import Broadcast, EventLog
+from pymongo_resilience.rules.events import Broadcast, EventLog, Listener
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.retry_rules import RetryRules
-from pymongo_resilience.rules.strategy import NAMED
+from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import Budgets, ByClient
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.interception.interceptor import Sender
 from pymongo_resilience_instrumentation.self_check import State
+from pymongo_resilience_instrumentation.settings import Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Warnings
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
@@ -32,6 +39,7 @@ from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Repo
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
+    TransactionSpan,
     TransactionSpans,
     parent_of,
 )
@@ -42,21 +50,9 @@ from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules,
 from . import calls, driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from weakref import ref
-
     from pymongo_resilience.breakers import Snapshot
-    from pymongo_resilience.clock import Clock
-    from pymongo_resilience.config import Config
-    from pymongo_resilience.rules.events import Listener
-    from pymongo_resilience.rules.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Sender
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
     from pymongo_resilience_instrumentation.selection.selector import OperationCounts, Selectors
-    from pymongo_resilience_instrumentation.settings import Settings
-    from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpan
 
 SCOPE = "pymongo_resilience"
 ANY_STRATEGY = NAMED["fast_fail"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pymongo_resilience.config import Config, Loaded
 from pymongo_resilience.option_types import PREFIX, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pymongo_resilience.config import Config, Loaded
-    from pymongo_resilience.rules.events import Listener
-    from pymongo_resilience.rules.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
+from pymongo_resilience.rules.events import Listener
+from pymongo_resilience.rules.strategy import RetryStrategy
+from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
 
 OBJECTS = (
     "strategy",
