@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextvars import ContextVar, Token
+from typing import Any, TypeVar
 
 from bson.errors import BSONError
 from opentelemetry import context
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.errors import PyMongoError
 from pymongo.synchronous.cursor import Cursor
@@ -16,25 +19,20 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import foreign, logger
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.timeline import Run
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.operations import ABORT, COMMIT, WRITES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextvars import Token
-
-    from opentelemetry.context import Context
-    from opentelemetry.trace import Span
-
-    from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience.rules.failure import RetryReason
-    from pymongo_resilience.rules.retry_rules import Rule
-    from pymongo_resilience.timeline import Run
-    from pymongo_resilience_instrumentation.operations import PublicOperation, Target
-
+from pymongo_resilience_instrumentation.operations import (
+    ABORT,
+    COMMIT,
+    WRITES,
+    PublicOperation,
+    Target,
+)
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""

@@ -9,8 +9,10 @@ Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry import context
 from opentelemetry.context import Context
@@ -18,6 +20,7 @@ from pymongo.errors import InvalidOperation, PyMongoError, ServerSelectionTimeou
 
 from pymongo_resilience.clock import SHORTEST, Deadline
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
+from pymongo_resilience.rules.failure import Failure
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 
@@ -28,20 +31,11 @@ from .clients.background_work import taken
 from .clients.by_client import keep
 from .deferred import pending, run_deferred
 from .failures import classify
-from .interception.interceptor import CallInterceptor, Interceptor
-from .operations import END_SESSIONS
+from .interception.interceptor import CallInterceptor, Function, Interceptor
+from .operations import END_SESSIONS, Target
+from .runtime import Runtime
 from .telemetry import transaction_spans
 from .timeouts.precedence import transaction_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from pymongo_resilience.rules.failure import Failure
-
-    from .interception.interceptor import Function
-    from .operations import Target
-    from .runtime import Runtime
 
 KILL_CURSORS = "killCursors"
 WINDOW = 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,17 +24,14 @@ from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.telemetry import client_tracing, semconv
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges, server_gauges
+from pymongo_resilience_instrumentation.transactions.repeated_transactions import RetryTransaction
 
 from . import deferred, driver, forks, self_check
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.server_choice.eligibility import ServerVerdict
-    from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
-        RetryTransaction,
-    )
+
 
 SUPPORTED = ("pymongo >= 4.19, < 5",)
 CHECKS = ("skip_dep_check", "raise_exception_on_conflict")

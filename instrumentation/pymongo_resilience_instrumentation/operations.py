@@ -7,16 +7,13 @@ make a cursor; its batches are operations of their own (``_run_operation``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
 
 from pymongo_resilience_instrumentation import driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Target = tuple[str, str | None]
 """Database, and collection where there is one."""

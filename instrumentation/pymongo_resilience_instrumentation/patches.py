@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
@@ -28,9 +28,11 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     WrappedMethod,
     is_async,
 )
+from pymongo_resilience_instrumentation.operations import PublicOperation
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
 from pymongo_resilience_instrumentation.recovery import lost_connections, woken_monitors
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import command_spans, transaction_spans
@@ -38,13 +40,6 @@ from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_l
 from pymongo_resilience_instrumentation.transactions import session_methods
 
 from . import cleanup, driver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from pymongo_resilience_instrumentation.operations import PublicOperation
-    from pymongo_resilience_instrumentation.runtime import Runtime
-
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
     (Collection, operations.COLLECTION),

@@ -13,6 +13,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience._version import __version__
+from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
@@ -50,9 +51,9 @@ from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules,
 from . import calls, driver
 
 if TYPE_CHECKING:
-    from pymongo_resilience.breakers import Snapshot
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
     from pymongo_resilience_instrumentation.selection.selector import OperationCounts, Selectors
+
 
 SCOPE = "pymongo_resilience"
 ANY_STRATEGY = NAMED["fast_fail"]

@@ -7,15 +7,12 @@ Source of a client's own ``adaptiveRetries``: Client Backpressure, "Token Bucket
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, MutableMapping
+from typing import Any, Generic, TypeVar
 
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.config import OFF, TOKENS
 from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
-
-    from pymongo_resilience.clock import Clock
 
 T = TypeVar("T")
 

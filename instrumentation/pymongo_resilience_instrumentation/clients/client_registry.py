@@ -10,19 +10,14 @@ import threading
 import time
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+from pymongo.server_description import ServerDescription
+
+from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import address_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pymongo.server_description import ServerDescription
-
-    from pymongo_resilience.rules.budget import RetryBudget
-    from pymongo_resilience_instrumentation.addresses import Address
-
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 
 POOL_NAME = "db.client.connection.pool.name"
 """An attribute by OpenTelemetry's semantic conventions."""

@@ -6,20 +6,21 @@ import asyncio
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Function,
+    Interceptor,
+)
 from pymongo_resilience_instrumentation.operations import END_SESSIONS
 
 from .by_client import ByClient
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.interception.interceptor import Function
 
 CLOSED = "Cannot use MongoClient after close"
 """The driver's words."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 
@@ -18,14 +19,10 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Within,
 )
 from pymongo_resilience_instrumentation.operations import WRITES
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 class Batch(CallInterceptor):

@@ -5,32 +5,28 @@ A cursor is used elsewhere than it is made, often after the block that it was ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import (
     ATTRIBUTE,
     NOTHING,
+    Policy,
     attach_policy,
     policy_of,
     policy_of_cursor,
 )
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.interception.interceptor import WrappedMethod
+from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.interception.interceptor import Function, WrappedMethod
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""

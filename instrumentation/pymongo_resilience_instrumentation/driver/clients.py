@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import ssl
+from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 LOOK = "apply_selector"
 

@@ -7,16 +7,14 @@ before encryption and size checks. Left out are unacknowledged bulk writes, whic
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from pymongo import _csot
 
 from .clients import both
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 PASSED = "send_cluster_time"
 LIMIT = "maxTimeMS"

@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextvars import ContextVar, Token
+from typing import Any, NamedTuple
 
 from pymongo import _csot
 
-from pymongo_resilience.clock import SHORTEST
+from pymongo_resilience.clock import SHORTEST, Clock
 from pymongo_resilience.internal_errors import is_closing
-
-if TYPE_CHECKING:
-    from contextvars import Token
-
-    from pymongo_resilience.clock import Clock
 
 # Where the self-check misses one of these, what needs it stays off.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))

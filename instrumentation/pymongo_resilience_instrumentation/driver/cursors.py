@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import message
 from pymongo.cursor import CursorType
 
-from .clients import both
+from pymongo_resilience_instrumentation.addresses import Address
 
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.addresses import Address
+from .clients import both
 
 RUN_OPERATION = "_run_operation"
 """A client's method that sends for a batch of a cursor."""

@@ -8,20 +8,16 @@ import inspect
 import struct
 import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
 from pymongo.read_concern import ReadConcern
 
-from pymongo_resilience_instrumentation.addresses import address_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 
 OF_A_QUERY = (
     "client", "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip",

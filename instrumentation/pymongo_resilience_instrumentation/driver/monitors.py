@@ -6,26 +6,22 @@ import asyncio
 import errno
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from pymongo import common
 from pymongo.errors import _OperationCancelled
 
+from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.driver.csot import now
 
 from .clients import both
 from .connections import shut_down
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-    from pymongo_resilience_instrumentation.addresses import Address
 
 Interval = Callable[[float], float]
 """Seconds between two checks where one is asked for, given the driver's own."""

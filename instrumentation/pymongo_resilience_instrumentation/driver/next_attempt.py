@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConcernError
 
-from pymongo_resilience.rules.failure import RETRYABLE_WRITE, RetryReason, Stage
+from pymongo_resilience.rules.failure import RETRYABLE_WRITE, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience_instrumentation.addresses import Address
 
 from .retry_loop import bulk_progress, in_transaction, is_sharded, kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience_instrumentation.addresses import Address
 
 
 def needed_unpin(loop: Any, failure: Failure) -> Callable[[], Any] | None:

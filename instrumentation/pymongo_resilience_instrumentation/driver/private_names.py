@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
@@ -16,9 +17,6 @@ from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
 from .selection import PREFERENCES, SELECT, STALENESS
 from .sessions import STATE, WITHIN_TIME_LIMIT
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LOOP_NAMES = (
     "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",

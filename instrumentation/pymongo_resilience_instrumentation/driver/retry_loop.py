@@ -7,8 +7,10 @@ what they need before an attempt is repeated.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 
@@ -16,10 +18,6 @@ from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 
 from .clients import both
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
 
 LOOP = "_ClientConnectionRetryable"
 LOOKING_UP = "_retry_internal"

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import any_server_selector
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience_instrumentation.addresses import Address
 
 from .retry_loop import kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience_instrumentation.addresses import Address
 
 PRIMARY = Primary().mode
 SELECTOR = "server_selector"

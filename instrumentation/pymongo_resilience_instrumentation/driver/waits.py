@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from .clients import both
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import ModuleType
 
 SELECTION_TIMEOUT = "get_server_selection_timeout"
 ASYNC_SEND = "async_sendall"

@@ -11,24 +11,21 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 import uuid
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bson import SON, Binary, Decimal128, Int64, ObjectId, Timestamp
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Send
+from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.transactions import session_methods
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Function, Send
-    from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
 REPLICA_SETS = ("ReplicaSetWithPrimary", "ReplicaSetNoPrimary")

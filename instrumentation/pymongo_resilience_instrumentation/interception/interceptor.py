@@ -7,27 +7,22 @@ Here alone it is decided what becomes of a fault of our own: it is logged, and t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from sys import exception
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import wrapt
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import is_closing, logger
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from contextlib import AbstractContextManager
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -3,25 +3,20 @@ a selector, and gives us the options that are ours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
-from pymongo_resilience_instrumentation.interception.interceptor import Method
+from pymongo_resilience_instrumentation.clients.client_registry import ClientState
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Method
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import client_tracing
+from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 from pymongo_resilience_instrumentation.telemetry.command_spans import Commands
 from pymongo_resilience_instrumentation.telemetry.listeners import Heartbeats, OurListener, Pools
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pymongo_resilience_instrumentation.clients.client_registry import ClientState
-    from pymongo_resilience_instrumentation.interception.interceptor import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 
 
 def constructor(runtime: Runtime) -> Method:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
@@ -11,12 +11,15 @@ from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, is_async
-from pymongo_resilience_instrumentation.operations import CHANGES, DEFINITIONS, WRITES
+from pymongo_resilience_instrumentation.operations import (
+    CHANGES,
+    DEFINITIONS,
+    WRITES,
+    PublicOperation,
+    Target,
+)
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.transactions import session_methods
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.operations import PublicOperation, Target
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 class PublicMethod(CallInterceptor):

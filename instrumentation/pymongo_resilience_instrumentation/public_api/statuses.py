@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
+from pymongo_resilience.config import Config
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import conversions
 from pymongo_resilience_instrumentation.telemetry.client_tracing import tracing_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pymongo_resilience.breakers import Snapshot
-    from pymongo_resilience.config import Config
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 def watched_for(config: Config) -> int | None:

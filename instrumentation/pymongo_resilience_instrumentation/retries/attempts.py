@@ -5,6 +5,7 @@ What a healthy operation does not need is an attribute of the class until it is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,16 +23,20 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.breakers import Permit
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
+from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
-from pymongo_resilience.rules.failure import Evidence, RetryReason, Stage, evidence
+from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
@@ -39,6 +44,7 @@ from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.operations import ABORT
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import (
     bounded_waits,
     command_limits,
@@ -49,14 +55,6 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, 
 from . import deprioritized, stopped_bulks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience.breakers import Permit
-    from pymongo_resilience.rules.budget import RetryBudget
-    from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
     from pymongo_resilience_instrumentation.selection.selector import AttemptCount
 

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.interception.interceptor import WrappedMethod
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.interception.interceptor import Function
-
+from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.interception.interceptor import Function, WrappedMethod
 
 Mark = Token["tuple[Address, ...]"]
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from sys import exception
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, Subclass
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
 
 from .attempts import NOT_OURS, Attempts
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 Run = Callable[..., Any]
 """A method of the loop."""

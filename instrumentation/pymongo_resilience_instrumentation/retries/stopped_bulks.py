@@ -7,8 +7,9 @@ number, as after a writeConcernError: what has been executed is recognised, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.results import DeleteResult, InsertOneResult, UpdateResult
@@ -16,16 +17,11 @@ from pymongo.results import DeleteResult, InsertOneResult, UpdateResult
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.rules.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
-from pymongo_resilience_instrumentation.interception.interceptor import Method
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
-    from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Method, Row
+from pymongo_resilience_instrumentation.runtime import Runtime
 
 Reply = dict[str, Any]
 

@@ -11,6 +11,8 @@ import asyncio
 import sys
 import time
 import weakref
+from collections.abc import Coroutine, Iterator, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -19,28 +21,25 @@ from pymongo import lock
 from pymongo.errors import NetworkTimeout, ServerSelectionTimeoutError, WaitQueueTimeoutError
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import NEVER
+from pymongo_resilience_instrumentation.calls import NEVER, Call
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
+    Function,
     Interceptor,
     Method,
+    Row,
     WrappedMethod,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, MutableMapping
-    from contextlib import AbstractContextManager
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
-
     Waiting = MutableMapping["Wait", weakref.ref[Any]]
     """Who waits for a connection, and the driver's place to wait in, or the pool that makes one."""
+
 
 GRACE = 0.005
 """Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""

@@ -7,33 +7,30 @@ options" and "Deprecations".
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import ExecutionTimeout
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.commands import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
+    Function,
     Interceptor,
+    Row,
     WrappedMethod,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
-    from pymongo_resilience.rules.retry_rules import RetryRules
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
 
 
 def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:

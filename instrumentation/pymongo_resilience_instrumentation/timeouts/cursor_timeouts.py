@@ -5,22 +5,19 @@ Source: Client-Side Operations Timeout, "Cursors".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.calls import Call
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import AbstractContextManager
-
-    from pymongo_resilience_instrumentation.calls import Call
-
-    from .precedence import TimeoutRules
+from .precedence import TimeoutRules
 
 ATTRIBUTE = "_pymongo_resilience_timeout"
 DEFAULT_WAIT = 1.0

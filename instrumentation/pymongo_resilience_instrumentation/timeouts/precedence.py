@@ -24,25 +24,20 @@ Source: Client Side Operations Timeout, "timeoutMS" and "Convenient Transactions
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import AbstractContextManager, suppress
+from typing import NamedTuple
 
 from pymongo.errors import InvalidOperation
 
+from pymongo_resilience.config import Config
 from pymongo_resilience.option_types import CURSOR_LIFETIME
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import NOTHING, shorter
+from pymongo_resilience.policies.blocks import Block
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.policies.policy import NOTHING, Policy, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from pymongo_resilience.config import Config
-    from pymongo_resilience.policies.blocks import Block
-    from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience_instrumentation.operations import Target
+from pymongo_resilience_instrumentation.operations import Target
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
 _TRANSACTION = "_pymongo_resilience_transaction"

@@ -5,25 +5,21 @@ Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import attempts_text
 
 from . import cursor_timeouts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pymongo_resilience.rules.failure import RetryReason, Stage
-    from pymongo_resilience_instrumentation.calls import Call
 
 
 def timed_out(

@@ -9,46 +9,45 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
 from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernError
 
-from pymongo_resilience.clock import Deadline, MonotonicClock
+from pymongo_resilience.clock import Clock, Deadline, MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules import retry_rules
-from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
+from pymongo_resilience.rules.events import (
+    Broadcast,
+    Listener,
+    RetryDeclined,
+    RetryScheduled,
+    of_both_events,
+)
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
-from pymongo_resilience.rules.failure import Stage
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Repeat, Retry, RetryRules, Rule
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from pymongo_resilience.clock import Clock
-    from pymongo_resilience.rules.events import Listener
-    from pymongo_resilience.rules.failure import Failure, RetryReason
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 NO_TIMEOUT = Timeout(None, math.inf)
 _restored = driver.sessions.restored_if_interrupted

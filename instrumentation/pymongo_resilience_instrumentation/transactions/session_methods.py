@@ -7,8 +7,9 @@ Source: Client Side Operations Timeout, "Sessions".
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import ConfigurationError, PyMongoError
 
@@ -25,19 +26,15 @@ from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.interceptor import (
     CallInterceptor,
     Entered,
+    Function,
     Interceptor,
     WrappedMethod,
 )
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pymongo_resilience_instrumentation.interception.interceptor import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 OPTION = "default_timeout_ms"
 # A private attribute of the session: changed by others, transactions would end too soon or late.

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from pymongo import DeleteMany, ReadPreference, UpdateMany
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.driver.csot import Timeout
+from pymongo_resilience_instrumentation.interception.interceptor import Function
+from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.transactions import session_methods
 from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
     Repetition,
     repeat,
     repeat_async,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Function
-    from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 MANY = (UpdateMany, DeleteMany)
 OF_THE_SERVER = frozenset({"admin", "config", "local"})

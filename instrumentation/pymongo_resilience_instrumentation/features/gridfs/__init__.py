@@ -7,19 +7,15 @@ Thread-safe: the application may import it in any thread, and at any time.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import pymongo
 import wrapt
 
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import driver, self_check
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from pymongo_resilience_instrumentation.interception.interceptor import Row
-    from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.interception.interceptor import Row
+from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 def plug_in(runtime: Runtime, put_on: Callable[[Iterable[Row]], None]) -> None:

@@ -9,9 +9,10 @@ interrupted, and may take longer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
@@ -21,16 +22,13 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Interceptor,
+    WrappedMethod,
+)
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pymongo.errors import PyMongoError
-
-    from pymongo_resilience_instrumentation.interception.interceptor import WrappedMethod
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 _TIMEOUT = "_pymongo_resilience_timeout"
 _NEW = object()

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.interception.steps import run, run_async
+from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.cursors.batches import Batch
+from pymongo_resilience_instrumentation.interception.interceptor import Function
+from pymongo_resilience_instrumentation.interception.steps import Steps, run, run_async
+from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
 from pymongo_resilience_instrumentation.transactions import session_methods
 
-from .hedge_registry import hedge_registry
-from .race import FIRST, HEDGE, Race
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.cursors.batches import Batch
-    from pymongo_resilience_instrumentation.interception.interceptor import Function
-    from pymongo_resilience_instrumentation.interception.steps import Steps
-    from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
-    from pymongo_resilience_instrumentation.runtime import Runtime
-
-    from .hedge_registry import ClientHedges
-    from .race import Read, Try
+from .hedge_registry import ClientHedges, hedge_registry
+from .race import FIRST, HEDGE, Race, Read, Try
 
 METHODS = (
     "aggregate", "aggregate_raw_batches", "count_documents", "distinct", "estimated_document_count",
