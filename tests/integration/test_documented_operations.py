@@ -38,17 +38,20 @@ class Cut(CutBefore):
 def what_becomes_of(
     operation: Operation, scene: Scene, proxy: ReplicaSet, telemetry: Any, sent: SentCommands
 ) -> str:
-    telemetry.clear()
-    sent.started_events.clear()
-    cut = Cut(operation)
-    proxy.inject(cut)
-    try:
-        operation.call(scene)
-    except (PyMongoError, gridfs.NoFile):
-        pass  # not retried; or the server knows no such command, and says so to the retry
-    finally:
-        proxy.clear()
-    assert cut.injected == 1, f"{operation.name} sent no such command"
+    for _ in range(3):
+        telemetry.clear()
+        sent.started_events.clear()
+        cut = Cut(operation)
+        proxy.inject(cut)
+        try:
+            operation.call(scene)
+        except (PyMongoError, gridfs.NoFile):
+            pass  # not retried; or the server knows no such command, and says so to the retry
+        finally:
+            proxy.clear()
+        assert cut.injected == 1, f"{operation.name} sent no such command"
+        if telemetry.decisions.events:
+            break  # else it struck a killCursors of the driver's background task
     first = telemetry.decisions.events[0]
     if not isinstance(first, RetryScheduled):
         return SECTION_OF_RULE[first.rule]
