@@ -141,11 +141,18 @@ class KillCursors(_CleanupCommand):
     """The killCursors of a cursor's ``close()``: where it fails, the background task has it, as in
     pymongo. One of the task is repeated by its next run."""
 
+    def __init__(self, runtime: Runtime, asynchronous: bool, session_at: int) -> None:
+        super().__init__(runtime, asynchronous)
+        self._session_at = session_at
+        self._pinned = session_at != next(iter(driver.clients.KILLS.values()))
+        """A cursor with a connection of its own, which the driver queues after an error."""
+
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupCall | None:
-        _, address, session = driver.clients.kill_arguments(given, kwargs)
+        _, address, session = driver.clients.kill_arguments(given, kwargs, self._session_at)
         client, outer = given[0], calls.current()
         if outer is not None and outer.client is not client:
             outer = None
+        # Of the two methods, the one inside of the other; or the background task's.
         if address is None or isinstance(outer, CleanupCall) or calls.reporting():
             return None
         call = CleanupCall(client, KILL_CURSORS, driver.clients.cursor_namespace(address))
@@ -169,12 +176,12 @@ class KillCursors(_CleanupCommand):
     def failed(
         self, call: Any, error: BaseException, given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
-        ids, address, _ = driver.clients.kill_arguments(given, kwargs)
+        ids, address, _ = driver.clients.kill_arguments(given, kwargs, self._session_at)
         around = calls.current()
         if call is None:
             # An error of a closed client ends the task; any other would be a traceback on stderr.
             ours = isinstance(error, PyMongoError) and not isinstance(error, InvalidOperation)
-            if not isinstance(around, BackgroundCall) or not ours:
+            if not isinstance(around, BackgroundCall) or not ours or self._pinned:
                 return error
             with shielded("after killCursors"):
                 self._repeat(around, error, ids, address)

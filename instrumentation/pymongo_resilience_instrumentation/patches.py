@@ -177,7 +177,8 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
 
 def _of_cleanup(runtime: Runtime) -> Iterator[Row]:
     for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
-        yield owner, driver.clients.KILL, cleanup.KillCursors(runtime, asynchronous)
+        for name, session_at in driver.clients.KILLS.items():
+            yield owner, name, cleanup.KillCursors(runtime, asynchronous, session_at)
         yield owner, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime, asynchronous)
         yield owner, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
 

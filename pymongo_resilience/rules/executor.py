@@ -106,6 +106,7 @@ class _Decisions:
                 why = why_not_repeated(verdict.rule, operation, failure)
                 self.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
             return work.final_error(failure, verdict.rule, operation)
+        operation.waited += verdict.delay
         work.prepare(failure, operation)
         self.listener.on_event(
             RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)

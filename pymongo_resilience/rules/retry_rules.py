@@ -111,12 +111,6 @@ class RetryRules:
 
     def apply_strategy(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         """Rules 5 to 8, with the strategy's answer."""
-        verdict = self._verdict(operation, failure, answer)
-        if isinstance(verdict, Retry):
-            operation.waited += verdict.delay
-        return verdict
-
-    def _verdict(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:

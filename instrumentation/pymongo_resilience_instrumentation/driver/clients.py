@@ -13,8 +13,9 @@ from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
 
 LOOK = "apply_selector"
 
-KILL = "_kill_cursors"
-"""A client's method that sends killCursors, but for what a load balancer pins to a connection."""
+KILLS = {"_kill_cursors": 4, "_kill_cursor_impl": 3}
+"""A client's methods that send killCursors, the first by the second, and where in their arguments
+the session is."""
 BACKGROUND, END_SESSIONS = "_process_kill_cursors", "_end_sessions"
 """What the background task calls for cursors that wait to be killed; and what ``close()`` calls."""
 MOST_SESSIONS = 10_000
@@ -72,9 +73,9 @@ def cursor_namespace(address: Any) -> tuple[str, str]:
     return database, collection
 
 
-def kill_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The cursors' ids, their address and the session that ``KILL`` was called with."""
-    places = ((1, "cursor_ids"), (2, "address"), (4, "session"))
+def kill_arguments(given: tuple[Any, ...], kwargs: dict[str, Any], session_at: int) -> list[Any]:
+    """The cursors' ids, their address and the session that one of ``KILLS`` was called with."""
+    places = ((1, "cursor_ids"), (2, "address"), (session_at, "session"))
     return [given[at] if len(given) > at else kwargs.get(name) for at, name in places]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
+from .clients import BACKGROUND, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, PASSED
 from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
 from .cursors import AGGREGATE, RUN_OPERATION
@@ -36,7 +36,7 @@ _IN_EACH_HALF: tuple[tuple[Any, ...], ...] = (
             "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
             f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
             f"{END_SESSIONS}(self, session_ids)",
-            f"{KILL}(self, cursor_ids, address, topology, session)",
+            *(f"{name}(self, cursor_ids, address)" for name in KILLS),
         ),
     ),
     (

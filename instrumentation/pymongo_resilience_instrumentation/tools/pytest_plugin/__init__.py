@@ -18,16 +18,17 @@ import os
 import random
 from collections.abc import Generator, Iterator
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pymongo_resilience_instrumentation.tools.testbed import (
-    Deployment,
-    EmbeddedServer,
-    ReplicaSet,
-    ShardedCluster,
-)
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.tools.testbed import (
+        Deployment,
+        EmbeddedServer,
+        ReplicaSet,
+        ShardedCluster,
+    )
 
 MARKER: Final = "mongo_faults"
 SCOPES: Final = ("function", "class", "module", "package", "session")
