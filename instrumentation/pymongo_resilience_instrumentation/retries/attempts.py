@@ -153,11 +153,10 @@ class Attempts(driver.retry_loop.DriverLoop):
         self.leave_to_driver(error)
         return self.drivers_run
 
-    def refuse_lost_race(self, error: Exception) -> None:
-        """Raise the ``error`` of a try of a hedged read, where the other one goes on."""
+    def lost_race(self, error: Exception) -> bool:
+        """Whether a try of a hedged read ends with its ``error``, since the other one goes on."""
         self.runtime.in_flight.pop(id(self), None)
-        if self.call.hedge is not None and self.call.hedge.ends(self, error):
-            raise error
+        return self.call.hedge is not None and self.call.hedge.ends(self, error)
 
     def release(self, error: BaseException | None) -> None:
         """The run is over. Once more, it changes nothing.

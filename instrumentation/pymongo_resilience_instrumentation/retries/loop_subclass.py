@@ -97,7 +97,8 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
-                self.refuse_lost_race(failed)
+                if self.lost_race(failed):
+                    raise failed
                 result = executor.run(self, failed)
             self.note_completed()
             self.release(None)
@@ -134,7 +135,8 @@ def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
-                self.refuse_lost_race(failed)
+                if self.lost_race(failed):
+                    raise failed
                 result = await executor.run(self, failed)
             self.note_completed()
             self.release(None)
