@@ -19,13 +19,14 @@ from pymongo_resilience import (
     Config,
     ConfigurationError,
     MongoDBSpecification,
+    OperationTimeoutError,
     Policy,
     RetryAction,
     RetryScheduled,
     override,
 )
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet
+from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet, Slow
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
@@ -271,6 +272,24 @@ def test_a_clients_bulk_write_goes_to_many_places_and_has_the_rule_for_all_of_th
             side.do(db.client.bulk_write, [write])
         assert retries(telemetry) == expected
         pymongo_resilience.uninstrument()
+
+
+@pytest.mark.parametrize(("pattern", "expires"), [("admin.*", False), ("*.*", True)])
+def test_so_it_is_for_its_timeout(
+    pattern: str,
+    expires: bool,
+    side: Side,
+    proxy: ReplicaSet,
+    db: Any,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    write = pymongo.InsertOne({}, namespace=f"{database}.marks")
+    instrument(timeout_ms=20_000, policies={pattern: Policy(timeout_ms=150)})
+    proxy.inject(Slow(0.5))
+    with pytest.raises(OperationTimeoutError) if expires else contextlib.nullcontext():
+        side.do(db.client.bulk_write, [write])
+    proxy.clear()
 
 
 def test_a_write_inside_of_a_call_has_the_rules_of_its_own_collection(
