@@ -133,8 +133,6 @@ class _CleanupCommand(CallInterceptor):
         super().__init__(runtime)
         self.asynchronous = asynchronous
         self._executor: Any = runtime.async_executor if asynchronous else runtime.executor
-        self._rejected: dict[int, dict[int, int]] = {}
-        """How often a server has rejected which cursor of the background task, by client."""
 
 
 class KillCursors(_CleanupCommand):
@@ -146,6 +144,8 @@ class KillCursors(_CleanupCommand):
         self._session_at = session_at
         self._pinned = session_at != next(iter(driver.clients.KILLS.values()))
         """A cursor with a connection of its own, which the driver queues after an error."""
+        self._rejected: dict[int, dict[int, int]] = {}
+        """How often a server has rejected which cursor of the background task, by client."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupCall | None:
         _, address, session = driver.clients.kill_arguments(given, kwargs, self._session_at)
