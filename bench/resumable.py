@@ -35,7 +35,7 @@ import pymongo
 from bson import MaxKey
 from pymongo.errors import BulkWriteError
 from pymongo.monitoring import CommandListener
-from pymongo_resilience_instrumentation.tools.testbed import server as testbed_server
+from pymongo_resilience_instrumentation.tools.testbed import processes
 
 from pymongo_resilience import Config, instrument, override, uninstrument
 from pymongo_resilience.testbed import (
@@ -204,7 +204,7 @@ def measure(given: argparse.Namespace) -> bool:
     # With MaxKey a scan goes on by an expression, which the test bed's server evaluates for each.
     every = [each for each in ids(given.documents + others) if not isinstance(each, MaxKey)]
     random.Random(0).shuffle(every)  # noqa: S311 - an order that can be repeated
-    testbed_server._PROGRAM = str(HERE / "index_server.py")  # noqa: SLF001
+    processes.PROGRAM = HERE / "index_server.py"
     with EmbeddedServer() as server, ReplicaSet(server.address) as members:
         expected, volatile = fill(server.uri, every[others:]), every[:others]
         for writing, side, seed in itertools.product(given.ways, given.sides, given.seeds):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed import server as testbed_server
+from pymongo_resilience_instrumentation.tools.testbed import processes
 from support.resumable_finds import insert, keys
 
 from pymongo_resilience.testbed import EmbeddedServer
@@ -73,7 +73,7 @@ def test_a_missed_bar_fails(fault: str, run: Any) -> None:
 def test_its_server_walks_the_index_as_the_test_beds_sorts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(testbed_server, "_PROGRAM", str(BENCH / "index_server.py"))
+    monkeypatch.setattr(processes, "PROGRAM", BENCH / "index_server.py")
     by_index: dict[str, Any] = {"hint": {"_id": 1}, "batch_size": 100}
     with EmbeddedServer() as server, pymongo.MongoClient(server.uri) as client:
         coll = client.bench.coll

@@ -21,8 +21,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.mongod import Process
-from pymongo_resilience_instrumentation.tools.testbed.server import ask
+from pymongo_resilience_instrumentation.tools.testbed.processes import Process, ask
 from support.clients import wait_until
 
 from pymongo_resilience.config import SERVER_VARIABLE
@@ -227,13 +226,14 @@ def test_one_member_that_has_to_be_killed_leaves_the_others_their_data(tmp_path:
         with socket.create_server(("127.0.0.1", port)):
             time.sleep(60)
     """
-    (tmp_path / "set").mkdir()
-    member = Process(program(tmp_path, "mongod", lines), tmp_path / "set" / "member0")
+    folder = tmp_path / "set" / "member0"
+    (folder / "data").mkdir(parents=True)
+    member = Process(folder, str(program(tmp_path, "mongod", lines)))
     try:
         for _ in range(3):
             member.start(time.monotonic() + 30)
             member.wait(0.0)
-            assert (tmp_path / "set" / "member0" / "data").is_dir()
+            assert (folder / "data").is_dir()
     finally:
         member.stop()
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pymongo_resilience_instrumentation.tools.testbed.mongod import HOST
+from pymongo_resilience_instrumentation.tools.testbed.processes import HOST
 from secantus import SecantusDBServer, commands
 
 OK = {"ok": 1.0}

@@ -16,7 +16,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer, ask
+from pymongo_resilience_instrumentation.tools.testbed.processes import ask
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side
 from support.otlp_collector import Collector, collecting
 from support.telemetry import Instrument, Telemetry

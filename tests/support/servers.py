@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.mongod import program
+from pymongo_resilience_instrumentation.tools.testbed.server import program
 
 _LACKING = re.compile(r"requires MongoDB server version (\d+\.\d+)")
 

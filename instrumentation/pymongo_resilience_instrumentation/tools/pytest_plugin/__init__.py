@@ -165,7 +165,7 @@ def _running(config: pytest.Config, deployment: Deployment) -> Iterator[Any]:
 
 
 def _drop(server: EmbeddedServer, name: str) -> None:
-    ask = _testbed().server.ask
+    ask = _testbed().processes.ask
     # A transaction that a test has left open would keep what drops its database waiting.
     ask(server.address, {"killAllSessions": [], "$db": "admin"})
     ask(server.address, {"dropDatabase": 1, "$db": name})

@@ -39,8 +39,9 @@ from .member_faults import (
 )
 from .real_members import InFrontOf, RealReplicaSet
 from .replica_set import ReplicaSet, ShardedCluster, Standalone
+from .running import TestbedError
 from .scenario import Scenario
-from .server import EmbeddedServer, TestbedError
+from .server import EmbeddedServer
 
 __all__ = [
     "BlackHole", "Corrupt", "CutAfter", "CutAtHandshake", "CutBefore", "Deployment", "Election",

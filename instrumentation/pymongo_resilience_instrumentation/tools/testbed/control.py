@@ -25,9 +25,9 @@ from . import command_faults, member_faults
 from .deployment import MAX_PORT, Deployment
 from .drills import DRILLS, drill
 from .fault import Fault, refused, whole
+from .processes import HOST
 from .running import Running, TestbedError
 
-HOST: Final = "127.0.0.1"
 KINDS: Final[dict[str, Callable[..., Fault]]] = {
     name: kind
     for module in (command_faults, member_faults)

@@ -15,7 +15,7 @@ from bson import Int64, ObjectId
 from . import wire
 from .backend import Backend
 from .fault import Connection, Fault, Interception
-from .mongod import HOST
+from .processes import HOST
 from .relay import Relay
 from .running import TestbedError
 from .wire import Document

@@ -19,10 +19,10 @@ from .backend import Backend
 from .deployment import Target
 from .fault import Fault
 from .member import Member
-from .mongod import SET_NAME, Process, initiate, program
+from .processes import Process
 from .replica_set import ReplicaSet
 from .running import TestbedError
-from .server import EmbeddedServer
+from .server import SET_NAME, EmbeddedServer, initiate, program
 from .wire import Document, Message
 
 _ANSWER_WITHIN: Final = 2.0
@@ -162,8 +162,7 @@ class RealReplicaSet(PassThrough):
 
     @property
     def _processes(self) -> list[Process]:
-        embedded = self._embedded.processes if self._embedded is not None else []
-        return [each for each in embedded if isinstance(each, Process)]
+        return self._embedded.processes if self._embedded is not None else []
 
     @property
     def server_description(self) -> str:

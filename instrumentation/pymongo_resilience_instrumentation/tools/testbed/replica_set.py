@@ -11,8 +11,7 @@ from bson import ObjectId
 from .deployment import Deployment, Target
 from .fault import Fault
 from .member import Member
-from .mongod import SET_NAME
-from .server import Kind
+from .server import SET_NAME, Kind
 from .wire import Document, Message, error
 
 _READS: Final = frozenset({

@@ -1,19 +1,11 @@
-"""What is started and stopped, explicitly or by a ``with`` block; child processes among it."""
+"""What is started and stopped, explicitly or by a ``with`` block."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import subprocess
-import sys
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final, Self
-
-_STOP_TIMEOUT: Final = 5.0
+from typing import Self
 
 
 class TestbedError(RuntimeError):
@@ -53,81 +45,6 @@ class Running(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await _in_a_thread(self.stop)
-
-
-class Child:
-    """A program of ours in a process of its own, which ends once its standard input does.
-
-    So whatever ends this process, a kill included, ends that one too.
-
-    :param log: the file that takes its standard error.
-    """
-
-    def __init__(self, program: str, *arguments: str, log: Path) -> None:
-        path = Path(__file__).parent / program
-        self._command = [sys.executable, "-P", str(path), *arguments]
-        self._log = log
-        self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self, line: str, deadline: float) -> int:
-        """Write one line to it; returns the number that it answers with, 0 where it has none."""
-        with self._log.open("a") as log:
-            self._process = process = subprocess.Popen(  # noqa: S603 - our own program
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                # Ctrl-C goes to the parent alone, which then closes the pipe.
-                start_new_session=True,
-            )
-        timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            # A child that has died already has no answer.
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(f"{line}\n")  # type: ignore[union-attr]
-                process.stdin.flush()  # type: ignore[union-attr]
-            answer = process.stdout.readline().strip()  # type: ignore[union-attr]
-        finally:
-            timer.cancel()
-        return int(answer) if answer.isdigit() else 0
-
-    def failure(self, why: str) -> TestbedError:
-        """An error with the end of its log."""
-        log = self._log.read_text(errors="replace")[-2000:].strip()
-        return TestbedError(f"{why}; its last words:\n{log}" if log else why)
-
-    def wait(self, timeout: float) -> bool:
-        """Whether it ends within so many seconds."""
-        try:
-            if self._process is not None:
-                self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def stop(self) -> None:
-        """Close its standard input and wait; kill it where that is not enough, or on a Ctrl-C."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()  # type: ignore[union-attr]
-            process.wait(_STOP_TIMEOUT)
-        except BaseException as error:
-            process.kill()
-            process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-        finally:
-            process.stdout.close()  # type: ignore[union-attr]
 
 
 async def _in_a_thread(function: Callable[[], None]) -> None:

@@ -1,26 +1,36 @@
-"""A real server in a child process, for tests and demonstrations."""
+"""A real server in processes of its own, for tests and demonstrations."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
+import os
+import secrets
 import shutil
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from . import mongod
-from .fault import positive, refused
-from .mongod import ask
-from .running import Child, Running, TestbedError
+from pymongo_resilience.config import SERVER_VARIABLE
 
-__all__ = ["EmbeddedServer", "TestbedError", "ask"]
+from .fault import positive, refused
+from .processes import HOST, Process, ask, wait_until_writable
+from .running import Running, TestbedError
 
 Kind = Literal["replica-set", "standalone", "sharded", "members"]
 
-_PROGRAM = "server_process.py"
-"""Runs SecantusDB."""
+SET_NAME: Final = "rs0"
+_PREFIX: Final = "pymongo-resilience-"
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+_ROOM: Final = 2_000_000_000
+_OPTIONS: Final = (
+    *("--bind_ip", HOST, "--nounixsocket", "--quiet"),
+    *("--setParameter", "enableTestCommands=1"),
+    *("--setParameter", "diagnosticDataCollectionEnabled=false"),
+)
+_STORAGE: Final = ("--oplogSize", "64", "--wiredTigerCacheSizeGB", "0.25")
 
 
 class EmbeddedServer(Running):
@@ -62,10 +72,10 @@ class EmbeddedServer(Running):
             raise refused("kind", kind, "another one with access control")
         self._startup_timeout = positive("startup_timeout", startup_timeout)
         self._credentials = None if user is None or password is None else (user, password)
-        self._executable = mongod.program(server)
+        self._executable = program(server)
         self._kind = kind
         self._members = members
-        self.processes: list[Child | mongod.Process] = []
+        self.processes: list[Process] = []
         self._directory: Path | None = None
         self._address: tuple[str, int] | None = None
 
@@ -102,9 +112,18 @@ class EmbeddedServer(Running):
         if self._directory is not None:
             raise TestbedError("the embedded server is running already")
         deadline = time.monotonic() + self._startup_timeout
-        self._directory = mongod.data_folder(in_memory=self._executable is not None)
+        self._directory = _data_folder(in_memory=self._executable is not None)
         try:
-            self._address = self._started(self._directory, deadline)
+            if self._executable is None:
+                self._address = self._begin(self._directory / "secantus", deadline)
+            else:
+                self._address = self._mongod(self._executable, self._directory, deadline)
+            if self._kind != "members":
+                wait_until_writable(self._address, deadline)
+            if self._executable is not None and self._credentials is not None:
+                user, password = self._credentials
+                # The first user may be made without a login, from this machine alone.
+                _succeed(self._address, {"createUser": user, "pwd": password, "roles": ["root"]})
         except BaseException:
             self.stop()
             raise
@@ -119,31 +138,98 @@ class EmbeddedServer(Running):
             if directory is not None:
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def _started(self, directory: Path, deadline: float) -> tuple[str, int]:
-        executable, kind = self._executable, self._kind
-        if executable is not None:
-            if kind == "sharded" and not mongod.mongos_beside(executable).exists():
-                kind = "replica-set"
-            return mongod.start(
-                self.processes,
-                executable,
-                directory,
-                kind=kind,
-                members=self._members,
-                credentials=self._credentials,
-                deadline=deadline,
-            )
-        child = Child(_PROGRAM, str(directory), log=directory / "stderr.txt")
-        self.processes.append(child)
-        # Through the pipe: arguments and environment of a process can be read by others.
-        address = "127.0.0.1", child.start(json.dumps(self._credentials), deadline)
-        if not address[1]:
-            raise child.failure("the embedded server did not start")
-        try:
-            mongod.wait_until_writable(address, deadline)
-        except TestbedError as error:
-            raise child.failure(str(error)) from error
+    def _begin(self, folder: Path, deadline: float, *command: str) -> tuple[str, int]:
+        process = Process(folder, *command)
+        self.processes.append(process)
+        process.start(deadline, self._credentials)
+        return process.address
+
+    def _mongod(self, executable: Path, folder: Path, deadline: float) -> tuple[str, int]:
+        """Start all its processes; returns the address that clients connect to."""
+
+        def begin(name: str, *options: str) -> tuple[str, int]:
+            data = folder / name / "data"
+            data.mkdir(parents=True)
+            command = str(executable), *options, *_OPTIONS, "--dbpath", str(data), *_STORAGE
+            return self._begin(data.parent, deadline, *command)
+
+        match self._kind:
+            case "members":
+                for index in range(self._members):
+                    begin(f"member{index}", "--replSet", SET_NAME)
+                return self.processes[0].address
+            case "standalone":
+                return begin("mongod", *(["--auth"] if self._credentials else []))
+            case "sharded" if (mongos := _mongos_beside(executable)).exists():
+                seeds = {}
+                for name, role in (("config", "--configsvr"), ("shard0", "--shardsvr")):
+                    address = begin(name, role, "--replSet", name)
+                    initiate(name, [address])
+                    wait_until_writable(address, deadline)
+                    seeds[name] = "{}/{}:{}".format(name, *address)
+                command = str(mongos), "--configdb", seeds["config"], *_OPTIONS
+                router = self._begin(folder / "mongos", deadline, *command)
+                _succeed(router, {"addShard": seeds["shard0"], "name": "shard0"})
+                return router
+        options = ["--replSet", SET_NAME]
+        if self._credentials is not None:
+            key = folder / "key"
+            key.touch(mode=0o600)
+            key.write_text(secrets.token_hex(32))
+            options += ["--keyFile", str(key)]
+        address = begin("mongod", *options)
+        initiate(SET_NAME, [address])
         return address
+
+
+def program(server: str | None) -> Path | None:
+    """The mongod that ``server`` or the variable names; None for SecantusDB.
+
+    Raises ``ValueError`` for what is neither, TestbedError where there is no such program.
+    """
+    name = "server" if server is not None else SERVER_VARIABLE
+    value = os.environ.get(SERVER_VARIABLE) if server is None else server
+    if not value or value == "secantus":
+        return None
+    kind, _, path = value.partition("=")
+    if kind != "mongod" or value == "mongod=":
+        raise refused(name, value, "'secantus', 'mongod', or 'mongod=/path/to/mongod'")
+    found = shutil.which(path or "mongod")
+    if found is None:
+        raise TestbedError(
+            f"{name} is {value!r}, but {path!r} is no program that can be run"
+            if path
+            else f"{name} is 'mongod', but there is no mongod in the PATH: "
+            "install MongoDB, or say mongod=/path/to/mongod"
+        )
+    return Path(found).absolute()
+
+
+def _mongos_beside(executable: Path) -> Path:
+    """The mongos of a mongod, whether there is one or not."""
+    return executable.with_name(executable.name.replace("mongod", "mongos"))
+
+
+def _data_folder(*, in_memory: bool) -> Path:
+    """A new one: in TMPDIR, or in memory where there is room: a mongod flushes its files often."""
+    may = in_memory and "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK)
+    has_room = may and shutil.disk_usage(_MEMORY).free > _ROOM
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY if has_room else None))
+
+
+def initiate(name: str, members: Sequence[tuple[str, int]], **settings: Any) -> None:
+    """Make servers a replica set."""
+    hosts = [{"_id": index, "host": "{}:{}".format(*each)} for index, each in enumerate(members)]
+    config: dict[str, Any] = {"_id": name, "members": hosts, "settings": settings}
+    if name == "config":
+        config["configsvr"] = True
+    _succeed(members[0], {"replSetInitiate": config})
+
+
+def _succeed(address: tuple[str, int], body: dict[str, Any]) -> None:
+    reply = ask(address, {**body, "$db": "admin"})
+    if not reply.get("ok"):
+        raise TestbedError(f"{next(iter(body))} failed: {reply.get('errmsg')}")
 
 
 def described(address: tuple[str, int]) -> str:

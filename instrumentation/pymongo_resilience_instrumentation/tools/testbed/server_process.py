@@ -1,54 +1,74 @@
-"""The child process of :class:`~.server.EmbeddedServer`; run by its path.
+"""Runs one process of an :class:`~.server.EmbeddedServer`; run by its path.
 
-The first line of its standard input is the user and the password of a server with access control,
-as JSON, or null for one without. It prints the port it listens on, then waits for the end of its
-standard input. The parent holds the other end of that pipe, so whatever ends the parent, a kill
-included, ends this process too.
+Its arguments are a folder, and the command of a mongod; without a command SecantusDB serves from
+that folder. Standard input is a pipe whose other end the parent holds. Its first line is the user
+and the password of a SecantusDB with access control, as JSON, or null. Whatever ends the parent, a
+kill included, ends the pipe, and so the server, and removes the folder.
+
+Prints a number: the process id of a mongod, the port of SecantusDB.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from secantus import SecantusDBServer
+_PARENT_CHECKED_EVERY = 0.05
 
 
-def _lock(server: SecantusDBServer, user: str, password: str) -> None:
-    """Create the first user, then require authentication, which SecantusDB reads each time."""
-    from pymongo import MongoClient  # noqa: PLC0415 - only a server with access control needs it
-
-    client: MongoClient[dict[str, Any]]
-    with MongoClient(server.uri) as client:
-        client.admin.command("createUser", user, pwd=password, roles=["root"])
-    server.require_auth = True
-
-
-def main() -> None:
-    """Serve from the directory named on the command line until standard input ends."""
-    directory = Path(sys.argv[1])
+def main() -> int:
+    """Serve until the program or standard input ends; returns the exit status."""
+    folder, *command = sys.argv[1:]
     credentials = json.loads(sys.stdin.buffer.readline())
+    if not command:
+        _print(_serve(Path(folder), credentials))
+        sys.stdin.buffer.read()
+        shutil.rmtree(folder, ignore_errors=True)
+        # The data is gone, and an orderly shutdown is of no use, which takes seconds.
+        os._exit(0)
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)  # noqa: S603 - our parent's
+    _print(program.pid)
+    while (status := program.poll()) is None:
+        if select.select([sys.stdin], [], [], _PARENT_CHECKED_EVERY)[0]:
+            program.kill()
+            program.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def _serve(folder: Path, credentials: tuple[str, str] | None) -> int:
+    """Start SecantusDB in threads of this process; returns its port."""
+    from secantus import SecantusDBServer  # noqa: PLC0415 - not beside a mongod
+
     server = SecantusDBServer(
         host="127.0.0.1",
         port=0,
-        storage_path=str(directory / "data"),
+        storage_path=str(folder / "data"),
         enable_test_commands=True,
         cache_size="128M",
     )
     server.start()
     if credentials is not None:
-        _lock(server, *credentials)
-    sys.stdout.write(f"{server.port}\n")
+        from pymongo import MongoClient  # noqa: PLC0415 - only access control needs it
+
+        user, password = credentials
+        with MongoClient[dict[str, Any]](server.uri) as client:
+            client.admin.command("createUser", user, pwd=password, roles=["root"])
+        # SecantusDB reads it for each command.
+        server.require_auth = True
+    return int(server.port)
+
+
+def _print(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
     sys.stdout.flush()
-    sys.stdin.buffer.read()
-    shutil.rmtree(directory, ignore_errors=True)
-    # The data is gone, and an orderly shutdown is of no use, which takes seconds.
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

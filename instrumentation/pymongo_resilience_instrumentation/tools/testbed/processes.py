@@ -1,0 +1,176 @@
+"""Server processes, which end with this one, and commands that go to them past pymongo."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from . import wire
+from .running import TestbedError
+
+HOST: Final = "127.0.0.1"
+PROGRAM = Path(__file__).with_name("server_process.py")
+_PORTS: Final = range(20_000, 32_000)
+"""Below those that the system gives to outgoing connections."""
+_STOP_TIMEOUT: Final = 5.0
+_KILLED_WITHIN: Final = 10.0
+_RETRY_INTERVAL: Final = 0.02
+_REPLY_TIMEOUT: Final = 10.0
+
+
+class Process:
+    """A server in a process of its own, which ends with this one.
+
+    Whatever ends this process, a kill included, also removes the folder around ``folder``.
+
+    :param folder: for the log.
+    :param command: of a mongod or a mongos, without its port; SecantusDB has none.
+    """
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._command = command
+        self._port = self._pid = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return HOST, self._port
+
+    @property
+    def runs(self) -> bool:
+        """It was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, deadline: float, credentials: tuple[str, str] | None = None) -> None:
+        """Returns when it listens; raises TestbedError with the last lines of its log.
+
+        :param credentials: user and password of a SecantusDB with access control.
+        """
+        with contextlib.nullcontext() if self._port or not self._command else _lock():
+            if self._command:
+                self._port = self._port or _free_port()
+                command = [*self._command, "--port", str(self._port)]
+                self._pid = self._launch(command, "null", deadline)
+            else:
+                # Through the pipe: others can read arguments and environment of a process.
+                self._port = self._launch([], json.dumps(credentials), deadline)
+            while self._port and self.runs and time.monotonic() < deadline:
+                with contextlib.suppress(OSError):
+                    socket.create_connection(self.address, timeout=1.0).close()
+                    return
+                time.sleep(_RETRY_INTERVAL)
+        why = "has ended" if time.monotonic() < deadline else "did not listen in time"
+        log = (self._folder / "log.txt").read_text(errors="replace")[-2000:].strip()
+        name = self._command[0] if self._command else "SecantusDB"
+        raise TestbedError(f"{name} {why}" + f"; its last words:\n{log}" * bool(log))
+
+    def signal(self, number: signal.Signals) -> None:
+        """SIGSTOP, SIGCONT, SIGKILL or SIGTERM to a mongod; harmless where it has ended."""
+        if self.runs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def wait(self, timeout: float) -> None:
+        """Until it has ended; kills it after so many seconds."""
+        if self._process is not None:
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.signal(signal.SIGKILL)
+                # Closing its standard input before removes the folder, with all members' data.
+                self._process.wait(_KILLED_WITHIN)
+            self.stop()
+
+    def stop(self) -> None:
+        """Close its standard input and wait; kill it where that is not enough, or on a Ctrl-C."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired), process:
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()  # type: ignore[union-attr]
+                process.wait(_STOP_TIMEOUT)
+            except BaseException:
+                process.kill()
+                raise
+
+    def _launch(self, command: list[str], line: str, deadline: float) -> int:
+        """The number that the child prints; 0 where it dies before."""
+        with (self._folder / "log.txt").open("a") as log:
+            self._process = process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-P", str(PROGRAM), str(self._folder.parent), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C goes to the parent alone, which then closes the pipe.
+                start_new_session=True,
+            )
+        timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            # A child that has died already has no answer.
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(f"{line}\n")  # type: ignore[union-attr]
+                process.stdin.flush()  # type: ignore[union-attr]
+            return int(process.stdout.readline() or 0)  # type: ignore[union-attr]
+        finally:
+            timer.cancel()
+
+
+def ask(
+    address: tuple[str, int], body: dict[str, Any], timeout: float = _REPLY_TIMEOUT
+) -> dict[str, Any]:
+    """The reply to one command, past pymongo, which may be instrumented; raises ``OSError``."""
+    with socket.create_connection(address, timeout=timeout) as connection:
+        try:
+            return wire.exchange(connection, body)
+        except wire.WireError as error:
+            raise OSError(f"no reply: {error}") from error
+
+
+def wait_until_writable(address: tuple[str, int], deadline: float) -> None:
+    """Raises TestbedError where it takes longer."""
+    while True:
+        with contextlib.suppress(OSError):
+            if ask(address, {"isMaster": 1, "$db": "admin"}, timeout=1.0).get("ismaster"):
+                return
+        if time.monotonic() > deadline:
+            raise TestbedError("the server did not become writable in time")
+        time.sleep(_RETRY_INTERVAL)
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """One process at a time looks for a port: a mongod cannot say which one the system gave it."""
+    import fcntl  # noqa: PLC0415 - POSIX alone, like what is done with mongod
+
+    path = Path(tempfile.gettempdir(), f"pymongo_resilience_ports_{os.getuid()}.lock")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _free_port() -> int:
+    while True:
+        port = secrets.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as trial:
+            trial.bind((HOST, port))
+            return port
