@@ -109,7 +109,7 @@ bench-recovery: $(MAIN)/demo.stamp
 bench: $(MAIN)/dev.stamp build/canned_server
 	@$(MAIN)/bin/python bench/healthy.py $(ARGS)
 
-# bench/report.json and the tables and figures of docs/performance.md, bench/overload.md and docs/recovery.md. All but overload;
+# bench/report.json and the tables and figures of docs/performance.md, bench/overload.md and bench/recovery.md. All but overload;
 # one section anew: ARGS="--only footprint"; the documents alone: ARGS=--documents; more: ARGS=--help.
 report: $(MAIN)/bench.stamp build/canned_server
 	@$(MAIN)/bin/python bench/make_report.py $(ARGS)

@@ -18,9 +18,10 @@ import recovery_table
 
 ROOT = Path(__file__).parent.parent
 REPORT = Path(__file__).with_name("report.json")
+README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 OVERLOAD = ROOT / "bench" / "overload.md"
-RECOVERY = ROOT / "docs" / "recovery.md"
+RECOVERY = ROOT / "bench" / "recovery.md"
 FIGURES = {
     "overload": ROOT / "docs" / "overload.svg",
     "fleet": ROOT / "bench" / "fleet.svg",
@@ -32,6 +33,7 @@ SHOWN = {"overload": ("overload",), "fleet": ("fleet",)}
 Report = dict[str, Any]
 Block = Callable[[Report], str]
 BLOCKS: dict[Path, dict[str, tuple[tuple[str, ...], Block]]] = {
+    README: performance_tables.README,
     PERFORMANCE: performance_tables.BLOCKS,
     OVERLOAD: overload_tables.BLOCKS,
     RECOVERY: recovery_table.BLOCKS,

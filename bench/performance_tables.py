@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, each under the command that measures it."""
+"""The tables of docs/performance.md, each under the command that measures it; that of README.md."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ def footprint(report: Report) -> str:
     return by(found) + table(["added", ""], of_footprint.lines(found))
 
 
+IN_THE_README = {
+    "contrib, SDK on": "`opentelemetry-instrumentation-pymongo`, SDK on",
+    "ours, no SDK, timeout": "this library, a timeout, no SDK",
+    "ours, SDK on, timeout": "this library, a timeout, SDK on",
+}
+"""By setup: what it is called there."""
+
+
+def cost(report: Report) -> str:
+    rows = of_healthy.compared(report["healthy"])
+    shown = [[IN_THE_README[row[0]], *row[1:4]] for row in rows if row[0] in IN_THE_README]
+    return table(["a healthy `find_one`", "us CPU", "added", "of plain pymongo"], shown)
+
+
+README: dict[str, tuple[tuple[str, ...], Callable[[Report], str]]] = {
+    "cost": (("healthy",), cost),
+}
 BLOCKS: dict[str, tuple[tuple[str, ...], Callable[[Report], str]]] = {
     "healthy": (("healthy",), find_one("healthy")),
     "healthy-async": (("healthy-async",), find_one("healthy-async")),

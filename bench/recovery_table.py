@@ -1,4 +1,4 @@
-"""The table of docs/recovery.md."""
+"""The table of bench/recovery.md."""
 
 from __future__ import annotations
 

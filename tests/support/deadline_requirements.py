@@ -149,7 +149,7 @@ BEHAVIOUR = (
              "socket_deadlines::test_a_write_to_a_socket_ends_with_the_deadline"),
         differs("transformed-6", "so does the expiry of any other wait",
                 "Not that of connectTimeoutMS or serverSelectionTimeoutMS while the operation has "
-                "time left ([D22](deviations.md#d22-a-shorter-limit-that-is-over-is-no-expiry)).",
+                "time left ([D22](deviations.md#timeouts)).",
                 "waits::test_connecting_ends_with_the_deadline",
                 "waits::test_connecting_that_ends_with_its_own_timeout_is_no_expiry"),
         unreachable("transformed-5", "so does the expiry of an HTTP request",
@@ -294,7 +294,7 @@ BLOCKING = (
         differs("retrying-1", "what can be repeated is, as often as there is time",
                 "Not after overload errors, nor after those of a handshake, which count as such: "
                 "five times, as Client Backpressure has it. Others are, with waits between "
-                "([D1](deviations.md#d1-waits-without-overload)).",
+                "([D1](deviations.md#retries)).",
              "bulk_deadlines::"
              "test_a_command_is_repeated_as_often_as_fits_and_never_past_the_deadline",
              "deadlines::test_a_permanent_error_is_repeated_with_back_off_until_the_deadline",
@@ -321,7 +321,7 @@ BLOCKING = (
                "background_connections::test_a_socket_is_made_within_the_connect_timeout"),
         differs("background-2", "the commands of its handshake have the client's timeoutMS",
                 "They have pymongo's own, as MongoDB's tests of this text expect "
-                "([D19](deviations.md#d19-connections-opened-ahead-keep-pymongos-timeouts)).",
+                "([D19](deviations.md#timeouts)).",
                 "background_connections::"
                 "test_a_handshake_slower_than_the_clients_timeout_fills_the_pool"),
         differs("background-3", "each of them has it anew", "As background-2.",

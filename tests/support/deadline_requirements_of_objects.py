@@ -43,7 +43,7 @@ CURSORS = (
              "cursor_timeouts::test_the_applications_own_timeout_is_a_life_and_the_error_says_so",
              "cursor_timeouts::test_a_life_begins_with_the_first_command",
              why="Where the application sets it; one of the configuration is by iteration "
-                 "([D17](deviations.md#d17-a-configured-timeout-ends-no-cursor))."),
+                 "([D17](deviations.md#timeouts))."),
         held("lifetime-2", "each `next` has what is left",
              "cursor_timeouts::test_a_life_begins_with_the_first_command",
              "cursor_timeouts::"
@@ -76,7 +76,7 @@ CURSORS = (
              "tailable_cursors::test_it_lives_on_and_the_server_is_given_no_limit",
              "tailable_cursors::test_a_next_that_takes_too_long_is_a_timeout",
              why="One of the configuration does not limit the wait for news "
-                 "([D17](deviations.md#d17-a-configured-timeout-ends-no-cursor))."),
+                 "([D17](deviations.md#timeouts))."),
         held("tailable-3", "without awaitData, no command carries maxTimeMS",
              "tailable_cursors::test_it_lives_on_and_the_server_is_given_no_limit"),
         held("await-1", "with awaitData, it holds for the first command",
@@ -96,7 +96,7 @@ CURSORS = (
                 "The server counts the time of later batches to it (SERVER-51153), which cuts "
                 "short "
                 "what each `next` is to have anew: left out, as without awaitData "
-                "([D14](deviations.md#d14-the-first-command-of-a-cursor-that-waits)).",
+                "([D14](deviations.md#timeouts)).",
                 "tailable_cursors::test_it_lives_on_and_the_server_is_given_no_limit"),
     )),
     Section("Change Streams", (
@@ -112,7 +112,7 @@ CURSORS = (
         held("streams-5", "and for each `next` anew",
              "change_stream_timeouts::test_it_holds_for_a_whole_next_and_the_following_goes_on",
              why="Where the application sets it "
-                 "([D17](deviations.md#d17-a-configured-timeout-ends-no-cursor)). "
+                 "([D17](deviations.md#timeouts)). "
                  "Not of one that is opened by hand, with `aggregate`: that is taken for an "
                  "ordinary cursor."),
         held("streams-6", "a getMore's maxTimeMS does not come from it",
