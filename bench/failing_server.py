@@ -30,14 +30,8 @@ from pymongo_resilience_instrumentation.tools.report import Recorder
 from rich.console import Console
 from rich.table import Table
 
-from pymongo_resilience import (
-    BreakerOpened,
-    Config,
-    ConfigurationError,
-    Event,
-    instrument,
-    uninstrument,
-)
+from pymongo_resilience import Config, ConfigurationError, instrument, uninstrument
+from pymongo_resilience.events import BreakerOpened, Event
 from pymongo_resilience.testbed import EmbeddedServer, Fail, ReplicaSet, Slow
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from pymongo_resilience.rules.failure import (
 from pymongo_resilience.rules.load_shedding import LoadShedders
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry, RetryRules
-from pymongo_resilience.rules.strategy import FastFailOnTerminalError
+from pymongo_resilience.rules.strategy import FastFail
 
 RATE = 100.0
 """Requests per second that the server can do."""
@@ -159,7 +159,7 @@ class _Call:
     def __init__(
         self,
         due: float,
-        strategy: FastFailOnTerminalError,
+        strategy: FastFail,
         budget: RetryBudget | None,
         shedders: LoadShedders | None,
         priority: str,
@@ -182,7 +182,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     clock = _Clock()
     rules = RetryRules(max_retries=policy.retries, random=random.Random(seed + 1).random)  # noqa: S311
     jitter = random.Random(seed + 3).random  # noqa: S311
-    strategy = FastFailOnTerminalError(lambda attempt: backoff.exponential(attempt, jitter))
+    strategy = FastFail(lambda attempt: backoff.exponential(attempt, jitter))
     chance = random.Random(seed + 2)  # noqa: S311
     server = Capacity(case.rate, case.rate * case.queue_s, case.rejection)
     budgets = [None if policy.budget is None else policy.budget(clock) for _ in range(case.clients)]

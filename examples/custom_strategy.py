@@ -14,17 +14,9 @@ import os
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience import (
-    Config,
-    Event,
-    Failure,
-    Operation,
-    RetryAction,
-    RetryDeclined,
-    RetryScheduled,
-    instrument,
-    override,
-)
+from pymongo_resilience import Config, instrument, override
+from pymongo_resilience.events import Event, RetryDeclined, RetryScheduled
+from pymongo_resilience.strategies import Failure, Operation, RetryAction
 
 RETRIES = 3
 
@@ -44,9 +36,9 @@ class Printer:
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, RetryScheduled):
-            print(f"{event.operation}: {event.reason.value}, again in {event.delay:.2f} s")
+            print(f"{event.operation}: {event.reason}, again in {event.delay:.2f} s")
         elif isinstance(event, RetryDeclined):
-            print(f"{event.operation}: {event.reason.value}, not again: {event.rule.value}")
+            print(f"{event.operation}: {event.reason}, not again: {event.rule}")
 
 
 def main() -> None:

@@ -5,106 +5,41 @@ The engine lives here and decides; it needs neither pymongo nor OpenTelemetry.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import Config
-from pymongo_resilience.errors import (
-    CircuitBreakerOpenError,
-    ConfigurationError,
-    OperationTimeoutError,
-    OverloadShedError,
-)
+from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy, bind
-from pymongo_resilience.rules.events import (
-    BreakerClosed,
-    BreakerOpened,
-    Event,
-    Listener,
-    ReadHedged,
-    RetryDeclined,
-    RetryScheduled,
-)
-from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Operation
-from pymongo_resilience.rules.strategy import (
-    BestEffort,
-    FastFailOnTerminalError,
-    MongoDBSpecification,
-    RetryAction,
-    RetryStrategy,
-    check_strategy,
-)
+from pymongo_resilience.rules.strategy import check_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
-    from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
-    from pymongo_resilience.server_choice.eligibility import SelectionRule, ServerVerdict
+    from pymongo_resilience.client_status import ClientStatus, ServerVerdict
+    from pymongo_resilience.events import Listener
+    from pymongo_resilience.strategies import RetryStrategy
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 __all__ = [
-    "BestEffort",
-    "BreakerClosed",
-    "BreakerOpened",
-    "CircuitBreakerOpenError",
-    "ClientStatus",
     "Config",
     "ConfigurationError",
-    "Event",
-    "Failure",
-    "FastFailOnTerminalError",
-    "HedgeCounts",
-    "Listener",
-    "MongoDBSpecification",
-    "Operation",
     "OperationTimeoutError",
-    "OverloadShedError",
     "Policy",
-    "ReadHedged",
-    "RetryAction",
-    "RetryDeclined",
-    "RetryReason",
-    "RetryScheduled",
-    "RetryStrategy",
-    "SelectionRule",
-    "ServerStatus",
-    "ServerVerdict",
-    "Stage",
     "__version__",
     "bind",
     "explain_selection",
     "instrument",
-    "is_instrumented",
     "override",
     "retry_transaction",
     "status",
     "uninstrument",
 ]
-
-_ANSWERS = {
-    "ClientStatus": "client_status",
-    "HedgeCounts": "client_status",
-    "SelectionRule": "server_choice.eligibility",
-    "ServerStatus": "client_status",
-    "ServerVerdict": "server_choice.eligibility",
-}
-"""The types of what status() and explain_selection() return: imported on first use."""
-
-
-if not TYPE_CHECKING:  # a type checker would take every name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        if name not in _ANSWERS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_ANSWERS[name]}"), name)
 
 
 def instrument(
@@ -177,11 +112,6 @@ def instrument(
 def uninstrument() -> None:
     """Take every patch off again; what others wrapped over ours stays and passes through."""
     _instrumentor().uninstrument()
-
-
-def is_instrumented() -> bool:
-    """Whether :func:`instrument` acts in this process."""
-    return enabled_flag.current.on
 
 
 def status(client: object) -> ClientStatus:

@@ -1,4 +1,4 @@
-"""What a client knows of its servers at one moment: what ``status(client)`` returns."""
+"""What ``status(client)`` and ``explain_selection(client)`` return."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pymongo_resilience.config import Config
+from pymongo_resilience.server_choice.eligibility import SelectionRule, ServerVerdict
+
+__all__ = ["ClientStatus", "HedgeCounts", "SelectionRule", "ServerStatus", "ServerVerdict"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,16 @@ from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.timeline import Phase
 
+__all__ = [
+    "CircuitBreakerOpenError",
+    "ConfigurationError",
+    "OperationTimeoutError",
+    "OverloadShedError",
+    "RetryReason",
+    "Rule",
+    "Stage",
+]
+
 
 class ConfigurationError(ValueError):
     """One or more options are invalid; the message lists every one with what is allowed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pymongo_resilience import enabled_flag
-from pymongo_resilience.rules.events import Event
+from pymongo_resilience.events import Event
 
 
 class FakeClock:
@@ -44,6 +44,11 @@ class RecordingListener:
     def clear(self) -> None:
         """Forget what was recorded."""
         self.events.clear()
+
+
+def is_active() -> bool:
+    """Whether the instrumentation acts in this process."""
+    return enabled_flag.current.on
 
 
 @contextmanager

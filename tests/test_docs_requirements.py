@@ -18,8 +18,9 @@ from pymongo_resilience_instrumentation.failures.reasons import ROWS
 from pymongo_resilience_instrumentation.operations import ALLOWED
 from support.operations_table import documented, rows, section
 
-from pymongo_resilience import Config, RetryReason
+from pymongo_resilience import Config
 from pymongo_resilience.config import STRATEGIES
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules import backoff, budget
 from pymongo_resilience.rules.retry_rules import Rule
 

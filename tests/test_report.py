@@ -26,19 +26,17 @@ from pymongo_resilience_instrumentation.tools.report.records import (
     read,
 )
 
-from pymongo_resilience import (
+from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.errors import RetryReason
+from pymongo_resilience.events import (
     BreakerClosed,
     BreakerOpened,
-    Config,
     Event,
+    EventLog,
     ReadHedged,
     RetryDeclined,
-    RetryReason,
     RetryScheduled,
-    instrument,
-    uninstrument,
 )
-from pymongo_resilience.rules.events import EventLog
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import CutAfter, EmbeddedServer, Latency, ReplicaSet
 

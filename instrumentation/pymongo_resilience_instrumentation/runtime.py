@@ -17,10 +17,10 @@ from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.events import Broadcast, EventLog, Listener
+from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.rules.events import Broadcast, EventLog, Listener
-from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 from pymongo_resilience_instrumentation.addresses import Address

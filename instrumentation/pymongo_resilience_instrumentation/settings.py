@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pymongo_resilience.config import Config, Loaded
+from pymongo_resilience.events import Listener
 from pymongo_resilience.option_types import PREFIX, shown
-from pymongo_resilience.rules.events import Listener
 from pymongo_resilience.rules.strategy import RetryStrategy
 from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
 

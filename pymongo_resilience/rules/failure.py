@@ -18,7 +18,7 @@ TRANSIENT_TRANSACTION = "TransientTransactionError"
 NO_WRITES_PERFORMED = "NoWritesPerformed"
 
 
-class Stage(enum.Enum):
+class Stage(enum.StrEnum):
     """How far an attempt came (Couchbase RFC 0049, "Introduction").
 
     When in doubt, an attempt counts as in flight.
@@ -32,7 +32,7 @@ class Stage(enum.Enum):
     """The server replied with an error."""
 
 
-class RetryReason(enum.Enum):
+class RetryReason(enum.StrEnum):
     """Why an attempt failed, one member per cause (Couchbase RFC 0049, "RetryReason")."""
 
     UNKNOWN = "unknown"
@@ -74,7 +74,7 @@ class RetryReason(enum.Enum):
     @property
     def always_retry(self) -> bool:
         """The cause is never the application's concern; repeated with the controlled back-off,
-        without asking the strategy (``MongoDBSpecification`` is asked)."""
+        without asking the strategy (``MongoDB`` is asked)."""
         return self is RetryReason.NOT_PRIMARY
 
 

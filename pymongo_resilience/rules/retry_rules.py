@@ -31,7 +31,7 @@ TRANSACTION_TIME_LIMIT = 120.0
 NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
 
 
-class Rule(enum.Enum):
+class Rule(enum.StrEnum):
     """The rule that declined a retry; the value is what telemetry shows."""
 
     SELECTION = "selection"

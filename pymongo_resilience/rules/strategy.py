@@ -89,7 +89,7 @@ class BestEffort(_Comparable):
         return RetryAction(self._calculator(operation.attempts))
 
 
-class FastFailOnTerminalError(BestEffort):
+class FastFail(BestEffort):
     """BestEffort, but gives up at once on errors that a repetition cannot solve."""
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
@@ -98,7 +98,7 @@ class FastFailOnTerminalError(BestEffort):
         return super().retry_after(operation, failure)
 
 
-class MongoDBSpecification(_Comparable):
+class MongoDB(_Comparable):
     """Exactly MongoDB's specifications: repeat at once, wait only for an overloaded server.
 
     Sources: Retryable Reads ("When to allow retry"), which goes by the code, and Retryable Writes,
@@ -113,7 +113,7 @@ class MongoDBSpecification(_Comparable):
 
 
 def follows_specification(operation: Operation) -> bool:
-    return isinstance(operation.strategy, MongoDBSpecification)
+    return isinstance(operation.strategy, MongoDB)
 
 
 def _listed_retryable(operation: Operation, failure: Failure) -> bool:
@@ -124,9 +124,9 @@ def _listed_retryable(operation: Operation, failure: Failure) -> bool:
 
 
 NAMED: Mapping[str, RetryStrategy] = {
-    "fast_fail": FastFailOnTerminalError(),
+    "fast_fail": FastFail(),
     "best_effort": BestEffort(),
-    "mongodb": MongoDBSpecification(),
+    "mongodb": MongoDB(),
 }
 """What variables and files call them by. They keep no state: one of each serves everybody."""
 

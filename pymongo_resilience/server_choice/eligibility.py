@@ -83,7 +83,7 @@ class ReadPreference:
 PRIMARY: Final = ReadPreference()
 
 
-class SelectionRule(enum.Enum):
+class SelectionRule(enum.StrEnum):
     """What leaves a server out."""
 
     AVAILABILITY = "availability"

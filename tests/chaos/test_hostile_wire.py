@@ -28,7 +28,7 @@ from support.hostile_input import (
 )
 
 from pymongo_resilience import OperationTimeoutError
-from pymongo_resilience.rules.events import RetryDeclined
+from pymongo_resilience.events import RetryDeclined
 from pymongo_resilience.rules.failure import RETRYABLE_WRITE, RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 

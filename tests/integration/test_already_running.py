@@ -18,6 +18,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience.testbed import CutBefore
+from pymongo_resilience.testing import is_active
 
 Wait = Callable[[], Awaitable[None]]
 
@@ -125,7 +126,7 @@ def test_an_operation_that_began_before_uninstrument_ends_as_ours(
     side.do(coll.find_one)
     proxy.inject(CutBefore("insert", times=3))
     side.do(coll.insert_one, {})
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
     assert len(telemetry.decisions.events) == 3
     (operation,) = telemetry.operations(f"insert {database}.coll")
     assert operation.attributes["pymongo_resilience.outcome"] == "retried_ok"

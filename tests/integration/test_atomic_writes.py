@@ -23,15 +23,8 @@ from support.servers import cases
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time, session_of
 
-from pymongo_resilience import (
-    ConfigurationError,
-    OperationTimeoutError,
-    Policy,
-    RetryDeclined,
-    RetryScheduled,
-    bind,
-    override,
-)
+from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutAfter,

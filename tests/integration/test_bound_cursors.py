@@ -11,7 +11,8 @@ from support.cursor_cleanup import documents
 from support.cursor_timeouts import MAKERS, rest
 from support.telemetry import Instrument
 
-from pymongo_resilience import Failure, Operation, Policy, RetryAction, bind
+from pymongo_resilience import Policy, bind
+from pymongo_resilience.strategies import Failure, Operation, RetryAction
 from pymongo_resilience.testbed import Fail, Overload, ReplicaSet
 
 __all__ = ["documents"]

@@ -19,7 +19,7 @@ from support.canaries import FORMS, MARK, PASSWORD, USER, document, leaks
 from support.canary_outputs import instrumented
 from support.clients import Side, fail_command
 
-from pymongo_resilience import Event
+from pymongo_resilience.events import Event
 
 DOCUMENT = document("a control")
 BSON = bson.encode(DOCUMENT)

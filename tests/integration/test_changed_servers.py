@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMAND
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryReason
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,

@@ -18,19 +18,11 @@ from support.telemetry import Instrument, Telemetry
 from support.transactions import run, session_of
 
 import pymongo_resilience
-from pymongo_resilience import (
-    BreakerClosed,
-    BreakerOpened,
-    CircuitBreakerOpenError,
-    OperationTimeoutError,
-    RetryDeclined,
-    RetryReason,
-    RetryScheduled,
-    SelectionRule,
-    explain_selection,
-    status,
-)
+from pymongo_resilience import OperationTimeoutError, explain_selection, status
 from pymongo_resilience.breakers import Breakers, CircuitBreaker
+from pymongo_resilience.client_status import SelectionRule
+from pymongo_resilience.errors import CircuitBreakerOpenError, RetryReason
+from pymongo_resilience.events import BreakerClosed, BreakerOpened, RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (

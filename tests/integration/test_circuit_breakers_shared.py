@@ -16,9 +16,11 @@ from pymongo_resilience_instrumentation import runtime
 from support.clients import SentCommands, wait_until
 from support.telemetry import Instrument
 
-from pymongo_resilience import BreakerClosed, BreakerOpened, CircuitBreakerOpenError, status
+from pymongo_resilience import status
 from pymongo_resilience.breakers import PROBES
 from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.errors import CircuitBreakerOpenError
+from pymongo_resilience.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.testbed import Fail, ReplicaSet, Slow
 
 OPEN_S = 600.0

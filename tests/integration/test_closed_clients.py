@@ -21,7 +21,7 @@ from support.free_ports import consecutive_free_ports
 from support.interruption import Held
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryAction
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest

@@ -30,7 +30,7 @@ from support.transactions import DriversTime, drivers_time
 from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
-from pymongo_resilience import RetryReason
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active

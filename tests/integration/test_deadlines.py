@@ -16,7 +16,9 @@ from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, RetryScheduled, Stage
+from pymongo_resilience import OperationTimeoutError
+from pymongo_resilience.errors import Stage
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import LAST_ATTEMPT, Rule
 from pymongo_resilience.testbed import Fail, ReplicaSet
 

@@ -14,7 +14,8 @@ from support.clients import Side
 from support.engine.retry_strategies import REFUSES
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import RetryScheduled, override
+from pymongo_resilience import override
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet
 
 Act = Callable[[Side, ReplicaSet, Any], Any]

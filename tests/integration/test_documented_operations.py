@@ -15,7 +15,7 @@ from support.every_operation import BY_CLASS, TOO_NEW, Operation, Scene
 from support.operations_table import NEVER, READ, UNSENT, WRITE, documented
 from support.telemetry import Instrument
 
-from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 

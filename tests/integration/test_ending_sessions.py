@@ -22,7 +22,7 @@ from support.cursor_cleanup import no_jitter, until
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import RetryReason
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 

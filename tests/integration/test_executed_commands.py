@@ -19,7 +19,7 @@ from support.clients import SentCommands, Side
 from support.servers import cases
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryReason
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED
 from pymongo_resilience.testbed import ReplicaSet
 

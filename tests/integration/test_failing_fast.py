@@ -28,16 +28,11 @@ from support.fake_servers import Peer, with_tls
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS
 
-from pymongo_resilience import (
-    BestEffort,
-    FastFailOnTerminalError,
-    OperationTimeoutError,
-    Policy,
-    RetryReason,
-    override,
-)
+from pymongo_resilience import OperationTimeoutError, Policy, override
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.strategies import BestEffort, FastFail
 from pymongo_resilience.testbed import CutBefore, EmbeddedServer, ReplicaSet
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
@@ -392,7 +387,7 @@ def test_a_fault_of_ours_waits_as_ever(
     assert "internal error in pymongo-resilience while a server was waited for" in caplog.text
 
 
-class Stale(FastFailOnTerminalError):  # noqa: N818 - a strategy, though its base is named so
+class Stale(FastFail):
     """Leaves behind each attempt that failed what its selection might have seen."""
 
     def __init__(self) -> None:

@@ -36,7 +36,8 @@ from support.cursor_cleanup import until
 from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
-from pymongo_resilience import Config, Failure, Operation, RetryAction, override, retry_transaction
+from pymongo_resilience import Config, override, retry_transaction
+from pymongo_resilience.strategies import Failure, Operation, RetryAction
 from pymongo_resilience.testbed import CutAfter, CutBefore, ReplicaSet
 
 HANGS_AFTER = 20

@@ -16,7 +16,9 @@ from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time, limits
 from support.wait_helpers import PLENTY_MS
 
-from pymongo_resilience import OperationTimeoutError, RetryAction, RetryScheduled, override
+from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]

@@ -37,18 +37,10 @@ from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import (
-    BreakerOpened,
-    OperationTimeoutError,
-    Policy,
-    ReadHedged,
-    RetryReason,
-    RetryScheduled,
-    bind,
-    override,
-    status,
-)
+from pymongo_resilience import OperationTimeoutError, Policy, bind, override, status
 from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.errors import RetryReason
+from pymongo_resilience.events import BreakerOpened, ReadHedged, RetryScheduled
 from pymongo_resilience.server_choice import hedging
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 

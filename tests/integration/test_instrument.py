@@ -19,7 +19,7 @@ from support.clients import SentCommands, Side, fail_command, retry_loops, wait_
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience.testing import set_active
+from pymongo_resilience.testing import is_active, set_active
 
 
 def _patched_places() -> dict[str, dict[str, Any]]:
@@ -59,7 +59,7 @@ def test_uninstrument_restores_every_attribute_by_identity(instrument: Instrumen
     pymongo_resilience.uninstrument()
     assert len(changed) > 90
     assert _differences(before, _patched_places()) == set()
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
 
 
 def test_what_others_wrapped_over_ours_stays_and_ours_passes_through(
@@ -184,7 +184,7 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_wrong_argument_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(TypeError, match=text):
         pymongo_resilience.instrument(**WRONG[text])
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
 
 
 def test_an_async_client_may_be_made_outside_of_an_event_loop(
@@ -266,9 +266,9 @@ def test_disabled_by_configuration_nothing_is_patched(instrument: Instrument) ->
     before = _patched_places()
     instrument(enabled=False)
     assert _differences(before, _patched_places()) == set()
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
     instrument()
-    assert pymongo_resilience.is_instrumented()
+    assert is_active()
 
 
 def test_the_driver_strategy_leaves_the_loop_alone_and_watches(

@@ -12,7 +12,7 @@ from support.clients import Side, wait_until
 from support.interruption import LONG, NAMES, Held, Journal, cancel, interrupt
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import RetryAction
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import Fail, ReplicaSet
 
 AT_ONCE = 5.0

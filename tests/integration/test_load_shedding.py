@@ -17,16 +17,9 @@ from support.telemetry import Instrument
 from support.transactions import run, session_of
 
 import pymongo_resilience
-from pymongo_resilience import (
-    Config,
-    OverloadShedError,
-    Policy,
-    RetryDeclined,
-    RetryReason,
-    bind,
-    override,
-    status,
-)
+from pymongo_resilience import Config, Policy, bind, override, status
+from pymongo_resilience.errors import OverloadShedError, RetryReason
+from pymongo_resilience.events import RetryDeclined
 from pymongo_resilience.rules.load_shedding import LoadShedder
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import Overload, ReplicaSet

@@ -14,7 +14,8 @@ from support.clients import SentCommands, Side
 from support.supported_reads import READS, fill
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import OperationTimeoutError, RetryScheduled
+from pymongo_resilience import OperationTimeoutError
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience.testbed import CutBefore, Fail, Overload, ReplicaSet

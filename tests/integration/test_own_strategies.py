@@ -12,7 +12,9 @@ from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServ
 from support.clients import Side
 from support.telemetry import Instrument
 
-from pymongo_resilience import Failure, Operation, RetryAction, RetryScheduled, override
+from pymongo_resilience import override
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.strategies import Failure, Operation, RetryAction
 from pymongo_resilience.testbed import ReplicaSet, Standalone
 
 pytestmark = pytest.mark.oldest

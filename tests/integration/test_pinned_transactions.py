@@ -12,7 +12,7 @@ from support.clients import SentCommands, Side
 from support.servers import cases
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryScheduled
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,

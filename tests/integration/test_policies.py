@@ -14,20 +14,12 @@ from support.clients import POLLING, Side
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
-from pymongo_resilience import (
-    BestEffort,
-    Config,
-    ConfigurationError,
-    MongoDBSpecification,
-    OperationTimeoutError,
-    Policy,
-    RetryAction,
-    RetryScheduled,
-    override,
-)
+from pymongo_resilience import Config, ConfigurationError, OperationTimeoutError, Policy, override
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.strategies import BestEffort, MongoDB, RetryAction
 from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet, Slow
-from pymongo_resilience.testing import set_active
+from pymongo_resilience.testing import is_active, set_active
 
 pytestmark = pytest.mark.oldest
 
@@ -76,7 +68,7 @@ def test_two_collections_have_two_strategies(
     instrument(
         timeout_ms=20_000,
         policies={
-            f"{database}.*": Policy(strategy=MongoDBSpecification()),
+            f"{database}.*": Policy(strategy=MongoDB()),
             f"{database}.fs.files": Policy(strategy=BestEffort()),
         },
     )
@@ -384,7 +376,7 @@ def test_rules_of_a_file_hold_and_those_in_code_replace_them(
 def test_wrong_rules_are_refused_when_they_are_given(policies: Any) -> None:
     with pytest.raises(ConfigurationError, match="policies"):
         pymongo_resilience.instrument(policies=policies)
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
 
 
 def test_the_driver_strategy_leaves_policies_without_effect_and_says_so(

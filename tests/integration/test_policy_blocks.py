@@ -21,9 +21,9 @@ from support.command_listeners import Inside
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience import Config, Policy, bind, is_instrumented, override
+from pymongo_resilience import Config, Policy, bind, override
 from pymongo_resilience.testbed import CutAfter, ReplicaSet
-from pymongo_resilience.testing import set_active
+from pymongo_resilience.testing import is_active, set_active
 
 pytestmark = pytest.mark.oldest
 
@@ -255,4 +255,4 @@ def test_uninstrumenting_inside_of_set_active_is_for_good() -> None:
     pymongo_resilience.instrument(Config())
     with set_active(False):
         pymongo_resilience.uninstrument()
-    assert not is_instrumented()
+    assert not is_active()

@@ -18,6 +18,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience.testbed import EmbeddedServer
+from pymongo_resilience.testing import is_active
 
 EXITS_WITHIN = 5
 """Seconds from the end of a program's own work to the end of its process."""
@@ -215,7 +216,7 @@ def test_eventlet_is_refused_as_well(
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
     with pytest.raises(pymongo_resilience.ConfigurationError, match="eventlet has monkey-patched"):
         instrument()
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
 
 
 OPERATION = {"find exits.coll", "db.client.operation.duration"}

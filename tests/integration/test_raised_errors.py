@@ -27,8 +27,8 @@ from support.clients import Side, wait_until
 from support.servers import cases
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryAction
-from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import CutBefore, Fail, Interception, ReplicaSet
 
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}

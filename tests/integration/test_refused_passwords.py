@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.tools.testbed import Fail
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryReason
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, Slow
 

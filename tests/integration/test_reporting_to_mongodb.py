@@ -17,7 +17,8 @@ from pymongo_resilience_instrumentation import calls
 from support.clients import POLLING, Side, fail_command
 
 import pymongo_resilience
-from pymongo_resilience import Config, RetryAction
+from pymongo_resilience import Config
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import RecordingListener
 

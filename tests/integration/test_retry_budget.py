@@ -17,8 +17,8 @@ from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import status
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
-from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import FakeClock, set_active

@@ -15,7 +15,7 @@ from support.servers import cases
 from support.telemetry import Instrument
 from support.transactions import commit
 
-from pymongo_resilience import RetryReason
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 

@@ -18,8 +18,10 @@ from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServ
 from support.clients import SentCommands, Side, fail_command
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryAction, RetryReason, override
+from pymongo_resilience import override
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest

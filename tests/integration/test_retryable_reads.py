@@ -20,7 +20,8 @@ from support.supported_reads import READS, Read, fill, fill_files
 from support.telemetry import Instrument, Telemetry
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import RetryReason, RetryScheduled
+from pymongo_resilience.errors import RetryReason
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutAfter,

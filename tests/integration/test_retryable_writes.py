@@ -11,7 +11,8 @@ from pymongo import InsertOne, UpdateOne
 from support.clients import SentCommands, Side, fail_command
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryReason, RetryScheduled
+from pymongo_resilience.errors import RetryReason
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutAfter,

@@ -33,19 +33,13 @@ from support.scenario_servers import SHORT_MS, Bed
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience import (
-    Event,
-    Failure,
-    Operation,
-    OperationTimeoutError,
-    RetryReason,
-    RetryScheduled,
-    Stage,
-    override,
-)
+from pymongo_resilience import OperationTimeoutError, override
 from pymongo_resilience.breakers import CircuitBreaker, Permit
+from pymongo_resilience.errors import RetryReason, Stage
+from pymongo_resilience.events import Event, RetryScheduled
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+from pymongo_resilience.strategies import Failure, Operation
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience.testing import FakeClock
 

@@ -23,9 +23,10 @@ from support.clients import Side, fail_command, wait_until
 from support.telemetry import Telemetry
 
 import pymongo_resilience
-from pymongo_resilience import BestEffort, Config, ConfigurationError, Policy
+from pymongo_resilience import Config, ConfigurationError, Policy
+from pymongo_resilience.strategies import BestEffort
 from pymongo_resilience.testbed import CutAfter, ReplicaSet, Slow
-from pymongo_resilience.testing import RecordingListener, set_active
+from pymongo_resilience.testing import RecordingListener, is_active, set_active
 
 pytestmark = pytest.mark.oldest
 Again = Callable[..., Telemetry]
@@ -51,7 +52,7 @@ def again() -> Iterator[Again]:
         return telemetry
 
     yield call
-    if pymongo_resilience.is_instrumented():
+    if is_active():
         pymongo_resilience.uninstrument()
 
 
@@ -60,7 +61,7 @@ def plain() -> Iterator[dict[tuple[type, str], Any]]:
     """pymongo's own methods, which must be there again once the library is off."""
     methods = _methods()
     yield methods
-    if pymongo_resilience.is_instrumented():
+    if is_active():
         pymongo_resilience.uninstrument()
     assert _are_in_place(methods)
 
@@ -183,7 +184,7 @@ def test_a_second_call_with_others_is_refused_with_both(text: str) -> None:
     assert "canary" not in str(refused.value)
     assert len(refused.value.problems) == 2
     assert _are_in_place(before)
-    assert pymongo_resilience.is_instrumented()
+    assert is_active()
 
 
 @pytest.mark.usefixtures("plain")
@@ -253,7 +254,7 @@ def test_the_application_can_switch_off_what_the_loader_switched_on(
     else:
         _load()
     pymongo_resilience.instrument(Config(enabled=False), replace=replace)
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
     assert _are_in_place(plain)
 
 
@@ -291,10 +292,10 @@ def test_one_that_fails_half_way_leaves_nothing_and_may_be_tried_again(
         patch.setattr(place, broken)
         with pytest.raises(RuntimeError, match="broken"):
             again(Config(timeout_ms=1), replace=replaces)
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
     assert _are_in_place(plain)
     again(Config(timeout_ms=2))
-    assert pymongo_resilience.is_instrumented()
+    assert is_active()
     assert not _are_in_place(plain)
 
 

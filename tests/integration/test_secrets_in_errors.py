@@ -25,8 +25,10 @@ from support.child_programs import PROGRAMS
 from support.clients import Side, fail_command
 
 import pymongo_resilience
-from pymongo_resilience import Event, Failure, Operation, override
+from pymongo_resilience import override
+from pymongo_resilience.events import Event
 from pymongo_resilience.rules.strategy import Answer
+from pymongo_resilience.strategies import Failure, Operation
 
 CHILD = PROGRAMS / "canary_child.py"
 URI = f"mongodb://{MARK}-user:{MARK}-password@127.0.0.1/"

@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServ
 from support.clients import Side, fail_command, retry_loops
 from support.telemetry import Instrument
 
-import pymongo_resilience
+from pymongo_resilience.testing import is_active
 
 pytestmark = pytest.mark.oldest
 
@@ -106,4 +106,4 @@ def test_without_what_telemetry_needs_it_stays_off(
     instrument()
     (line,) = _errors(caplog)
     assert State.OFF.value in line
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()

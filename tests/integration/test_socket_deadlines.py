@@ -14,7 +14,8 @@ from support.slow_sockets import EVERY, Trickle, trickling
 from support.telemetry import Instrument
 from support.wait_helpers import PLENTY_MS, wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, Stage, override
+from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.errors import Stage
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 pytestmark = pytest.mark.oldest

@@ -13,8 +13,8 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 
-import pymongo_resilience
 from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.testing import is_active
 
 
 def _hooked(exporter: InMemorySpanExporter, **hooks: Any) -> None:
@@ -114,4 +114,4 @@ class Interrupted(BaseException):
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="request_hook is of type str: expected a function"):
         instrument(request_hook="print")  # type: ignore[arg-type]  # what is refused
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()

@@ -10,7 +10,8 @@ from pymongo_resilience_instrumentation.tools.testbed import Refuse
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
-from pymongo_resilience import ClientStatus, Config, ServerStatus, status, uninstrument
+from pymongo_resilience import Config, status, uninstrument
+from pymongo_resilience.client_status import ClientStatus, ServerStatus
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest

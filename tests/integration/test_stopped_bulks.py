@@ -17,7 +17,8 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import Amend, Answer
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryScheduled, retry_transaction
+from pymongo_resilience import retry_transaction
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.testbed import Election, ReplicaSet
 

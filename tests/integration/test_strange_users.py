@@ -13,7 +13,8 @@ from support.clients import Side, fail_command
 from support.internal_errors import no_complaints
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryAction, override
+from pymongo_resilience import override
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import ReplicaSet
 
 Control = pymongo.MongoClient[Any]

@@ -12,7 +12,9 @@ import pytest
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
 import pymongo_resilience
-from pymongo_resilience import BestEffort, Config, ConfigurationError, __version__
+from pymongo_resilience import Config, ConfigurationError, __version__
+from pymongo_resilience.strategies import BestEffort
+from pymongo_resilience.testing import is_active
 
 pytestmark = pytest.mark.oldest
 Lines = Callable[[], list[tuple[str, str]]]
@@ -34,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
 
     with caplog.at_level(logging.INFO, "pymongo_resilience"):
         yield told
-    if pymongo_resilience.is_instrumented():
+    if is_active():
         pymongo_resilience.uninstrument()
 
 
@@ -98,7 +100,7 @@ def test_it_says_that_it_stays_off(
             ),
         )
     ]
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
 
 
 WRONG_OF_TELEMETRY: list[tuple[str, str, Any]] = [
@@ -137,7 +139,7 @@ def test_by_the_loader_any_other_wrong_value_switches_all_off(
     assert level == "ERROR"
     assert complaint.count(": expected") == 2
     assert "stays switched off" in complaint
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
 
 
 @pytest.mark.parametrize("option", [option for option, *_ in WRONG_OF_TELEMETRY])
@@ -148,7 +150,7 @@ def test_by_the_application_every_wrong_value_is_an_error(
     with pytest.raises(ConfigurationError, match=option):
         pymongo_resilience.instrument()
     assert lines() == []
-    assert not pymongo_resilience.is_instrumented()
+    assert not is_active()
 
 
 @pytest.mark.parametrize(("option", "text"), [("ENABLED", "false"), ("STRATEGY", "driver")])
@@ -161,6 +163,6 @@ def test_the_emergency_switches_win_over_code(
     said = "\n".join(text for _, text in lines())
     assert f"configuration from code, variable PYMONGO_RESILIENCE_{option}" in said
     assert "code overrides PYMONGO_RESILIENCE_TIMEOUT_MS" in said
-    assert pymongo_resilience.is_instrumented() == (option == "STRATEGY")
+    assert is_active() == (option == "STRATEGY")
     if option == "STRATEGY":
         assert "strategy driver, timeout 20000 ms" in said

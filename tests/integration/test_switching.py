@@ -17,6 +17,7 @@ from support.telemetry import Instrument
 import pymongo_resilience
 from pymongo_resilience import Config
 from pymongo_resilience.testbed import ReplicaSet
+from pymongo_resilience.testing import is_active
 
 pytestmark = pytest.mark.oldest
 QUIET = Config(traces=False, metrics=False, timeout_ms=5000)
@@ -130,7 +131,7 @@ def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(
             over.set()
             for each in threads:
                 each.join()
-            if pymongo_resilience.is_instrumented():
+            if is_active():
                 pymongo_resilience.uninstrument()
     assert failed
     assert faults == []
@@ -173,7 +174,7 @@ def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(
                 pymongo_resilience.uninstrument()
         assert retry_loops() == theirs
     finally:
-        if pymongo_resilience.is_instrumented():
+        if is_active():
             pymongo_resilience.uninstrument()
         for place, original in zip(places, originals, strict=True):
             setattr(place, driver.retry_loop.LOOP, original)

@@ -26,7 +26,8 @@ from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, RetryReason, Stage, override
+from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.errors import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutBefore,

@@ -34,7 +34,8 @@ from support.telemetry import Instrument
 from support.transactions import commit
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, Stage, override
+from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.errors import Stage
 from pymongo_resilience.testbed import Fail, FailWriteConcern, Fault, Overload, ReplicaSet
 
 pytestmark = pytest.mark.oldest

@@ -25,7 +25,7 @@ from support.span_trees import command, failed, operation, transaction, trees
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
-from pymongo_resilience import RetryScheduled
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 TXN = "txn_number"

@@ -18,7 +18,7 @@ from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import RetryScheduled
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutAfter,

@@ -17,9 +17,10 @@ logging.basicConfig()
 if sys.argv[1] != pymongo.version:
     pymongo.version_tuple = tuple(map(int, sys.argv[1].split(".")))
 import pymongo_resilience
+from pymongo_resilience.testing import is_active
 
 pymongo_resilience.instrument()
-print(pymongo_resilience.is_instrumented())
+print(is_active())
 """
 
 

@@ -27,8 +27,10 @@ from support.handshakes import LOGIN, USER, Handshakes, find_server
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS, half_of, wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, RetryAction, RetryScheduled, override
+from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 pytestmark = pytest.mark.oldest

@@ -29,17 +29,13 @@ from support.clients import Side, wait_until
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server
 
-from pymongo_resilience import (
-    OperationTimeoutError,
-    SelectionRule,
-    explain_selection,
-    is_instrumented,
-    override,
-)
+from pymongo_resilience import OperationTimeoutError, explain_selection, override
+from pymongo_resilience.client_status import SelectionRule
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.server_choice import eligibility
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
+from pymongo_resilience.testing import is_active
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
@@ -237,7 +233,7 @@ def test_explain_selection_answers_for_every_server(
         ]
         rules = sorted(each.excluded_by.value for each in explain_selection(client, NOWHERE))
         assert rules == ["mode", "tags", "tags"]
-        if not is_instrumented():
+        if not is_active():
             instrument()
 
 

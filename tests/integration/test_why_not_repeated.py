@@ -21,7 +21,9 @@ from pymongo_resilience_instrumentation.tools.testbed import (
 from support.clients import Side
 from support.telemetry import Instrument
 
-from pymongo_resilience import RetryDeclined, RetryReason, override
+from pymongo_resilience import override
+from pymongo_resilience.errors import RetryReason
+from pymongo_resilience.events import RetryDeclined
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import Fault, ReplicaSet
 

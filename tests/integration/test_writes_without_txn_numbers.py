@@ -19,8 +19,10 @@ from support.clients import SentCommands, Side, wait_until
 from support.servers import cases
 from support.telemetry import Instrument
 
-from pymongo_resilience import MongoDBSpecification, RetryScheduled, override
+from pymongo_resilience import override
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.strategies import MongoDB
 from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -229,7 +231,7 @@ def test_the_specification_s_strategy_does_not_repeat_what_was_not_overload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Retryable Writes: on a server that supports none, the original error is raised."""
-    telemetry = instrument(strategy=MongoDBSpecification(), timeout_ms=20_000)
+    telemetry = instrument(strategy=MongoDB(), timeout_ms=20_000)
     client, sent = monitored(side, standalone)
     refuse_checkouts(side, monkeypatch, 1)
     with pytest.raises(AutoReconnect, match="paused"):

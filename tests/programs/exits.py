@@ -25,15 +25,9 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
-from pymongo_resilience import (
-    Config,
-    Event,
-    Failure,
-    Operation,
-    RetryAction,
-    instrument,
-    uninstrument,
-)
+from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.events import Event
+from pymongo_resilience.strategies import Failure, Operation, RetryAction
 
 LONG = 60.0
 """Seconds: longer than any test waits."""

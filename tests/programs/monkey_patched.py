@@ -20,6 +20,7 @@ from common import Telemetry, client, say  # noqa: E402 (after the patching, as 
 from opentelemetry.instrumentation.auto_instrumentation import initialize  # noqa: E402 (after the patching)
 
 import pymongo_resilience  # noqa: E402 (after the patching)
+from pymongo_resilience.testing import is_active  # noqa: E402 (after the patching)
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
             count = one[DATABASE].coll.count_documents({})
     seen |= {
         "inserted": count,
-        "instrumented": pymongo_resilience.is_instrumented(),
+        "instrumented": is_active(),
         "spans": len(telemetry.exporter.get_finished_spans()),
     }
     say(seen)

@@ -12,8 +12,9 @@ from common import Child, Telemetry, client, fail, say
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testing import is_active
 
-INSTRUMENTED = pymongo_resilience.is_instrumented()
+INSTRUMENTED = is_active()
 """Before the first line of this program: without it, or by ``opentelemetry-instrument``."""
 
 

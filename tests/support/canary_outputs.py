@@ -19,7 +19,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from support.canaries import spelled
 
 import pymongo_resilience
-from pymongo_resilience import Event, OperationTimeoutError
+from pymongo_resilience import OperationTimeoutError
+from pymongo_resilience.events import Event
 
 OURS = "pymongo_resilience"
 """What the names of our modules and of our loggers begin with."""

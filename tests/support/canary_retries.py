@@ -14,8 +14,10 @@ from support.canaries import MARK, NUMBER, PASSWORD, USER, WRONG_PASSWORD, docum
 from support.canary_operations import CHANGE, Operation, Place
 from support.clients import fail_command
 
-from pymongo_resilience import BestEffort, Failure, OperationTimeoutError, RetryReason, override
+from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.strategy import Answer
+from pymongo_resilience.strategies import BestEffort, Failure
 
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 NOT_PRIMARY = {"errorCode": 10107, "errorLabels": ["RetryableWriteError"]}

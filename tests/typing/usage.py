@@ -12,42 +12,45 @@ from typing import assert_never, assert_type
 
 import pymongo_resilience
 from pymongo_resilience import (
-    BestEffort,
-    BreakerClosed,
-    BreakerOpened,
-    CircuitBreakerOpenError,
-    ClientStatus,
     Config,
     ConfigurationError,
-    Event,
-    Failure,
-    FastFailOnTerminalError,
-    HedgeCounts,
-    Listener,
-    MongoDBSpecification,
-    Operation,
     OperationTimeoutError,
-    OverloadShedError,
     Policy,
-    ReadHedged,
-    RetryAction,
-    RetryDeclined,
-    RetryReason,
-    RetryScheduled,
-    RetryStrategy,
-    SelectionRule,
-    ServerStatus,
-    ServerVerdict,
-    Stage,
     bind,
     explain_selection,
     instrument,
-    is_instrumented,
     override,
     retry_transaction,
     status,
     uninstrument,
 )
+from pymongo_resilience.client_status import (
+    ClientStatus,
+    HedgeCounts,
+    SelectionRule,
+    ServerStatus,
+    ServerVerdict,
+)
+from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError, RetryReason, Stage
+from pymongo_resilience.events import (
+    BreakerClosed,
+    BreakerOpened,
+    Event,
+    Listener,
+    ReadHedged,
+    RetryDeclined,
+    RetryScheduled,
+)
+from pymongo_resilience.strategies import (
+    BestEffort,
+    Failure,
+    FastFail,
+    MongoDB,
+    Operation,
+    RetryAction,
+    RetryStrategy,
+)
+from pymongo_resilience.testing import is_active
 
 # Strategies: ours, one's own, and one that asks elsewhere first.
 
@@ -86,8 +89,8 @@ strategies: list[RetryStrategy] = [
     Patient(),
     BestEffort(),
     BestEffort(lambda attempt: 0.1),
-    FastFailOnTerminalError(),
-    MongoDBSpecification(),
+    FastFail(),
+    MongoDB(),
 ]
 seconds: RetryStrategy = AnswersSeconds()  # type: ignore[assignment]
 less: RetryStrategy = AsksForLess()  # type: ignore[assignment]
@@ -124,7 +127,7 @@ class Counts:
         if isinstance(event, RetryScheduled):
             self.waited += event.delay
         elif isinstance(event, RetryDeclined):
-            self.declined.append(event.rule.value)
+            self.declined.append(event.rule)
         elif isinstance(event, BreakerOpened):
             assert_type(event.next_probe_in, float)
             return
@@ -174,7 +177,7 @@ instrument(
     meter_provider=None,
 )
 instrument(strategy=AsksElsewhere(), listeners=(Counts(), Counts()))
-assert_type(is_instrumented(), bool)
+assert_type(is_active(), bool)
 uninstrument()
 
 instrument(
@@ -286,7 +289,7 @@ def tell(failure: Failure) -> str:
     assert_type(failure.labels, frozenset[str])
     assert_type(failure.reason.always_retry, bool)
     failure.labels = frozenset()  # type: ignore[misc]
-    return f"{failure.stage.value} {failure.code} {pymongo_resilience.__version__}"
+    return f"{failure.stage} {failure.code} {pymongo_resilience.__version__}"
 
 
 # bind() gives back what it was given.

@@ -11,7 +11,7 @@ from support.engine.retry_strategies import half
 from pymongo_resilience.rules import backoff
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.strategy import BestEffort, FastFailOnTerminalError, RetryAction
+from pymongo_resilience.rules.strategy import BestEffort, FastFail, RetryAction
 
 attempts = st.integers(1, 10**9)
 thrown = st.floats(0, 1, exclude_max=True)
@@ -92,7 +92,7 @@ def test_what_is_held_back_waits_four_times_as_long_each_time(attempt: int, most
     assert backoff.held_back(attempt, lambda: 1.0) == most
 
 
-@pytest.mark.parametrize("strategy", [BestEffort(), FastFailOnTerminalError()])
+@pytest.mark.parametrize("strategy", [BestEffort(), FastFail()])
 def test_the_strategies_wait_exponentially_with_dice_of_their_own(strategy: BestEffort) -> None:
     failure = Failure(ValueError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
     operation = Operation("find", "shop.orders", Kind.READ, strategy)

@@ -14,7 +14,7 @@ from support.engine.engine_inputs import Setting, Tokens, budgets, settings_of_a
 from support.engine.failing_work import Call, Fault
 from support.engine.retry_strategies import AT_ONCE, half
 
-from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule

@@ -11,7 +11,7 @@ from support.engine.failing_work import RESULT, BlockingWork
 from support.engine.retry_strategies import FAST_FAIL
 from support.engine.scenarios import CUT, READ
 
-from pymongo_resilience.rules.events import (
+from pymongo_resilience.events import (
     BreakerClosed,
     BreakerOpened,
     Broadcast,
@@ -22,7 +22,7 @@ from pymongo_resilience.rules.events import (
     RetryDeclined,
     RetryScheduled,
 )
-from pymongo_resilience.rules.executor import Executor
+from pymongo_resilience.executor import Executor
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import RecordingListener

@@ -21,7 +21,7 @@ from support.engine.failing_work import (
 from support.engine.retry_strategies import AT_ONCE, FAST_FAIL, Answering, half, waiting
 from support.engine.scenarios import CUT, NOT_PRIMARY, OVERLOAD, READ, UNKNOWN
 
-from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.rules.strategy import RetryAction

@@ -12,8 +12,8 @@ from support.engine.failing_work import RESULT, AttemptFailed, AwaitedWork, Bloc
 from support.engine.retry_strategies import FAST_FAIL, half
 from support.engine.scenarios import CUT, READ, UNKNOWN
 
-from pymongo_resilience.rules.events import RetryScheduled
-from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.testing import RecordingListener
 

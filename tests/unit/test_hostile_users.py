@@ -26,8 +26,8 @@ from support.engine.failing_work import (
 from support.engine.retry_strategies import Answering, half
 from support.hostile_input import examples, strange_floats
 
-from pymongo_resilience.rules.events import Broadcast, RetryScheduled
-from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.events import Broadcast, RetryScheduled
+from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules

@@ -15,7 +15,7 @@ from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
 from pymongo_resilience.policies.blocks import current, override
 from pymongo_resilience.policies.policy import NOTHING, Policy
-from pymongo_resilience.rules.strategy import BestEffort, FastFailOnTerminalError
+from pymongo_resilience.rules.strategy import BestEffort, FastFail
 
 if TYPE_CHECKING:
     from pymongo_resilience.rules.failure import Failure
@@ -329,7 +329,7 @@ def test_a_class_may_be_a_strategy_where_its_method_needs_no_object() -> None:
     assert Policy(strategy=ByClass).strategy is ByClass
 
 
-@pytest.mark.parametrize("cls", [BestEffort, FastFailOnTerminalError])
+@pytest.mark.parametrize("cls", [BestEffort, FastFail])
 def test_a_calculator_that_is_no_function_is_refused(cls: Any) -> None:
     with pytest.raises(TypeError, match="calculator is of type float: expected a function"):
         cls(0.1)

@@ -42,7 +42,7 @@ from support.engine.failing_work import (
 from support.engine.retry_strategies import AT_ONCE, MONGODB
 
 from pymongo_resilience.clock import Deadline
-from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule

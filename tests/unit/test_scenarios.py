@@ -15,7 +15,7 @@ from support.engine.failing_work import (
 )
 from support.engine.scenarios import SCENARIOS, Scenario
 
-from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import Rule
@@ -23,7 +23,7 @@ from pymongo_resilience.rules.retry_rules import Rule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.rules.events import Event
+    from pymongo_resilience.events import Event
 
 every_scenario = pytest.mark.parametrize(
     ("name", "scenario"), SCENARIOS, ids=[name for name, _ in SCENARIOS]

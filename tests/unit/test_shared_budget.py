@@ -26,7 +26,7 @@ from support.engine.retry_strategies import BEST_EFFORT
 from support.engine.stepped_operations import Running, SharedClock, SteppedWork
 from support.examples import scaled
 
-from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pymongo_resilience import enabled_flag, is_instrumented
+from pymongo_resilience import enabled_flag
 from pymongo_resilience.clock import Clock, MonotonicClock
-from pymongo_resilience.testing import FakeClock, RecordingListener, set_active
+from pymongo_resilience.testing import FakeClock, RecordingListener, is_active, set_active
 
 
 def test_the_fake_clock_moves_only_by_hand_and_by_waiting() -> None:
@@ -31,39 +31,39 @@ def test_the_real_clock_never_goes_back() -> None:
 
 
 def test_set_active_is_undone_at_the_end_of_its_block() -> None:
-    before = is_instrumented()
+    before = is_active()
     with set_active(True):
-        assert is_instrumented()
+        assert is_active()
         with set_active(False):
-            assert not is_instrumented()
-        assert is_instrumented()
-    assert is_instrumented() is before
+            assert not is_active()
+        assert is_active()
+    assert is_active() is before
 
 
 def test_set_active_is_undone_after_an_error() -> None:
-    before = is_instrumented()
+    before = is_active()
     with pytest.raises(LookupError), set_active(not before):
         raise LookupError
-    assert is_instrumented() is before
+    assert is_active() is before
 
 
 def test_set_active_blocks_that_overlap_leave_nothing_behind() -> None:
-    before = is_instrumented()
+    before = is_active()
     first, second = set_active(not before), set_active(before)
     first.__enter__()
     second.__enter__()
-    assert is_instrumented() is before
+    assert is_active() is before
     first.__exit__(None, None, None)
-    assert is_instrumented() is before
+    assert is_active() is before
     second.__exit__(None, None, None)
-    assert is_instrumented() is before
+    assert is_active() is before
     first, second = set_active(before), set_active(not before)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert is_instrumented() is not before, "the newer block has not ended"
+    assert is_active() is not before, "the newer block has not ended"
     second.__exit__(None, None, None)
-    assert is_instrumented() is before
+    assert is_active() is before
 
 
 @pytest.mark.parametrize("active", [True, False])

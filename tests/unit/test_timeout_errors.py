@@ -21,7 +21,8 @@ from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 from support.engine.driver_exceptions import made_of_itself
 
-from pymongo_resilience import OperationTimeoutError, Stage
+from pymongo_resilience import OperationTimeoutError
+from pymongo_resilience.errors import Stage
 
 pytestmark = pytest.mark.oldest
 

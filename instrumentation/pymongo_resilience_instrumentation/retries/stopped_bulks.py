@@ -15,7 +15,7 @@ from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.results import DeleteResult, InsertOneResult, UpdateResult
 
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.rules.strategy import MongoDBSpecification
+from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
@@ -87,7 +87,7 @@ def _continued(
     """Whether the retry rules are to decide, and not the driver: for it, an error of a statement is
     final, and an unordered bulk goes on behind it."""
     strategy = call.wanted(runtime.rules, "strategy") or runtime.rules.strategy
-    if "writeConcernError" in reply or isinstance(strategy, MongoDBSpecification):
+    if "writeConcernError" in reply or isinstance(strategy, MongoDB):
         return False
     # Without a deadline there is one retry: behind it the rest of an unordered bulk is sent.
     return bool(cmd["ordered"] or not bulk.retrying or driver.csot.timeout_in_force() is not None)

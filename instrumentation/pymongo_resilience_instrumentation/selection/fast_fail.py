@@ -17,7 +17,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.explanations import Symptom
-from pymongo_resilience.rules.strategy import FastFailOnTerminalError
+from pymongo_resilience.rules.strategy import FastFail
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
@@ -208,7 +208,7 @@ def _verdict(
     terminal_detector = call.terminal_detector
     if terminal_detector is None:
         strategy = call.policy(rules).strategy or rules.strategy
-        applies = isinstance(strategy, FastFailOnTerminalError)
+        applies = isinstance(strategy, FastFail)
         terminal_detector = call.terminal_detector = TerminalDetector(applies=applies)
     if not terminal_detector.applies:
         return None

@@ -16,9 +16,9 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience import errors
 from pymongo_resilience.breakers import Breakers, BreakerSettings, Permit, Snapshot, State
 from pymongo_resilience.clock import Clock
+from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.option_types import NORMAL
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
 from pymongo_resilience.rules.load_shedding import LoadShedders
 from pymongo_resilience_instrumentation import driver

@@ -9,7 +9,7 @@ from typing import Any
 
 from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.rules.events import Broadcast, Event, RetryEvent, RetryScheduled
+from pymongo_resilience.events import Broadcast, Event, RetryEvent, RetryScheduled
 from pymongo_resilience.timeline import Phase, Run, Wait
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text

@@ -17,7 +17,7 @@ from opentelemetry.metrics import Histogram, Meter
 from pymongo.monitoring import ConnectionCheckOutFailedReason
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.rules.events import BreakerEvent, Event, ReadHedged, RetryScheduled
+from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call

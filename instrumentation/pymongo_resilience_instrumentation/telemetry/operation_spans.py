@@ -10,9 +10,9 @@ from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
+from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
 from pymongo_resilience.internal_errors import foreign
 from pymongo_resilience.redaction import stack
-from pymongo_resilience.rules.events import BreakerEvent, Event, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.calls import Call

@@ -19,8 +19,8 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Tracer
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.internal_errors import is_closing, shielded
-from pymongo_resilience.rules.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor

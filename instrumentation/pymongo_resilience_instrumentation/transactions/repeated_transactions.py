@@ -20,18 +20,18 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernE
 
 from pymongo_resilience.clock import Clock, Deadline, MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.internal_errors import is_closing
-from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.blocks import override
-from pymongo_resilience.policies.policy import NOTHING
-from pymongo_resilience.rules import retry_rules
-from pymongo_resilience.rules.events import (
+from pymongo_resilience.events import (
     Broadcast,
     Listener,
     RetryDeclined,
     RetryScheduled,
     of_both_events,
 )
+from pymongo_resilience.internal_errors import is_closing
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.blocks import override
+from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.rules import retry_rules
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation

@@ -22,8 +22,9 @@ from support.origin_text import text_without_origin
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
-from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.testbed import Interception, ReplicaSet
+from pymongo_resilience.testing import is_active
 
 OUR_PACKAGES = ("/pymongo_resilience/", "/pymongo_resilience_instrumentation/")
 VOLATILE = {"$clusterTime", "operationTime", "electionId", "opTime", "topologyVersion"}
@@ -140,7 +141,7 @@ class Laboratory:
 
     def plain(self, operation: Operation, hostile: Callable[[], Hostile]) -> Run:
         """Without the library: nothing of pymongo is wrapped."""
-        assert not pymongo_resilience.is_instrumented()
+        assert not is_active()
         return self._run(operation, hostile())
 
     def with_library(
@@ -190,7 +191,7 @@ class Laboratory:
 
     def collect(self) -> None:
         """Let OpenTelemetry ask for the state of the clients that are alive, if anybody does."""
-        if self.telemetry is not None and pymongo_resilience.is_instrumented():
+        if self.telemetry is not None and is_active():
             self.telemetry.reader.collect()
 
     def client(self) -> Any:

@@ -11,7 +11,8 @@ from pymongo import monitoring
 from support.chaos.play_scene import Scene
 from support.clients import fail_command
 
-from pymongo_resilience import RetryAction, override
+from pymongo_resilience import override
+from pymongo_resilience.strategies import RetryAction
 
 SOON = 0.2
 """Seconds from a command's start to the interruption. By then it is sent: in Python 3.11 a

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from support.engine.engine_inputs import Whimsical
 from support.engine.failing_work import BlockingWork, FakeWork, run_in_thread
 
-from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
 

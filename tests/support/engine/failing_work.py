@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.clock import Deadline
-from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.testing import FakeClock, RecordingListener
@@ -16,8 +16,8 @@ from pymongo_resilience.testing import FakeClock, RecordingListener
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+    from pymongo_resilience.events import Event
     from pymongo_resilience.rules.budget import TokenBucket
-    from pymongo_resilience.rules.events import Event
     from pymongo_resilience.rules.retry_rules import RetryRules, Rule
     from pymongo_resilience.rules.strategy import RetryStrategy
 

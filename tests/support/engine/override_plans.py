@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from support.engine.engine_inputs import Whimsical
 from support.engine.failing_work import AwaitedWork, BlockingWork, FakeWork, Final
 
+from pymongo_resilience.events import RetryDeclined
+from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.rules.events import RetryDeclined
-from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from support.engine.failing_work import Call, Fault
 
-    from pymongo_resilience.rules.events import Event
+    from pymongo_resilience.events import Event
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience.rules.retry_rules import RetryRules, Rule

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.rules import backoff
-from pymongo_resilience.rules.strategy import (
-    BestEffort,
-    FastFailOnTerminalError,
-    MongoDBSpecification,
-    RetryAction,
-)
+from pymongo_resilience.rules.strategy import BestEffort, FastFail, MongoDB, RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +28,9 @@ def without_surprises(attempt: int) -> float:
     return backoff.exponential(attempt, half)
 
 
-FAST_FAIL = FastFailOnTerminalError(without_surprises)
+FAST_FAIL = FastFail(without_surprises)
 BEST_EFFORT = BestEffort(without_surprises)
-MONGODB = MongoDBSpecification()
+MONGODB = MongoDB()
 
 
 class Answering:

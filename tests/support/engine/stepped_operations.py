@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from support.engine.failing_work import RESULT, AttemptFailed, FakeWork, Final
 
-from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.rules.executor import AsyncExecutor
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.executor import AsyncExecutor
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.rules.events import ReadHedged
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.interception.steps import Steps

@@ -27,7 +27,8 @@ from opentelemetry.util.types import Attributes
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience import Config, Event, RetryScheduled, instrument
+from pymongo_resilience import Config, instrument
+from pymongo_resilience.events import Event, RetryScheduled
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.tools.testbed import TestbedError
 

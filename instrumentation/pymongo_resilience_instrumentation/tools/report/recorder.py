@@ -29,7 +29,7 @@ from pymongo.monitoring import (
     CommandSucceededEvent,
 )
 
-from pymongo_resilience.rules.events import (
+from pymongo_resilience.events import (
     BreakerClosed,
     BreakerOpened,
     Event,

@@ -6,24 +6,22 @@ import inspect
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.events import RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.internal_errors import is_closing, logger
-
-from .events import RetryDeclined, RetryScheduled, of_both_events
-from .explanations import why_not_repeated
-from .retry_rules import GiveUp, NeedsStrategy, RetryRules
-from .strategy import NAMED, RetryAction
+from pymongo_resilience.rules.explanations import why_not_repeated
+from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, RetryRules
+from pymongo_resilience.rules.strategy import NAMED, RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.clock import Clock
-
-    from .budget import RetryBudget
-    from .events import Listener
-    from .failure import Failure
-    from .retried_operation import Operation
-    from .retry_rules import Rule, Verdict
-    from .strategy import Answer
+    from pymongo_resilience.events import Listener
+    from pymongo_resilience.rules.budget import RetryBudget
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_rules import Rule, Verdict
+    from pymongo_resilience.rules.strategy import Answer
 
 
 class Work(Protocol):

@@ -12,10 +12,19 @@ from typing import NamedTuple, Protocol
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
+from pymongo_resilience.rules.failure import Failure, RetryReason
+from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.retry_rules import Rule
 
-from .failure import Failure, RetryReason
-from .retried_operation import Operation
-from .retry_rules import Rule
+__all__ = [
+    "BreakerClosed",
+    "BreakerOpened",
+    "Event",
+    "Listener",
+    "ReadHedged",
+    "RetryDeclined",
+    "RetryScheduled",
+]
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
