@@ -14,7 +14,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pymongo import MongoClient
@@ -125,6 +125,18 @@ def test_a_set_of_processes_is_struck_and_comes_back(mongod: str, tmp_path: Path
                 assert (again == started) is stays
             members.clear(strict=True)
     assert not left_behind(tmp_path)
+
+
+@pytest.mark.needs_mongod("elections")
+@pytest.mark.parametrize("on", ["all", "primary"])
+def test_members_that_were_killed_find_each_other_again(on: Literal["all", "primary"]) -> None:
+    """A member looks for its own address in the set's configuration once, when it starts: where
+    its proxy refuses it meanwhile, it leaves the set until another one calls it."""
+    with RealReplicaSet() as members, MongoClient[Any](members.uri, w="majority") as client:
+        client.shop.orders.insert_one({})
+        members.inject(Restart(downtime=0.5), on).result(60)
+        client.shop.orders.insert_one({})
+        assert client.shop.orders.count_documents({}) == 2
 
 
 def test_a_real_set_needs_a_mongod(monkeypatch: pytest.MonkeyPatch) -> None:

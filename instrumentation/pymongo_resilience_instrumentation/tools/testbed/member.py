@@ -91,6 +91,11 @@ class Member:
         self._reserved = None
         await self._listener.start_serving()
 
+    def keep_waiting(self, cause: Fault) -> None:
+        """Let the kernel queue new connections until ``listen(cause)`` accepts them."""
+        if self._reserved is not None and self._down <= {cause}:
+            self._reserved.listen()
+
     def refuse(self, cause: Fault) -> None:
         """Stop accepting: the kernel refuses new connections. What is open stays."""
         self._down.add(cause)

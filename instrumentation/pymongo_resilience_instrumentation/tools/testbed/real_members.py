@@ -29,7 +29,8 @@ _ANSWER_WITHIN: Final = 2.0
 """Seconds; a member that takes longer is not taken for the primary."""
 _STEPPED_DOWN: Final = 10
 """Seconds for which a primary that stepped down does not stand for election."""
-_ELECTION_TIMEOUT_MS: Final = 2000
+_SETTINGS: Final = {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500}
+"""A primary that hears of no majority within its election timeout steps down."""
 _RETRY_INTERVAL: Final = 0.05
 _SHUTDOWN_TIMEOUT: Final = 20.0
 
@@ -174,7 +175,7 @@ class RealReplicaSet(PassThrough):
         super().start()
         try:
             addresses = [each.address for each in self.members]
-            initiate(SET_NAME, addresses, electionTimeoutMillis=_ELECTION_TIMEOUT_MS)
+            initiate(SET_NAME, addresses, **_SETTINGS)
             self._call(self._settle(len(self.members))).result()
         except BaseException:
             self.stop()
@@ -210,6 +211,8 @@ class RealReplicaSet(PassThrough):
             process = self._processes[member.index]
             if not process.runs:
                 deadline = time.monotonic() + self._startup_timeout
+                # It looks for itself in the set's configuration as it starts, once.
+                member.keep_waiting(cause)
                 await asyncio.to_thread(process.start, deadline)
             await member.listen(cause)
         await self._settle(len(self.members))
