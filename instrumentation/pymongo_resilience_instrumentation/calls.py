@@ -48,7 +48,7 @@ class Call:
 
     Plain facts. What is the state of a folder above is Any; the docstring names class and folder.
 
-    What most calls never set is an attribute of the class until they do.
+    What not every call sets is an attribute of the class until it does.
     """
 
     has_operations = True
@@ -60,6 +60,8 @@ class Call:
     unknown_concern = False
     bound: Policy = NOTHING
     """The policy that the collection, database or session carries."""
+    plain = False
+    """No policy holds for it."""
     attempt_timeout: float | None = None
     """Seconds that what was sent may stay unanswered."""
     reply_within: float | None = None
@@ -100,6 +102,35 @@ class Call:
     declined_by: Rule | None = None
     interruption: Exception | None = None
     """What a signal handler has raised in a listener of ours: raised once the call ends."""
+    public = True
+    """False without a wrapper around the driver's loop: no telemetry."""
+    ended = False
+    started = 0.0
+    timeout: float | None = None
+    """Seconds the whole call has; 0 disables the timeout, None is no deadline."""
+    deadline = NO_DEADLINE
+    """Puts the timeout in force, where that is ours to do."""
+    span: Span | None = None
+    ends: Any = None
+    """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
+    only_command: Any = None
+    """A SentCommand (telemetry/): the one that the operation's own span may show."""
+    waits: list[Any] | None = None
+    """Each a Wait (timeouts/) for a server or a connection."""
+    terminal_detector: Any = None
+    """A TerminalDetector (selection/), of the selection in progress."""
+    selected: Any = None
+    """The driver's server of the last run of its loop."""
+    server: tuple[str, int | None] | None = None
+    """The address that the last command was sent to."""
+    driver_connection_id: int | None = None
+    reasons: Sequence[RetryReason] = ()
+    """One for each retry."""
+    final_error: Exception | None = None
+    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+    token: Token[Call | None] | None = None
+    outer_context: Context | None = None
+    """OpenTelemetry's context around the call."""
 
     def __init__(
         self, client: Any, operation: str, target: Target | None, made: Made | None = None
@@ -114,39 +145,10 @@ class Call:
         self.reads_inside = operation not in WRITES
         """The driver fetches batches for it, as it does for all but writes: they are no calls of
         their own."""
-        self.public = True
-        """False without a wrapper around the driver's loop: no telemetry."""
-        self.within = blocks.current()
+        self.within = NOTHING if blocks.innermost() is None else blocks.current()
         """The policy of the blocks around it."""
-        self.ended = False
-        self.started = 0.0
-        self.timeout: float | None = None
-        """Seconds the whole call has; 0 disables the timeout, None is no deadline."""
-        self.deadline = NO_DEADLINE
-        """Puts the timeout in force, where that is ours to do."""
-        self.span: Span | None = None
-        self.ends: Any = None
-        """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
         self.command_spans: dict[int, Any] = {}
         """Each a SentCommand (telemetry/) in flight, by request id."""
-        self.only_command: Any = None
-        """A SentCommand (telemetry/): the one that the operation's own span may show."""
-        self.waits: list[Any] | None = None
-        """Each a Wait (timeouts/) for a server or a connection."""
-        self.terminal_detector: Any = None
-        """A TerminalDetector (selection/), of the selection in progress."""
-        self.selected: Any = None
-        """The driver's server of the last run of its loop."""
-        self.server: tuple[str, int | None] | None = None
-        """The address that the last command was sent to."""
-        self.driver_connection_id: int | None = None
-        self.reasons: Sequence[RetryReason] = ()
-        """One for each retry."""
-        self.final_error: Exception | None = None
-        """What the rules let through as it is: if it is a timeout, then not the deadline's."""
-        self.token: Token[Call | None] | None = None
-        self.outer_context: Context | None = None
-        """OpenTelemetry's context around the call."""
 
     def __str__(self) -> str:
         return self.operation
@@ -269,7 +271,7 @@ def leave(call: Call) -> None:
     """
     call.ended = True
     if _current.get() is call:
-        if call.deadline is not NO_DEADLINE:
+        if isinstance(call.deadline, driver.csot.InForce) and call.deadline.before is not None:
             call.deadline.__exit__(None, None, None)
         if call.outer_context is not None:
             # Not by detaching, which takes any exception for its own fault.

@@ -34,7 +34,6 @@ from .failures import classify
 from .interception.interceptor import CallInterceptor, Function, Interceptor
 from .operations import END_SESSIONS, Target
 from .runtime import Runtime
-from .telemetry import transaction_spans
 from .timeouts.precedence import transaction_of
 
 KILL_CURSORS = "killCursors"
@@ -82,7 +81,7 @@ class Cleanup:
     def limit(self) -> AbstractContextManager[None]:
         if self.window is None:
             return NO_DEADLINE
-        return driver.csot.timeout(max(SHORTEST, self.window.remaining()))
+        return driver.csot.InForce(max(SHORTEST, self.window.remaining()))
 
     def operation(self) -> Operation:
         call, rules, clock = self.call, self._runtime.rules, self._runtime.executor.clock
@@ -161,11 +160,9 @@ class KillCursors(_CleanupCommand):
         # by itself is within that one's own time, in with_transaction within what is left of it.
         call.transaction = transaction_of(session)
         refreshed = outer is None is call.transaction and not driver.csot.runs_already()
-        self.runtime.enter(call, whole_timeout=refreshed)
+        self.runtime.begin(call, session, whole_timeout=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = NO_DEADLINE
-        parent = None if session is None else transaction_spans.parent_of(session)
-        self.runtime.start_span(call, parent)
         return call
 
     def send(self, call: CleanupCall, original: Function, *given: Any, **kwargs: Any) -> Any:
@@ -219,8 +216,7 @@ class EndSessions(_CleanupCommand):
         if calls.reporting():
             return None
         call = CleanupCall(given[0], END_SESSIONS, ("admin", None))
-        self.runtime.enter(call)
-        self.runtime.start_span(call)
+        self.runtime.begin(call)
         return call
 
     def send(self, call: CleanupCall, _original: Function, client: Any, ids: Any) -> Any:

@@ -21,6 +21,7 @@ from pymongo_resilience.events import Broadcast, EventLog, Listener
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 from pymongo_resilience_instrumentation.addresses import Address
@@ -40,7 +41,6 @@ from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Repo
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
-    TransactionSpan,
     TransactionSpans,
     parent_of,
 )
@@ -172,21 +172,31 @@ class Runtime:
             return call is not None and call.reporting
         return call.client is client and call.has_operations
 
-    def begin(self, call: Call, session: object = None) -> None:
-        """Enter a call of the public API.
+    def begin(
+        self, call: Call, session: Any = None, *, span: bool = True, whole_timeout: bool = False
+    ) -> None:
+        """Make it the call in progress, with a deadline and a span.
 
-        Raises InvalidOperation (pymongo's) for a timeout of its own inside of with_transaction.
+        ``whole_timeout``: it has all of it, whatever has passed of it. Raises InvalidOperation
+        (pymongo's) for a timeout of its own inside of with_transaction.
         """
+        if pending:
+            run_deferred()
+        if calls.found() is not None:
+            calls.clear_inherited()
+        call.started = time.perf_counter()
         if session is not None:
             call.transaction = transaction_of(session)
-        self.enter(call)
-        if self.operation_spans is not None:
-            self.operation_spans.start(call, None if session is None else parent_of(session))
-
-    def start_span(self, call: Call, transaction: TransactionSpan | None = None) -> None:
-        """Start the operation span of a call that was entered."""
-        if self.operation_spans is not None:
-            self.operation_spans.start(call, transaction)
+        call.plain = call.within is NOTHING is call.bound and not self.rules.any
+        call.timeout, call.deadline = self.timeouts.of_call(call)
+        if call.timeout is not None:
+            if whole_timeout and self.timeouts.csot_available:
+                call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
+            call.policy_seconds = time.perf_counter() - call.started
+        call.token = calls.make_current(call)
+        if span and self.operation_spans is not None:
+            around = call.ends or (None if session is None else parent_of(session))
+            self.operation_spans.start(call, around)
 
     def end(self, call: Call, error: BaseException | None = None) -> BaseException | None:
         """Leave it: the spans end, the duration is recorded, whatever happened.
@@ -207,7 +217,8 @@ class Runtime:
             if error is not None or self.slow_seconds is not None:
                 with shielded(f"while logging the timeline of {call.operation}"):
                     decisions.show(call, error, seconds, self.slow_seconds)
-            self._publish_end(call, error, seconds)
+            if self.shows_calls:
+                self._publish_end(call, error, seconds)
         finally:
             calls.leave(call)
             # A task that was started inside, and goes on, is treated like any other.
@@ -297,23 +308,6 @@ class Runtime:
     def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:
         """By server, of those that an attempt was meant for; none where there are no breakers."""
         return {} if self.breakers is None else self.breakers.of(client).snapshots()
-
-    def enter(self, call: Call, *, whole_timeout: bool = False) -> None:
-        """Make it the call in progress; a span is the caller's to start, if there is to be one.
-
-        ``whole_timeout``: it has all of it, whatever has passed of it.
-        """
-        if pending:
-            run_deferred()
-        if calls.found() is not None:
-            calls.clear_inherited()
-        call.started = time.perf_counter()
-        call.timeout, call.deadline = self.timeouts.of_call(call)
-        if whole_timeout and self.timeouts.csot_available and call.timeout is not None:
-            call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
-        if call.timeout is not None:
-            call.policy_seconds = time.perf_counter() - call.started
-        call.token = calls.make_current(call)
 
 
 def meter_of(provider: Any) -> metrics.Meter:

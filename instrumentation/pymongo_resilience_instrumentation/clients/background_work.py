@@ -54,7 +54,7 @@ def leave_open(client: Any, opened: OpenTransaction | None, until: float | None 
 def _abort(reference: Any, opened: OpenTransaction, until: float) -> None:
     client = reference()
     try:
-        with driver.csot.timeout(WITHIN):
+        with driver.csot.InForce(WITHIN):
             driver.sessions.abort(client, opened)
     except PyMongoError as error:
         _failed(client, opened, until, error)
@@ -63,7 +63,7 @@ def _abort(reference: Any, opened: OpenTransaction, until: float) -> None:
 async def _abort_async(reference: Any, opened: OpenTransaction, until: float) -> None:
     client = reference()
     try:
-        with driver.csot.timeout(WITHIN):
+        with driver.csot.InForce(WITHIN):
             await driver.sessions.abort_async(client, opened)
     except PyMongoError as error:
         _failed(client, opened, until, error)

@@ -116,7 +116,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
     def begin(cursor: Any) -> AbstractContextManager[None]:
         if cursor.cursor_id == 0 or driver.csot.timeout_in_force() is not None:
             return NO_DEADLINE
-        transaction = transaction_of(cursor.session or driver.sessions.bound_session(asynchronous))
+        transaction = transaction_of(cursor.session or driver.sessions.BOUND[asynchronous].get())
         if transaction is not None:
             # All that holds there; what the driver would put around is a client's timeoutMS.
             return transaction.timeout.resume()
@@ -171,7 +171,7 @@ def next_of_stream(stream: Any) -> AbstractContextManager[None]:
     own = driver.cursors.timeout_of_each_next(stream)
     seconds = shorter((around or 0) / 1000, own or 0)
     longer = in_force is not None and shorter(seconds, in_force) == in_force
-    return NO_DEADLINE if longer else driver.csot.timeout(seconds)
+    return NO_DEADLINE if longer else driver.csot.InForce(seconds)
 
 
 class Resume(CallInterceptor):

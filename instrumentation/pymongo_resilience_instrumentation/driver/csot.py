@@ -71,25 +71,32 @@ class _Ours(float):
 class InForce(AbstractContextManager[None]):
     """Puts a length and an end in force, in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_before", "_ends", "_rtt", "_seconds", "_token")
+    __slots__ = ("_ends", "_rtt", "_seconds", "_token", "before")
 
-    _before: tuple[float | None, float, float] | None
+    before: tuple[float | None, float, float] | None
+    """What it is in place of; None while it is not in force."""
     _token: Token[float] | None
 
-    def __init__(self, seconds: float | None, ends: float, rtt: float = 0.0) -> None:
+    def __init__(self, seconds: float | None, ends: float | None = None, rtt: float = 0.0) -> None:
+        """Without ``ends`` as ``pymongo.timeout``: from now on, and it ends with the one in force
+        at the latest."""
+        if ends is None:
+            ends = DEADLINE.get()
+            if seconds:
+                ends = min(ends, time.monotonic() + seconds)
         self._seconds = seconds
         self._ends = ends
         self._rtt = rtt
-        self._before = self._token = None
+        self.before = self._token = None
 
     def __enter__(self) -> None:
-        self._before = TIMEOUT.get(None), RTT.get(), DEADLINE.get()
+        self.before = TIMEOUT.get(None), RTT.get(), DEADLINE.get()
         TIMEOUT.set(self._seconds)
         RTT.set(self._rtt)
         self._token = DEADLINE.set(self._ends)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        before = self._before
+        before = self.before
         if before is None or (error is not None and is_closing(error)):
             return
         try:
@@ -98,19 +105,13 @@ class InForce(AbstractContextManager[None]):
             else:
                 DEADLINE.reset(self._token)
         except ValueError:  # it ends in another context than it began in
-            self._before = None
+            self.before = None
             return
         except RuntimeError:  # reset already: an exit before this one was interrupted
             pass
         TIMEOUT.set(before[0])
         RTT.set(before[1])
-        self._before = None
-
-
-def timeout(seconds: float) -> InForce:
-    """From now on, as ``pymongo.timeout``: it ends with the one in force at the latest."""
-    ends = DEADLINE.get()
-    return InForce(seconds, min(ends, time.monotonic() + seconds) if seconds else ends)
+        self.before = None
 
 
 def within(seconds: float) -> InForce:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -89,7 +90,6 @@ async def abort_async(client: Any, opened: OpenTransaction) -> None:
         await connection.command("admin", opened.command.copy(), client=client)
 
 
-def bound_session(asynchronous: bool) -> Any:
-    """The session that ``session.bind()`` has put around the caller; None where none is."""
-    variable = getattr(session_modules()[asynchronous], "_SESSION", None)
-    return None if variable is None else variable.get()
+NO_SESSION: ContextVar[Any] = ContextVar("NO_SESSION", default=None)
+BOUND = [getattr(module, "_SESSION", NO_SESSION) for module in session_modules()]
+"""The session that ``session.bind()`` has put around the caller, in each of the APIs."""

@@ -22,7 +22,7 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Send
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Send, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.transactions import session_methods
@@ -44,7 +44,7 @@ left_alone: dict[int, set[str]] = {}
 def plug_in(runtime: Runtime, _put_on: Any) -> None:
     if runtime.owns_retries:
         for name in TWINS:
-            runtime.senders.setdefault(name, []).append(_sender)
+            runtime.senders.setdefault(name, []).append(Sender(_sender, by_policy=False))
 
 
 def _sender(public: PublicMethod) -> Send | None:

@@ -7,7 +7,7 @@ Here alone it is decided what becomes of a fault of our own: it is logged, and t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from sys import exception
@@ -52,6 +52,8 @@ class Interceptor:
     send: Callable[..., Any] | None = None
     """Called with what ``enter`` returned, the original and its arguments, in place of the
     original. Returns the result; around a coroutine function, an awaitable."""
+    sends_by_policy = False
+    """``send`` does nothing for a call that no policy holds for."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - others
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
@@ -135,7 +137,7 @@ Row = tuple[Owner, str, Replacement]
 
 def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
-    found = calls.found
+    found, by_policy = calls.found, interceptor.sends_by_policy
 
     def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -154,7 +156,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             if entered is None:
                 return original(*args, **kwargs)
             with entered.deadline:
-                if send is None:
+                if send is None or (by_policy and entered.plain):
                     result = original(*args, **kwargs)
                 else:
                     result = send(entered, _unbound(original, instance), *given, **kwargs)
@@ -174,7 +176,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
 
 def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
-    found = calls.found
+    found, by_policy = calls.found, interceptor.sends_by_policy
 
     async def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -193,7 +195,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             if entered is None:
                 return await original(*args, **kwargs)
             with entered.deadline:
-                if send is None:
+                if send is None or (by_policy and entered.plain):
                     result = await original(*args, **kwargs)
                 else:
                     result = await send(entered, _unbound(original, instance), *given, **kwargs)
@@ -259,10 +261,17 @@ class Within(Interceptor):
         return None if context is NO_DEADLINE else Entered(given[0], context)
 
 
-Sender = Callable[[Any], "Send | None"]
-"""From a CallInterceptor to what sends its calls in place of the original, if anything."""
 Send = Callable[..., Any]
 """Called with the call, the original and its arguments; returns the result, or an awaitable."""
+
+
+class Sender(NamedTuple):
+    """What a feature puts around a method of the public API."""
+
+    make: Callable[[Any], Send | None]
+    """From a CallInterceptor to what sends its calls in place of the original, if anything."""
+    by_policy: bool
+    """A call that no policy holds for is sent as it is."""
 
 
 def _chained(outer: Send, inner: Send) -> Send:
@@ -281,10 +290,11 @@ class CallInterceptor(Interceptor):
         """A Runtime, which begins and ends calls."""
         self.end: Callable[..., BaseException | None] = runtime.end
 
-    def plug_in(self, senders: Iterable[Sender]) -> None:
+    def plug_in(self, senders: Sequence[Sender]) -> None:
         """What features put around the original, the first of them outermost."""
-        for make in reversed([*senders]):
-            send = make(self)
+        self.sends_by_policy = all(sender.by_policy for sender in senders)
+        for sender in reversed(senders):
+            send = sender.make(self)
             if send is not None:
                 self.send = send if self.send is None else _chained(send, self.send)
 

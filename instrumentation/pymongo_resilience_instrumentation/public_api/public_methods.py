@@ -6,7 +6,7 @@ from typing import Any
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.policies.policy import policy_of
+from pymongo_resilience.policies.policy import Bound, policy_of
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
@@ -46,7 +46,8 @@ class PublicMethod(CallInterceptor):
             operation.name in CHANGES and _is_the_applications(operation.name, call.target)
         ):
             return None
-        call.bound = policy_of(instance)
+        if isinstance(instance, Bound):
+            call.bound = policy_of(instance)
         if operation.only_reads is not None:
             call.only_reads = operation.only_reads(args, kwargs)
         session = session_methods.session_of_call(args, kwargs, self.session_at, self.asynchronous)

@@ -106,19 +106,12 @@ class Attempts(driver.retry_loop.DriverLoop):
 
     def begin(self) -> bool:
         """Before the first attempt. False where a fault of ours leaves it all to the driver."""
-        call, avoided = self.call, deprioritized.avoided()
-        prepared = avoided or call.only_reads or self.runtime.admits
-        if prepared and not self._prepare_first(avoided):
-            return False
+        call, runtime, client = self.call, self.runtime, driver.retry_loop.client(self)
         call.terminal_detector = None
         self.connection, self.was_retryable = None, driver.retry_loop.is_retryable(self)
-        self.runtime.in_flight[id(self)] = ref(self)
-        return True
-
-    def _prepare_first(self, avoided: tuple[Address, ...]) -> bool:
-        call, runtime, client = self.call, self.runtime, driver.retry_loop.client(self)
+        runtime.in_flight[id(self)] = ref(self)
         try:
-            if avoided:
+            if avoided := deprioritized.avoided():
                 self.avoided = avoided
                 self.avoiding = deprioritized.begin()
             if call.only_reads:

@@ -16,7 +16,6 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, Subclass
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
-from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
 
 from .attempts import NOT_OURS, Attempts
 
@@ -64,8 +63,7 @@ class OwnCall(CallInterceptor):
         name, target = driver.retry_loop.operation_name(loop), driver.retry_loop.namespace(loop)
         call = Call(client, name, target)
         call.public, call.unknown_concern = False, True
-        call.transaction = transaction_of(driver.retry_loop.session(loop))
-        self.runtime.enter(call)
+        self.runtime.begin(call, driver.retry_loop.session(loop), span=False)
         return call
 
 

@@ -70,7 +70,7 @@ class CursorTimeout:
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
         if end is None:
-            return None if known == in_force else (known, driver.csot.timeout(seconds))
+            return None if known == in_force else (known, driver.csot.InForce(seconds))
         return known, driver.csot.Timeout.begin(seconds).until(end).resume()
 
 

@@ -76,7 +76,7 @@ class TimeoutRules:
             return self._within_another(around.timeout_ms, in_force)
         seconds, call.configured = self._on_its_own(call, around, by_rule)
         # Also where it is the client's own: pymongo's loop over several batches has none.
-        return seconds, NO_DEADLINE if seconds is None else driver.csot.timeout(seconds)
+        return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
 
     def _within_another(
         self, own: int | None, in_force: float | None
@@ -89,7 +89,7 @@ class TimeoutRules:
             return in_force, NO_DEADLINE
         seconds = None if own is None else own / 1000
         # pymongo keeps the earlier of both ends.
-        return seconds, NO_DEADLINE if seconds is None else driver.csot.timeout(seconds)
+        return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
 
     def without_blocks(self, call: Call) -> tuple[float | None, bool]:
         """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it; and

@@ -83,10 +83,8 @@ class EndTransaction(CallInterceptor):
         call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
         call.bound = default_of(session)
-        call.transaction = precedence.transaction_of(session)
         call.ends = transaction_spans.span_of(session)
-        runtime.enter(call, whole_timeout=self._operation == ABORT)
-        runtime.start_span(call, call.ends)
+        runtime.begin(call, session, whole_timeout=self._operation == ABORT)
         return call
 
     def failed(
@@ -228,7 +226,7 @@ def session_of_call(
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
-    return driver.sessions.bound_session(asynchronous) if session is None else session
+    return driver.sessions.BOUND[asynchronous].get() if session is None else session
 
 
 def position(method: Callable[..., Any] | None) -> int | None:

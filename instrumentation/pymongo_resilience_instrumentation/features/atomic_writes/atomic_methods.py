@@ -13,7 +13,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.driver.csot import Timeout
-from pymongo_resilience_instrumentation.interception.interceptor import Function
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.transactions import session_methods
@@ -37,7 +37,8 @@ METHODS = ("bulk_write", "delete_many", "update_many")
 
 def plug_in(runtime: Runtime, _put_on: Any) -> None:
     for name in METHODS:
-        runtime.senders.setdefault(name, []).append(lambda public: AtomicWrites(public).send)
+        sender = Sender(lambda public: AtomicWrites(public).send, by_policy=True)
+        runtime.senders.setdefault(name, []).append(sender)
 
 
 class AtomicWrites:

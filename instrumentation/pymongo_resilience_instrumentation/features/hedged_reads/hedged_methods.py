@@ -10,7 +10,7 @@ from typing import Any
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors.batches import Batch
-from pymongo_resilience_instrumentation.interception.interceptor import Function
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.interception.steps import Steps, run, run_async
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -32,10 +32,11 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
     if not runtime.owns_retries:
         return
     runtime.hedges = hedge_registry(runtime.executor.clock, runtime.breakers)
+    of_a_method = Sender(lambda public: HedgedMethod(public).send, by_policy=True)
+    of_a_batch = Sender(lambda batch: FirstBatch(batch).send, by_policy=True)
     for name in METHODS:
-        runtime.senders.setdefault(name, []).append(lambda public: HedgedMethod(public).send)
-    batches = runtime.senders.setdefault(driver.cursors.RUN_OPERATION, [])
-    batches.append(lambda batch: FirstBatch(batch).send)
+        runtime.senders.setdefault(name, []).append(of_a_method)
+    runtime.senders.setdefault(driver.cursors.RUN_OPERATION, []).append(of_a_batch)
 
 
 def _send(
