@@ -131,8 +131,8 @@ def explain_selection(
 
     ``read_preference`` is one of pymongo's, the client's own by default; a write ignores it. The
     client's own ``server_selector`` is called. Sends nothing and awaits nothing, for both kinds of
-    client. Raises TypeError for what is no client or no read preference, ValueError for a maximum
-    staleness that is too small, and pymongo's ConfigurationError for a server that is too old.
+    client. Raises TypeError for what is no client or no read preference, and pymongo's
+    ConfigurationError for a maximum staleness that is too small and for a server that is too old.
     Thread- and task-safe as far as that selector is.
     Source: Server Selection, "Server Selection Algorithm".
     """

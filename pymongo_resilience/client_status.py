@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pymongo_resilience.config import Config
-from pymongo_resilience.server_choice.eligibility import SelectionRule, ServerVerdict
 
 __all__ = ["ClientStatus", "HedgeCounts", "SelectionRule", "ServerStatus", "ServerVerdict"]
 
@@ -69,3 +69,36 @@ class ClientStatus:
     """None before the first read that a policy hedges."""
     config: Config | None = None
     """The configuration in force in the process; None while the library is off."""
+
+
+class SelectionRule(enum.StrEnum):
+    """What leaves a server out."""
+
+    AVAILABILITY = "availability"
+    BOUND = "bound"
+    """The operation goes to one server and no other, as a cursor's next batch does."""
+    MODE = "mode"
+    """The type of the deployment, the kind of the operation, or the read preference's mode."""
+    STALENESS = "staleness"
+    TAGS = "tags"
+    APPLICATION = "application"
+    CIRCUIT_BREAKER = "circuit_breaker"
+    LATENCY = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerVerdict:
+    """What became of one server in a selection, and why. Immutable."""
+
+    address: str
+    """``"host:port"``."""
+    excluded_by: SelectionRule | None
+    """None for a server that may be chosen."""
+    text: str
+
+    @property
+    def eligible(self) -> bool:
+        return self.excluded_by is None
+
+    def __str__(self) -> str:
+        return self.text

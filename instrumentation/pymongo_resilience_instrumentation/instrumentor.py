@@ -29,8 +29,7 @@ from pymongo_resilience_instrumentation.transactions.repeated_transactions impor
 from . import deferred, driver, forks, self_check
 
 if TYPE_CHECKING:
-    from pymongo_resilience.client_status import ClientStatus
-    from pymongo_resilience.server_choice.eligibility import ServerVerdict
+    from pymongo_resilience.client_status import ClientStatus, ServerVerdict
 
 
 SUPPORTED = ("pymongo >= 4.19, < 5",)

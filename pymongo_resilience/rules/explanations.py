@@ -50,12 +50,11 @@ NOT_CHOSEN: Final[Mapping[str, str]] = {
     "availability": "{error}",
     "bound": "the operation is bound to another server",
     "mode": "{wanted}",
-    "deprioritized": "deprioritized, another server can serve",
-    "staleness": "{behind}, allowed {allowed} s",
+    "staleness": "stale by {behind} s, allowed {allowed} s",
     "tags": "tags {tags}, wanted {wanted}",
     "application": "removed by the application's server selector",
     "circuit_breaker": "circuit breaker open, next probe in {probe} s",
-    "latency": "round-trip time {rtt}, the latency window ends at {end} ms",
+    "latency": "round-trip time {rtt} ms, the latency window ends at {end} ms",
 }
 """By the value of a ``SelectionRule``."""
 

@@ -1,1 +1,1 @@
-"""Which server an operation may go to, which one it goes to, and why to no other."""
+"""Of two servers the less loaded one; and when a read is sent to a second server as well."""

@@ -6,11 +6,9 @@ A load is the number of operations in progress, or what their latencies make of 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pymongo_resilience.clock import Clock, Random
-
-from .server_description import ServerDescription
 
 DECAY = 5.0
 """After so many seconds without an answer a latency counts 1/e of what it was."""
@@ -49,7 +47,7 @@ class PeakEwma:
         now = self._clock.now()
         return {each: self._load(each, operations.get(each, 0), now) for each in addresses}
 
-    def keep(self, addresses: Collection[str]) -> None:
+    def keep(self, addresses: Iterable[str]) -> None:
         """Forget all other servers."""
         for each in self._latencies.copy().keys() - set(addresses):
             self._latencies.pop(each, None)
@@ -65,17 +63,13 @@ class PeakEwma:
         return latency * weight, weight
 
 
-def choose(
-    servers: Sequence[ServerDescription], loads: Mapping[str, float], random: Random
-) -> ServerDescription:
-    """The less loaded one of two servers that are picked at random from one or more. ``loads``: by
-    address, 0 where it has none. Source: Server Selection, "operationCount-based selection within
-    the latency window"."""
-    if len(servers) == 1:
-        return servers[0]
-    one = int(random() * len(servers))
-    other = int(random() * (len(servers) - 1))
-    first, second = servers[one], servers[other + (other >= one)]
-    if loads.get(second.address, 0) < loads.get(first.address, 0):
-        return second
-    return first
+def choose(addresses: Sequence[str], loads: Mapping[str, float], random: Random) -> str:
+    """The less loaded one of two servers that are picked at random from one or more, by their
+    addresses. ``loads``: 0 where it has none. Source: Server Selection, "operationCount-based
+    selection within the latency window"."""
+    if len(addresses) == 1:
+        return addresses[0]
+    one = int(random() * len(addresses))
+    other = int(random() * (len(addresses) - 1))
+    first, second = addresses[one], addresses[other + (other >= one)]
+    return second if loads.get(second, 0) < loads.get(first, 0) else first

@@ -15,7 +15,7 @@ from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import explain_selection
-from pymongo_resilience.server_choice.eligibility import SelectionRule
+from pymongo_resilience.client_status import SelectionRule
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]

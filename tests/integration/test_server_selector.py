@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import threading
 import time
@@ -484,16 +483,16 @@ def test_a_server_that_left_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No member of the test bed ever leaves: it is the client's answer that is stated."""
-    instrument(**BY_LOAD)
+    instrument(server_selection="peak_ewma")
     client, _ = watched(side, replica_set.uri, 3, **ANYWHERE)
     ours = client._topology_settings.server_selector
-    servers = list(client.topology_description.server_descriptions().values())
-    ours(servers)
-    assert len(ours._converted) == 3
-    stays = replica_set.members[0].address
-    monkeypatch.setattr(driver.selection, "known_addresses", lambda _: {stays})
-    ours([copy.copy(each) for each in servers if each.address == stays] * 2)
-    assert list(ours._converted) == [stays]
+    latencies = ours.counts.latencies
+    for member in replica_set.members:
+        latencies.end(member.host_and_port, latencies.begin(), succeeded=True)
+    stays = replica_set.members[0]
+    monkeypatch.setattr(driver.selection, "known_addresses", lambda _: {stays.address})
+    ours(list(client.topology_description.server_descriptions().values()))
+    assert list(latencies._latencies) == [stays.host_and_port]
 
 
 @pytest.mark.parametrize("broken", ["take", "release"])

@@ -46,7 +46,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         f"{OTHER_HALF}.tools.{name}"
         for name in ("cli", "dashboards", "demo", "doctor", "pytest_plugin", "report", "testbed")
     }
-    questions = {f"{ENGINE}.{name}" for name in ("client_status", "server_choice.eligibility")}
+    questions = {f"{ENGINE}.client_status", f"{OTHER_HALF}.selection.selection_explained"}
     of_gridfs = {
         f"{OTHER_HALF}.{name}" for name in ("features.gridfs.stream_deadlines", "driver.gridfs")
     }

@@ -23,7 +23,7 @@ from pymongo.errors import (
 )
 from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.failures.causes import Diagnosis
-from pymongo_resilience_instrumentation.selection import conversions
+from pymongo_resilience_instrumentation.selection import selection_explained
 from pymongo_resilience_instrumentation.tools.testbed import Refuse
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
@@ -33,7 +33,6 @@ from pymongo_resilience import OperationTimeoutError, explain_selection, overrid
 from pymongo_resilience.client_status import SelectionRule
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.server_choice import eligibility
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience.testing import is_active
 
@@ -203,7 +202,7 @@ def test_a_fault_of_ours_leaves_the_driver_s_words(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(eligibility, "explain", broken)
+    monkeypatch.setattr(selection_explained, "_verdicts", broken)
     error = unselected(side, client["db"].coll.find_one)
     assert str(error).startswith(f"{plain}, Timeout: ")
     assert any("while a failed selection was explained" in each for each in caplog.messages)
@@ -391,4 +390,4 @@ def test_what_it_does_not_take(side: Side) -> None:
 )  # fmt: skip
 def test_what_is_shown_of_an_error(error: Exception, text: str) -> None:
     """What the system says of a connection; of what a server says, only the code."""
-    assert conversions.error_text(error, CONNECTION) == text
+    assert selection_explained.error_text(error, CONNECTION) == text

@@ -2,191 +2,220 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.engine.topologies import primary, reading, replica_set, secondary, server, unknown
+from hypothesis import given, settings, strategies as st
+from pymongo.errors import AutoReconnect
+from pymongo.read_preferences import (
+    Nearest,
+    Primary,
+    PrimaryPreferred,
+    Secondary,
+    SecondaryPreferred,
+    make_read_preference,
+)
+from pymongo.server_selectors import any_server_selector, writable_server_selector
+from pymongo_resilience_instrumentation.driver import csot
+from pymongo_resilience_instrumentation.selection.selection_explained import _verdicts
+from support.examples import scaled
+from support.topologies import found, server, topology
 
-from pymongo_resilience.server_choice.eligibility import (
-    Criteria,
-    Mode,
-    SelectionRule,
-    ServerVerdict,
-    explain,
-)
-from pymongo_resilience.server_choice.server_description import (
-    ServerDescription,
-    ServerType,
-    TopologyDescription,
-    TopologyType,
-)
+from pymongo_resilience.client_status import SelectionRule, ServerVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pymongo.server_description import ServerDescription
+    from pymongo.topology_description import TopologyDescription
 
-DB1 = primary("db1:27017", last_update=500.0, last_write=500.0)
+DB1 = server("db1", "RSPrimary", last_update=500.0, last_write=500.0)
 NOW = {"last_update": 500.0, "last_write": 500.0}
 
 
-def verdict_of(name: str, topology: TopologyDescription, criteria: Criteria) -> ServerVerdict:
-    [verdict] = [v for v in explain(topology, criteria) if v.address.startswith(name)]
+def replica_set(*servers: ServerDescription) -> TopologyDescription:
+    led = any(each.server_type_name == "RSPrimary" for each in servers)
+    return topology("ReplicaSetWithPrimary" if led else "ReplicaSetNoPrimary", *servers)
+
+
+def verdict_of(
+    name: str, described: TopologyDescription, selector: Any, **options: Any
+) -> ServerVerdict:
+    verdicts = _verdicts(described, None, selector, own=options.pop("own", None), **options)
+    [verdict] = [each for each in verdicts if each.address.startswith(name)]
     return verdict
 
 
-def beside_primary(server: ServerDescription, criteria: Criteria) -> ServerVerdict:
-    return verdict_of("db2", replica_set(DB1, server), criteria)
+def beside_primary(other: ServerDescription, selector: Any, **options: Any) -> ServerVerdict:
+    return verdict_of("db2", replica_set(DB1, other), selector, **options)
 
 
 def check(verdict: ServerVerdict, rule: SelectionRule | None, *facts: str) -> None:
     """What left the server out; and what one who reads about it is told: which, and the facts."""
     assert verdict.excluded_by is rule
+    assert verdict.eligible is (rule is None)
     assert verdict.text.startswith(f"{verdict.address} ")
     assert [fact for fact in facts if fact not in verdict.text] == []
 
 
 def test_who_may_be_chosen() -> None:
-    [verdict] = explain(replica_set(DB1), Criteria())
-    assert verdict.eligible
-    check(verdict, None, "primary")
+    check(verdict_of("db1", replica_set(DB1), Primary()), None, "primary")
 
 
 @pytest.mark.parametrize(
-    ("known", "facts"),
+    ("error", "facts"),
     [
-        ({}, []),
-        ({"error": "connection refused", "error_age": 2.11}, ["connection refused", "2.1 s"]),
-        ({"error": "connection refused"}, ["connection refused"]),
+        (None, "unknown: not checked yet"),
+        (AutoReconnect("db3:27017: connection refused"), "unknown: connection refused 2.1 s ago"),
     ],
 )
-def test_who_is_not_there(known: dict[str, object], facts: list[str]) -> None:
-    topology = replica_set(DB1, unknown("db3:27017", **known))
-    verdict = verdict_of("db3", topology, Criteria())
-    check(verdict, SelectionRule.AVAILABILITY, "unknown", *facts)
-
-
-def test_who_may_have_become_primary() -> None:
-    other = server("db2:27017", ServerType.POSSIBLE_PRIMARY)
-    check(beside_primary(other, Criteria()), SelectionRule.AVAILABILITY, "possible primary")
+def test_who_is_not_there(error: Exception | None, facts: str) -> None:
+    absent = server("db3", "Unknown", error=error, last_update=csot.now() - 2.11)
+    verdict = verdict_of("db3", replica_set(DB1, absent), Primary())
+    check(verdict, SelectionRule.AVAILABILITY, facts)
 
 
 @pytest.mark.parametrize(
-    ("criteria", "fact"),
+    ("selector", "fact"),
     [
-        (Criteria(write=True), "writes"),
-        (Criteria(), "mode primary"),
-        (reading(Mode.PRIMARY_PREFERRED), "mode primaryPreferred"),
+        (writable_server_selector, "writes go to the primary"),
+        (Primary(), "mode primary"),
+        (PrimaryPreferred(), "mode primaryPreferred"),
     ],
 )
-def test_secondaries_that_the_mode_leaves_out(criteria: Criteria, fact: str) -> None:
-    check(beside_primary(secondary("db2:27017"), criteria), SelectionRule.MODE, "secondary", fact)
+def test_secondaries_that_the_mode_leaves_out(selector: Any, fact: str) -> None:
+    check(beside_primary(server("db2"), selector), SelectionRule.MODE, "secondary", fact)
 
 
-@pytest.mark.parametrize("mode", [Mode.SECONDARY, Mode.SECONDARY_PREFERRED])
-def test_a_primary_that_the_mode_leaves_out(mode: Mode) -> None:
-    topology = replica_set(DB1, secondary("db2:27017"))
-    verdict = verdict_of("db1", topology, reading(mode))
-    check(verdict, SelectionRule.MODE, "primary", f"mode {mode.value}")
+@pytest.mark.parametrize("preference", [Secondary(), SecondaryPreferred()])
+def test_a_primary_that_the_mode_leaves_out(preference: Any) -> None:
+    verdict = verdict_of("db1", replica_set(DB1, server("db2")), preference)
+    check(verdict, SelectionRule.MODE, "primary", f"mode {preference.mongos_mode}")
+
+
+def test_a_primary_is_the_last_resort_of_secondary_preferred() -> None:
+    asked = SecondaryPreferred(tag_sets=[{"dc": "ny"}])
+    described = replica_set(DB1, server("db2"))
+    check(verdict_of("db1", described, asked), None, "primary")
+    check(verdict_of("db2", described, asked), SelectionRule.TAGS)
 
 
 def test_members_that_are_never_read_from() -> None:
-    verdict = beside_primary(server("db2:27017", ServerType.ARBITER), reading(Mode.NEAREST))
-    check(verdict, SelectionRule.MODE, "arbiter")
+    check(beside_primary(server("db2", "RSArbiter"), Nearest()), SelectionRule.MODE, "arbiter")
 
 
-@pytest.mark.parametrize(
-    ("type_", "fact"), [(TopologyType.UNKNOWN, "Unknown"), (TopologyType.SHARDED, "Sharded")]
-)
-def test_servers_that_do_not_belong_to_the_deployment(type_: TopologyType, fact: str) -> None:
-    topology = TopologyDescription(type_, (server("db1:27017", ServerType.GHOST),))
-    check(verdict_of("db1", topology, Criteria()), SelectionRule.MODE, "ghost", fact)
+def test_servers_that_do_not_belong_to_the_deployment() -> None:
+    described = topology("Unknown", server("db1", "RSGhost"))
+    check(verdict_of("db1", described, Primary()), SelectionRule.MODE, "ghost", "Unknown")
 
 
-@pytest.mark.parametrize(
-    ("written", "fact"), [(380.0, "130 s"), (419.96, "90.1 s"), (None, "unknown")]
-)
-@pytest.mark.parametrize("mode", [Mode.SECONDARY, Mode.SECONDARY_PREFERRED, Mode.NEAREST])
-def test_who_is_too_stale(written: float | None, fact: str, mode: Mode) -> None:
-    late = secondary("db2:27017", last_update=500.0, last_write=written)
-    verdict = beside_primary(late, reading(mode, max_staleness=90))
+@pytest.mark.parametrize(("written", "fact"), [(380.0, "130 s"), (419.96, "90.1 s")])
+@pytest.mark.parametrize("preference", [Secondary, SecondaryPreferred, Nearest])
+def test_who_is_too_stale(written: float, fact: str, preference: Any) -> None:
+    late = server("db2", last_update=500.0, last_write=written)
+    verdict = beside_primary(late, preference(max_staleness=90))
     check(verdict, SelectionRule.STALENESS, fact, "90 s")
 
 
+def test_without_a_primary_the_newest_write_counts() -> None:
+    late, fresh = server("db2", last_write=380.0), server("db3", last_write=500.0)
+    verdict = verdict_of("db2", replica_set(late, fresh), Secondary(max_staleness=90))
+    check(verdict, SelectionRule.STALENESS, "130 s", "90 s")
+
+
 def test_who_has_the_wrong_tags() -> None:
-    tagged = secondary("db2:27017", tags={"dc": "ny", "rack": 2})
-    asked = reading(Mode.SECONDARY, {"dc": "sf"}, {"dc": "ldn", "rack": "1"})
-    sets = ("{dc: ny, rack: 2}", "{dc: sf}", "{dc: ldn, rack: 1}")
-    check(beside_primary(tagged, asked), SelectionRule.TAGS, *sets)
-
-
-def test_whose_tags_come_later() -> None:
-    topology = replica_set(
-        DB1, secondary("db2:27017", tags={"dc": "ldn"}), secondary("db3:27017", tags={"dc": "ny"})
-    )
-    asked = reading(Mode.SECONDARY, {"dc": "ny"}, {"dc": "ldn"})
-    check(verdict_of("db2", topology, asked), SelectionRule.TAGS, "{dc: ny}, else {dc: ldn}")
-
-
-def test_who_failed_just_now() -> None:
-    topology = replica_set(DB1, secondary("db2:27017"), secondary("db3:27017"))
-    asked = reading(Mode.SECONDARY, deprioritized={"db2:27017"})
-    check(verdict_of("db2", topology, asked), SelectionRule.DEPRIORITIZED, "deprioritized")
-
-
-def test_where_only_servers_that_failed_are_left_none_is_excluded() -> None:
-    asked = reading(Mode.SECONDARY, deprioritized={"db2:27017"})
-    assert beside_primary(secondary("db2:27017"), asked).eligible
+    asked = Secondary(tag_sets=[{"dc": "sf"}, {"dc": "ldn", "rack": "1"}])
+    verdict = beside_primary(server("db2", tags={"dc": "ny", "rack": 2}), asked)
+    sets = ("{dc: ny, rack: 2}", "{dc: sf}, else {dc: ldn, rack: 1}")
+    check(verdict, SelectionRule.TAGS, *sets)
 
 
 def test_whom_the_application_does_not_want() -> None:
-    def nobody(servers: list[ServerDescription]) -> Iterable[ServerDescription]:
-        return ()
-
-    asked = reading(Mode.SECONDARY, server_selector=nobody)
-    verdict = beside_primary(secondary("db2:27017"), asked)
+    verdict = beside_primary(server("db2"), Secondary(), own=lambda _: ())
     check(verdict, SelectionRule.APPLICATION, "server selector")
 
 
 def test_whose_breaker_is_open() -> None:
-    topology = replica_set(DB1, secondary("db2:27017"), secondary("db3:27017"))
-    asked = reading(Mode.SECONDARY, open_breakers={"db2:27017": 3.2})
-    verdict = verdict_of("db2", topology, asked)
+    described = replica_set(DB1, server("db2"), server("db3"))
+    verdict = verdict_of("db2", described, Secondary(), breakers={("db2", 27017): 3.2})
     check(verdict, SelectionRule.CIRCUIT_BREAKER, "circuit breaker", "3.2 s")
 
 
 def test_an_open_breaker_is_told_of_the_only_server_as_well() -> None:
-    asked = reading(Mode.SECONDARY, open_breakers={"db2:27017": 3.0})
-    check(beside_primary(secondary("db2:27017"), asked), None, "circuit breaker", " 3 s")
+    verdict = beside_primary(server("db2"), Secondary(), breakers={("db2", 27017): 3.0})
+    check(verdict, None, "circuit breaker", " 3 s")
 
 
 def test_who_is_too_far_away() -> None:
-    topology = replica_set(
-        primary("db1:27017", average_rtt=0.02),
-        secondary("db2:27017", average_rtt=0.12),
-        secondary("db3:27017"),
-    )
-    far, unmeasured = (verdict_of(name, topology, reading(Mode.NEAREST)) for name in ("db2", "db3"))
-    check(far, SelectionRule.LATENCY, "120 ms", "35 ms")
-    check(unmeasured, SelectionRule.LATENCY, "not measured")
+    near, far = server("db1", "RSPrimary", rtt=0.02), server("db2", rtt=0.12)
+    verdict = verdict_of("db2", replica_set(near, far), Nearest(), threshold=0.015)
+    check(verdict, SelectionRule.LATENCY, "120 ms", "35 ms")
 
 
 def test_the_rule_that_excluded_a_server_is_the_first_that_did() -> None:
-    late_and_far = secondary("db2:27017", last_update=500.0, last_write=1.0, average_rtt=9.0)
-    topology = replica_set(DB1, late_and_far, secondary("db3:27017", average_rtt=0.1, **NOW))
-    asked = reading(
-        Mode.SECONDARY, {"dc": "ny"}, {}, max_staleness=90, open_breakers={"db2:27017": 1.0}
-    )
-    verdicts = {each.address[:3]: each.excluded_by for each in explain(topology, asked)}
-    assert verdicts == {"db1": SelectionRule.MODE, "db2": SelectionRule.STALENESS, "db3": None}
+    late_and_far = server("db2", last_update=500.0, last_write=1.0, rtt=9.0)
+    described = replica_set(DB1, late_and_far, server("db3", **NOW))
+    asked = Secondary(tag_sets=[{"dc": "ny"}, {}], max_staleness=90)
+    breakers = {("db2", 27017): 1.0}
+    verdicts = _verdicts(described, None, asked, own=None, breakers=breakers, threshold=0.015)
+    assert [each.excluded_by for each in verdicts] == [
+        SelectionRule.MODE, SelectionRule.STALENESS, None,
+    ]  # fmt: skip
 
 
 def test_who_is_there_while_the_operation_is_bound_to_another() -> None:
-    topology = replica_set(DB1, unknown("db3:27017"))
-    there, unknown_yet = explain(topology, Criteria(bound_elsewhere=True))
+    described = replica_set(DB1, server("db3", "Unknown"))
+    there, unknown_yet = _verdicts(described, None, any_server_selector, own=None)
     check(there, SelectionRule.BOUND, "primary", "another server")
     check(unknown_yet, SelectionRule.AVAILABILITY, "unknown")
 
 
-@pytest.mark.parametrize("kind", [TopologyType.SINGLE, TopologyType.LOAD_BALANCED])
-def test_where_there_is_one_address_every_operation_is_bound_to_it(kind: TopologyType) -> None:
-    (verdict,) = explain(TopologyDescription(kind, (DB1,)), Criteria(bound_elsewhere=True))
+@pytest.mark.parametrize("kind", ["Single", "LoadBalanced"])
+def test_where_there_is_one_address_every_operation_is_bound_to_it(kind: str) -> None:
+    (verdict,) = _verdicts(topology(kind, DB1), None, any_server_selector, own=None)
     assert verdict.eligible
+
+
+HOSTS = ("db1", "db2", "db3", "db4")
+KINDS = ["RSSecondary"] * 5 + ["RSArbiter", "RSGhost", "RSOther", "Unknown"]
+TAGS = st.dictionaries(st.sampled_from("xy"), st.sampled_from("12"), max_size=2)
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> TopologyDescription:
+    kind = draw(st.sampled_from(["Sharded", "ReplicaSetNoPrimary", "ReplicaSetWithPrimary"]))
+    kinds = ["Mongos", "Unknown"] if kind == "Sharded" else KINDS
+    servers = [
+        server(
+            host,
+            "RSPrimary"
+            if host == "db1" and kind == "ReplicaSetWithPrimary"
+            else draw(st.sampled_from(kinds)),
+            tags=draw(TAGS),
+            last_write=1000 - draw(st.sampled_from([0, 80, 100, 150])),
+            last_update=1000,
+            rtt=draw(st.sampled_from([0, 8, 16, 17])) / 1024,
+        )
+        for host in HOSTS
+    ]
+    return topology(kind, *servers, threshold_ms=16000 / 1024)
+
+
+@st.composite
+def selectors(draw: st.DrawFn) -> Any:
+    mode = draw(st.integers(0, 4))
+    if mode == 0:
+        return draw(st.sampled_from([Primary(), writable_server_selector]))
+    tag_sets = draw(st.none() | st.lists(TAGS, min_size=1, max_size=3))
+    return make_read_preference(mode, tag_sets, draw(st.sampled_from([-1, 90, 110])))
+
+
+@settings(max_examples=scaled(200))
+@given(described=deployments(), selector=selectors(), refused=st.sets(st.sampled_from(HOSTS)))
+def test_who_is_eligible_is_who_the_driver_would_choose_from(
+    described: TopologyDescription, selector: Any, refused: set[str]
+) -> None:
+    def own(servers: Any) -> list[Any]:
+        return [each for each in servers if each.address[0] not in refused]
+
+    verdicts = _verdicts(described, None, selector, own=own, threshold=16 / 1024)
+    eligible = [each.address.removesuffix(":27017") for each in verdicts if each.eligible]
+    assert eligible == found(described, selector, own)

@@ -8,7 +8,6 @@ import math
 import random
 
 import pytest
-from support.engine.topologies import secondary
 
 from pymongo_resilience.server_choice.server_load import DECAY, PeakEwma, choose
 from pymongo_resilience.testing import FakeClock
@@ -86,10 +85,9 @@ def test_a_server_that_left_is_forgotten(latencies: PeakEwma, clock: FakeClock) 
 
 
 def test_a_slow_server_gets_traffic_back(latencies: PeakEwma, clock: FakeClock) -> None:
-    servers = [secondary(name) for name in "ab"]
 
     def chosen() -> str:
-        return choose(servers, latencies.loads("ab", {}), lambda: 0.0).address
+        return choose([*"ab"], latencies.loads("ab", {}), lambda: 0.0)
 
     took(latencies, clock, 0.5, "a")
     took(latencies, clock, 0.001, "b")
@@ -108,7 +106,7 @@ def part_of_a_slow_server(clock: FakeClock, *, tasks: int, pause: float, busy: f
     other, so that what waits there is part of each latency.
     """
     latencies, dice = PeakEwma(clock), random.Random(0)  # noqa: S311 - no secrets
-    servers, began = [secondary(name) for name in "abc"], clock.now()
+    servers, began = ["a", "b", "c"], clock.now()
     in_flight, sent = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
     order, free_at = itertools.count(tasks), began
     due = [(began + dice.random() * 0.1, task, "", 0.0) for task in range(tasks)]
@@ -123,7 +121,7 @@ def part_of_a_slow_server(clock: FakeClock, *, tasks: int, pause: float, busy: f
             then, server = free_at + (dice.expovariate(1 / pause) if pause else 0), ""
         else:
             loads = latencies.loads("abc", in_flight)
-            server = choose(servers, loads, dice.random).address
+            server = choose(servers, loads, dice.random)
             in_flight[server] += 1
             sent[server] += free_at > began + 2
             selected, then = latencies.begin(), free_at + (0.5 if server == "a" else 0.001)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from pymongo.read_preferences import Primary
-from pymongo.server_selectors import any_server_selector
+from pymongo.server_selectors import Selection, any_server_selector
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.rules.retried_operation import Kind
@@ -30,6 +30,14 @@ def is_no_selector(selector: Any) -> bool:
 
 
 NO_LIMIT = -1
+"""What pymongo has for no maximum staleness."""
+
+
+def whole_set(description: Any) -> Any:
+    """What a look begins with that leaves no server out beforehand."""
+    known = description.known_servers
+    primary = next((each for each in known if each.is_writable), None)
+    return Selection(description, known, description.common_wire_version, primary)
 
 
 def measuring_the_whole_set(selector: Any, description: Any) -> Any:
@@ -47,11 +55,10 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
     )
 
     def select(selection: Any) -> Any:
-        known = description.known_servers
-        primary = next((each for each in known if each.is_writable), None)
         try:
-            whole = type(selection)(description, known, selection.common_wire_version, primary)
-            fresh = {each.address for each in find(limit, whole).server_descriptions}
+            fresh = {
+                each.address for each in find(limit, whole_set(description)).server_descriptions
+            }
         except internal_errors.faults:  # under the driver's lock nothing is logged
             return selector(selection)
         left = [each for each in selection.server_descriptions if each.address in fresh]

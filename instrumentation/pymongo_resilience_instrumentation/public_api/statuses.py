@@ -9,8 +9,9 @@ from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
 from pymongo_resilience.config import Config
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.selection import conversions
+from pymongo_resilience_instrumentation.selection.selection_explained import error_text, servers_of
 from pymongo_resilience_instrumentation.telemetry.client_tracing import tracing_of
 
 
@@ -23,8 +24,6 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     """Answers :func:`pymongo_resilience.status` for a client; ``runtime`` is None while nothing
     is instrumented."""
     described = client.topology_description
-    known = conversions.topology(described)
-    addresses = [each.address for each in conversions.servers_of(described)]
     counts = budget = shedders = hedges = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
@@ -49,20 +48,21 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         spans = "pymongo_resilience" if ours and tracing_of(client).enabled else None
     return ClientStatus(
         spans=spans,
-        topology=known.type.value,
+        topology=described.topology_type_name,
         servers=tuple(
             ServerStatus(
-                address=each.address,
-                type=each.type.value,
-                round_trip_time=each.average_rtt,
-                minimum_round_trip_time=each.minimum_rtt,
-                in_flight=in_flight(at, each.address),
+                address=address,
+                type=each.server_type_name,
+                round_trip_time=each.round_trip_time,
+                minimum_round_trip_time=each.min_round_trip_time or None,
+                in_flight=in_flight(at, address),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
-                error=each.error,
+                error=each.error and error_text(each.error, at),
                 lost_connections=driver.connections.lost(driver.connections.pool_of(client, at)),
-                load_shed=None if shedders is None else shedders.of(each.address).refused(),
+                load_shed=None if shedders is None else shedders.of(address).refused(),
             )
-            for at, each in zip(addresses, known.servers, strict=True)
+            for each in servers_of(described)
+            for at, address in [(each.address, address_text(each.address))]
         ),
         dead_peer_s=None if runtime is None else watched_for(runtime.config),
         retry_tokens=None if budget is None else budget.tokens,

@@ -1,6 +1,5 @@
-"""Which server, and why not another one. The rules are the engine's.
+"""Which server, and why not another one.
 
 ``selector`` chooses by load, ``refusals`` holds breakers and load shedding, ``fast_fail`` ends
-a selection early. ``selection_explained`` says why a server was not selected; ``conversions``
-converts pymongo's descriptions.
+a selection early. ``selection_explained`` says why a server was not selected.
 """

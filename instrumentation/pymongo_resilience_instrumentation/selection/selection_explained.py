@@ -1,29 +1,41 @@
 """Why a server is, or is not, one that an operation may go to; and what a failed selection was
-waiting for. The sentences are the engine's. Imported where one has failed, or somebody asks.
+waiting for. pymongo's own selectors decide; the sentences are the engine's. Imported where a
+selection has failed, or somebody asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pymongo.errors import ConnectionFailure
+from pymongo.read_preferences import make_read_preference
 from pymongo.server_selectors import writable_server_selector
 
 from pymongo_resilience.breakers import Snapshot
-from pymongo_resilience.server_choice import eligibility
-from pymongo_resilience.server_choice.eligibility import Criteria, Mode, Servers, ServerVerdict
-from pymongo_resilience.server_choice.server_description import ServerType
+from pymongo_resilience.client_status import SelectionRule, ServerVerdict
+from pymongo_resilience.rules.explanations import NOT_CHOSEN, Symptom
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
-from pymongo_resilience_instrumentation.failures.causes import Diagnosis, Found, diagnose
+from pymongo_resilience_instrumentation.failures.causes import (
+    Diagnosis,
+    Found,
+    cause_of,
+    diagnose,
+    symptom_of,
+)
 from pymongo_resilience_instrumentation.failures.classify import attribute
+from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 
-from . import conversions
-from .selector import applications_own
+from .selector import applications_own, in_latency_window
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
+REPLICA_SETS = frozenset({"ReplicaSetWithPrimary", "ReplicaSetNoPrimary"})
 UNREACHABLE = "No server can be reached"
 TOPOLOGY = ", Topology Description: "
 """What pymongo puts between the text of a failed selection and all servers once more."""
@@ -31,6 +43,14 @@ TIMEOUT = ", Timeout: "
 """What it puts before that."""
 OWN_WORDS = ("No ", "Could not reach any servers")
 """How pymongo's own sentences begin; else the text is the errors of servers, which ours has."""
+LONGEST_ERROR = 200
+"""Characters of one server's error."""
+AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)?\)$", re.DOTALL)
+"""What stands behind the cause in an error of the driver's: the timeouts, its origin."""
+NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
+"""The operating system's errors begin so; those of name resolution are negative."""
+Facts = Callable[[Any], dict[str, str]]
+"""What a sentence says of a server that a rule leaves out."""
 
 
 def explain_selection(
@@ -40,32 +60,18 @@ def explain_selection(
     server."""
     described = client.topology_description
     described.check_compatible()
-    asked = client.read_preference if read_preference is None else read_preference
-    if not hasattr(asked, "mongos_mode"):
-        raise TypeError(f"an object of type {type(asked).__name__} is no read preference")
-    own = applications_own(client.options.server_selector)
-    if described.topology_type_name in ALONE:
-        own = None
-    given = {address_text(at): each for at, each in described.server_descriptions().items()}
-
-    def selector(servers: Servers) -> Servers:
-        left = own([given[each.address] for each in servers])
-        kept = {address_text(each.address) for each in left}
-        return [each for each in servers if each.address in kept]
-
-    criteria = Criteria(
-        write=writes,
-        read_preference=conversions.read_preference(asked),
-        server_selector=None if own is None else selector,
-        open_breakers={
-            address_text(address): breaker.next_probe_in
-            for address, breaker in breakers.items()
-            if breaker.next_probe_in > 0
-        },
-        local_threshold=client.options.local_threshold_ms / 1000,
+    preference = client.read_preference if read_preference is None else read_preference
+    if not hasattr(preference, "mongos_mode"):
+        raise TypeError(f"an object of type {type(preference).__name__} is no read preference")
+    waits = {at: each.next_probe_in for at, each in breakers.items() if each.next_probe_in > 0}
+    return _verdicts(
+        described,
+        driver.monitors.topology_of(client),
+        writable_server_selector if writes else preference,
+        own=applications_own(client.options.server_selector),
+        breakers=waits,
+        threshold=client.options.local_threshold_ms / 1000,
     )
-    topology = conversions.topology(described, driver.monitors.topology_of(client))
-    return eligibility.explain(topology, criteria)
 
 
 def explain(error: Exception, loop: Any) -> None:
@@ -75,17 +81,15 @@ def explain(error: Exception, loop: Any) -> None:
         return
     topology, selector = driver.selection.selecting(loop)
     words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
-    found = topology.description.server_descriptions().values()
-    errors = [each.error for each in found if each.error is not None]
+    errors = [each.error for each in servers_of(topology.description) if each.error is not None]
     if not words.startswith(OWN_WORDS) and all(
         isinstance(each, ConnectionFailure) and not attribute(each, "details") for each in errors
     ):
         words = UNREACHABLE
-    criteria = _criteria(selector)
-    if applications_own(driver.selection.selector_of(topology)) is not None:
-        # It is not called once more. What the rules have left is what it has refused.
-        criteria = criteria._replace(server_selector=lambda _: ())
-    verdicts = eligibility.explain(conversions.topology(topology.description, topology), criteria)
+    own = applications_own(driver.selection.selector_of(topology))
+    # It is not called once more. What the rules have left is what it has refused.
+    refuses = None if own is None else lambda _servers: ()
+    verdicts = _verdicts(topology.description, topology, selector, own=refuses)
     why = "; ".join(map(str, verdicts)) or "no server is known"
     cause = diagnosis(topology, selector)
     text = f"{words} ({why}){comma}{timeout}"
@@ -94,29 +98,206 @@ def explain(error: Exception, loop: Any) -> None:
 
 def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
     """The likely cause of a failed selection; None where nothing is known."""
-    described, criteria = topology.description, _criteria(selector)
-    if criteria.bound_elsewhere:
+    described = topology.description
+    if driver.selection.is_no_selector(selector):
         return None
     return diagnose(
         [
             Found(
                 address_text(each.address),
-                conversions.symptom(each, topology),
-                is_primary=each.server_type_name == ServerType.PRIMARY.value,
+                _symptom(each, topology),
+                is_primary=each.server_type_name == "RSPrimary",
                 is_member=each.is_server_type_known,
             )
-            for each in conversions.servers_of(described)
+            for each in servers_of(described)
         ],
         seeds=[address_text(each) for each in driver.waits.seeds(topology)],
         replica_set=described.topology_type_name.startswith("ReplicaSet"),
-        wants_primary=criteria.mode is Mode.PRIMARY,
+        wants_primary=getattr(selector, "mode", driver.selection.PRIMARY)
+        == driver.selection.PRIMARY,
     )
 
 
-def _criteria(selector: object) -> Criteria:
-    if selector is writable_server_selector:
-        return Criteria(write=True)
+def servers_of(described: Any) -> list[Any]:
+    """In the order of their addresses, as the driver shows them."""
+    return sorted(described.server_descriptions().values(), key=lambda each: each.address)
+
+
+def _verdicts(
+    described: Any,
+    topology: Any,
+    selector: Any,
+    *,
+    own: Any,
+    breakers: Mapping[Address, float] | None = None,
+    threshold: float = math.inf,
+) -> tuple[ServerVerdict, ...]:
+    """``own``: the application's selector; ``breakers``: those that are open, with the seconds to
+    the next probe; ``threshold``: of the latency window, in seconds."""
+    servers, breakers = servers_of(described), breakers or {}
+    excluded: dict[Address, tuple[SelectionRule, Facts]] = {}
+    found = _steps(described, topology, selector, own=own, breakers=breakers, threshold=threshold)
+    for rule, left, facts in found:
+        kept = {each.address for each in left}
+        for at in (each.address for each in servers):
+            if at in kept:
+                excluded.pop(at, None)  # the primary, where no secondary suits
+            else:
+                excluded.setdefault(at, (rule, facts))
+    return tuple(_verdict(each, excluded.get(each.address), breakers) for each in servers)
+
+
+def _verdict(server: Any, excluded: Any, breakers: Mapping[Address, float]) -> ServerVerdict:
+    address, rule = address_text(server.address), None
+    # "PossiblePrimary" is a possible primary, "RSPrimary" a primary.
+    words = re.findall("[A-Z][a-z]+", server.server_type_name.removeprefix("RS"))
+    text = f"{address} {' '.join(words).lower()}"
+    if excluded is not None:
+        rule, facts = excluded
+        text += ": " if rule is SelectionRule.AVAILABILITY else ", excluded: "
+        text += NOT_CHOSEN[rule.value].format(**facts(server))
+    else:
+        text += ", eligible"
+        # Open breakers exclude no server where every breaker is open.
+        if server.address in breakers:
+            why = NOT_CHOSEN[SelectionRule.CIRCUIT_BREAKER.value]
+            text += ", " + why.format(probe=_tenths(breakers[server.address]))
+    return ServerVerdict(address, rule, text)
+
+
+def _steps(
+    described: Any,
+    topology: Any,
+    selector: Any,
+    *,
+    own: Any,
+    breakers: Mapping[Address, float],
+    threshold: float,
+) -> Iterator[tuple[SelectionRule, list[Any], Facts]]:
+    """What each rule of Server Selection leaves, in order. A later step may bring a server back."""
+    left, kind = described.known_servers, described.topology_type_name
+    yield SelectionRule.AVAILABILITY, left, lambda each: {"error": _error(each, topology)}
+    if kind in ALONE:
+        return
     if driver.selection.is_no_selector(selector):
-        return Criteria(bound_elsewhere=True)
-    preference = getattr(selector, "effective_pref", selector)
-    return Criteria(read_preference=conversions.read_preference(preference))
+        left = []
+        yield SelectionRule.BOUND, left, lambda _: {}
+    elif kind not in REPLICA_SETS:
+        left = left if kind == "Sharded" else []
+        yield SelectionRule.MODE, left, lambda _: {"wanted": f"the deployment is {kind}"}
+    else:
+        for rule, narrower, facts in _by_preference(described, selector):
+            left = narrower(driver.selection.whole_set(described)).server_descriptions
+            yield rule, left, facts
+    if own is not None and left:
+        accepted = {each.address for each in own(list(left))}
+        left = [each for each in left if each.address in accepted]
+        yield SelectionRule.APPLICATION, left, lambda _: {}
+    left = [each for each in left if each.address not in breakers] or left
+    yield (
+        SelectionRule.CIRCUIT_BREAKER,
+        left,
+        lambda each: {"probe": _tenths(breakers[each.address])},
+    )
+    if left:
+        end = min(each.round_trip_time for each in left) + threshold
+        left = in_latency_window(left, threshold)
+        yield (
+            SelectionRule.LATENCY,
+            left,
+            lambda each: {
+                "rtt": _tenths(each.round_trip_time * 1000),
+                "end": _tenths(end * 1000),
+            },
+        )
+
+
+def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRule, Any, Facts]]:
+    """The rules of a replica set, each with a selector of pymongo's that applies the former too."""
+    if selector is writable_server_selector:
+        wanted = "writes go to the primary"
+        yield SelectionRule.MODE, selector, lambda _: {"wanted": wanted}
+        return
+    mode, limit = selector.mode, selector.max_staleness
+    wanted = f"mode {selector.mongos_mode}"
+    yield SelectionRule.MODE, make_read_preference(mode, None), lambda _: {"wanted": wanted}
+    if limit != driver.selection.NO_LIMIT:
+        yield (
+            SelectionRule.STALENESS,
+            make_read_preference(mode, None, limit),
+            lambda each: {"behind": _tenths(_staleness(each, described)), "allowed": str(limit)},
+        )
+    sets = ", else ".join(map(_tag_set, selector.tag_sets))
+    yield (
+        SelectionRule.TAGS,
+        selector,
+        lambda each: {"tags": _tag_set(each.tags), "wanted": sets},
+    )
+
+
+def _staleness(server: Any, described: Any) -> float:
+    """Seconds that a secondary is behind, at worst. Source: Max Staleness, "Client"."""
+    whole = driver.selection.whole_set(described)
+    behind: float = described.heartbeat_frequency - server.last_write_date
+    if whole.primary is None:
+        newest: float = whole.secondary_with_max_last_write_date().last_write_date
+        return behind + newest
+    lead: float = whole.primary.last_update_time - whole.primary.last_write_date
+    return behind + float(server.last_update_time) - lead
+
+
+def _tag_set(tags: Mapping[str, object]) -> str:
+    return "{" + ", ".join(f"{name}: {value}" for name, value in tags.items()) + "}"
+
+
+def _tenths(value: float) -> str:
+    """Rounded up, so that what is a little over a limit does not read as equal to it."""
+    return f"{math.ceil(round(value, 3) * 10) / 10:.1f}".removesuffix(".0")
+
+
+def _error(server: Any, topology: Any) -> str:
+    """What an unavailable server's last check has found, or what the one in progress waits for."""
+    if server.error is None:
+        return _check(topology, server.address) or "not checked yet"
+    age = max(0.0, driver.csot.now() - server.last_update_time)
+    return f"{error_text(server.error, server.address)} {age:.1f} s ago"
+
+
+def _check(topology: Any, address: Address) -> str | None:
+    check = topology and driver.monitors.check_in_progress(topology, address)
+    if check is None:
+        return None
+    seconds = f"for {driver.csot.now() - check.since:.1f} s".replace(".0 s", " s")
+    if check.connection is not None:
+        return f"no answer to hello {seconds}"
+    if check.connected:
+        return f"TLS handshake unanswered {seconds}"
+    return f"no answer to a connection attempt {seconds} (firewall, wrong address?)"
+
+
+def _symptom(server: Any, topology: Any) -> Symptom | None:
+    """What is wrong with a server; None where it is reached."""
+    if server.is_server_type_known:
+        return None
+    cause = cause_of(server.error)
+    if cause in {Symptom.PASSWORD, Symptom.SET_NAME}:
+        return cause
+    if server.error is None:
+        return symptom_of(_check(topology, server.address))
+    return symptom_of(error_text(server.error, server.address))
+
+
+def error_text(error: Exception, address: Address) -> str:
+    """The operating system's or the TLS library's words of a connection that failed; of anything
+    else only the class and the code, since a server's text quotes values."""
+    text = error.args[0] if error.args else None
+    of_server = attribute(error, "details")
+    if not isinstance(error, ConnectionFailure) or of_server or not isinstance(text, str):
+        return safe_message(error)
+    text = AFTER.sub("", text.removeprefix(f"{address_text(address)}: "))
+    number = NUMBER.match(text)
+    if number is not None:
+        # asyncio has words of its own, with the address in it once more.
+        known = int(number[1]) in errno.errorcode
+        text = os.strerror(int(number[1])) if known else text[number.end() :]
+    return " ".join(text.split())[:LONGEST_ERROR] or safe_message(error)

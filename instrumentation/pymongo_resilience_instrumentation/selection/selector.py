@@ -13,20 +13,17 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.server_choice.eligibility import in_latency_window
-from pymongo_resilience.server_choice.server_description import ServerDescription
 from pymongo_resilience.server_choice.server_load import PeakEwma, choose
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
-from . import conversions
 from .refusals import ClientBreakers
 
 
@@ -113,7 +110,6 @@ class ServerSelector:
         self._client = weakref.ref(client)
         self._enabled_flag = enabled_flag
         self._breakers = breakers
-        self._converted: dict[Any, tuple[Any, ServerDescription]] = {}
 
     def __repr__(self) -> str:
         return repr(self.own)
@@ -145,26 +141,20 @@ class ServerSelector:
         client = self._client()
         if client is None:
             return found[0]
-        known = [self._described(each, client) for each in found]
-        near = in_latency_window(known, client.options.local_threshold_ms / 1000)
+        near = in_latency_window(found, client.options.local_threshold_ms / 1000)
+        by_address = {address_text(each.address): each for each in near}
         loads: Mapping[str, float] = counts.by_address
         if counts.latencies is not None:
-            loads = counts.latencies.loads([each.address for each in near], counts.by_address)
-        chosen = choose(near, loads, random.random)
-        return next(each for each, ours in zip(found, known, strict=True) if ours is chosen)
+            counts.latencies.keep(map(address_text, driver.selection.known_addresses(client)))
+            loads = counts.latencies.loads(by_address, counts.by_address)
+        return by_address[choose(list(by_address), loads, random.random)]
 
-    def _described(self, described: Any, client: Any) -> ServerDescription:
-        """Converted once: the driver makes a new description whenever something changes."""
-        cached = self._converted.get(described.address)
-        if cached is not None and cached[0] is described:
-            return cached[1]
-        there = driver.selection.known_addresses(client)
-        self._converted = {each: it for each, it in self._converted.items() if each in there}
-        if self.counts is not None and self.counts.latencies is not None:
-            self.counts.latencies.keep({address_text(each) for each in there})
-        converted = conversions.server(described)
-        self._converted[described.address] = described, converted
-        return converted
+
+def in_latency_window(servers: Sequence[Any], threshold: float) -> list[Any]:
+    """The nearest of the driver's descriptions, and those at most ``threshold`` seconds farther
+    away. Source: Server Selection, "Filtering suitable servers based on the latency window"."""
+    end = min(each.round_trip_time for each in servers) + threshold
+    return [each for each in servers if each.round_trip_time <= end]
 
 
 def applications_own(selector: object) -> Any:
