@@ -43,7 +43,7 @@ help:
 demo: $(MAIN)/demo.stamp
 	@mkdir -p build
 	@$(MAIN)/bin/pymongo-resilience demo --svg build/demo.svg $(ARGS)
-	@echo "The same, with a trace, for a browser: build/demo.svg"
+	@echo "The same for a browser: build/demo.svg"
 
 test rest failed counts:
 	@$(PYTHON) .ci/steps.py $@

@@ -1,15 +1,19 @@
-"""What the sides report, as plain data that is safe to pickle; its sum, and the verdict."""
+"""What the sides met, summed up: a table, a verdict, figures as JSON."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from .workload import Balance
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_BAD: Final = "bold red"
 
 
 class Side(enum.Enum):
@@ -35,111 +39,89 @@ class Outcome(NamedTuple):
     seconds: float
     error: str | None
     """The class of the exception that reached the application, if one did."""
-    repeated: dict[str, int]
-    """The library's retries, counted by reason."""
-
-
-class Branch(NamedTuple):
-    """One line of a trace: a span or an event of a span."""
-
-    name: str
-    start: float
-    """Seconds since the operation began."""
-    seconds: float | None
-    """How long the span took; an event takes no time."""
-    failed: bool
-    attributes: dict[str, str]
+    retries: Counter[str]
+    """Attempts that were followed by another one, by what pymongo reported of their failure."""
 
 
 @dataclass(slots=True)
 class Record:
-    """The sum of many operations."""
+    """The sum of one side's operations, and what its database had in the end."""
 
+    seconds: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     """Operations that raised, by the class of their exception."""
-    repeated: Counter[str] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)
+    retries: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    """How often each fault acted, by its class."""
+    duplicated: int = 0
+    lost: int = 0
 
-    @property
-    def operations(self) -> int:
-        return len(self.seconds)
+    def add(self, outcome: Outcome) -> None:
+        self.seconds.append(outcome.seconds)
+        self.retries += outcome.retries
+        self.errors.update([outcome.error] if outcome.error else [])
 
     def quantile(self, share: float) -> float:
         """The shortest duration (seconds) that this share did not exceed; ``nan`` without any."""
         ordered = sorted(self.seconds)
         return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
 
-
-class Tally:
-    def __init__(self) -> None:
-        self._outcomes: defaultdict[tuple[Side, str], list[Outcome]] = defaultdict(list)
-
-    def add(self, phase: str, outcomes: Mapping[Side, Outcome]) -> None:
-        for side, outcome in outcomes.items():
-            self._outcomes[side, phase].append(outcome)
-
-    def of(self, side: Side, phase: str | None = None) -> Record:
-        total = Record()
-        for (owner, name), outcomes in self._outcomes.items():
-            if owner is side and phase in {None, name}:
-                for each in outcomes:
-                    total.seconds.append(each.seconds)
-                    total.repeated.update(each.repeated)
-                    total.errors.update([each.error] if each.error else [])
-        return total
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "operations": len(self.seconds),
+            "errors": self.errors.total(),
+            "errors_by_class": dict(sorted(self.errors.items())),
+            "retries": dict(sorted(self.retries.items())),
+            "p50": round(self.quantile(0.5), 6),
+            "p99": round(self.quantile(0.99), 6),
+            "duplicated": self.duplicated,
+            "lost": self.lost,
+            "faults": dict(sorted(self.faults.items())),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """One run of the demonstration."""
+
     server: str
     seed: int
     seconds: float
     duration: float
     """The time that the workload took (seconds)."""
-    tally: Tally
-    balances: dict[Side, Balance]
-    trace: tuple[Branch, ...]
-    """One retried operation of our side: its span, and what is below it in the order of time."""
-    faults: dict[Side, Counter[str]]
-    """How often each fault acted, by its class."""
+    sides: dict[Side, Record]
 
     def problems(self) -> list[str]:
         """What our side did wrong, in words; empty if it lost, doubled and showed nothing."""
-        record, balance = self.tally.of(Side.OURS), self.balances[Side.OURS]
-        problems = []
-        if balance.lost:
-            problems.append(f"lost {_count(balance.lost, 'write')}")
-        if balance.duplicated:
-            problems.append(f"duplicated {_count(balance.duplicated, 'write')}")
-        if record.errors:
-            names = ", ".join(sorted(record.errors))
-            problems.append(f"showed {_count(record.errors.total(), 'error')} ({names})")
-        if not record.operations:
-            problems.append("ran no operation")
-        return problems
+        ours = self.sides[Side.OURS]
+        names = ", ".join(sorted(ours.errors))
+        found = {
+            f"lost {_count(ours.lost, 'write')}": ours.lost,
+            f"duplicated {_count(ours.duplicated, 'write')}": ours.duplicated,
+            f"showed {_count(ours.errors.total(), 'error')} ({names})": ours.errors,
+            "ran no operation": not ours.seconds,
+        }
+        return [problem for problem, is_so in found.items() if is_so]
 
     def verdict(self) -> list[str]:
         """The run in plain sentences, ours first."""
-        ours, others = Side.OURS, [side for side in Side if side is not Side.OURS]
-        problems = self.problems()
-        faults = _count(self.faults[ours].total(), "injected fault")
+        ours, title, problems = self.sides[Side.OURS], Side.OURS.title, self.problems()
         sentence = (
-            f"{ours.title} FAILED: it " + " and ".join(problems) + "."
+            f"{title} FAILED: it " + " and ".join(problems) + "."
             if problems
-            else f"{ours.title} lost nothing, duplicated nothing and showed the application no "
-            f"error in {_count(self.tally.of(ours).operations, 'operation')}, through {faults}, "
-            f"on {self.server}."
+            else f"{title} lost nothing, duplicated nothing and showed the application no error in "
+            f"{_count(len(ours.seconds), 'operation')}, through "
+            f"{_count(ours.faults.total(), 'injected fault')}, on {self.server}."
         )
-        return [sentence, *(self._counts_of(side) for side in others)]
-
-    def _counts_of(self, side: Side) -> str:
-        record, balance = self.tally.of(side), self.balances[side]
-        return (
+        others = (
             f"{side.title}, same faults: "
             f"{_count(record.errors.total(), 'error')} reached the application, "
-            f"{_count(balance.duplicated, 'write')} duplicated, "
-            f"{_count(balance.lost, 'acknowledged write')} lost without an error."
+            f"{_count(record.duplicated, 'write')} duplicated, "
+            f"{_count(record.lost, 'acknowledged write')} lost without an error."
+            for side, record in self.sides.items()
+            if side is not Side.OURS
         )
+        return [sentence, *others]
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``; durations are seconds."""
@@ -148,24 +130,33 @@ class Result:
             "seed": self.seed,
             "seconds": self.seconds,
             "duration": round(self.duration, 3),
-            "sides": {side.value: self._side(side) for side in Side},
-            "retries": dict(sorted(self.tally.of(Side.OURS).repeated.items())),
+            "sides": {side.value: record.as_json() for side, record in self.sides.items()},
             "ok": not self.problems(),
             "verdict": " ".join(self.verdict()),
         }
 
-    def _side(self, side: Side) -> dict[str, Any]:
-        record, balance = self.tally.of(side), self.balances[side]
-        return {
-            "operations": record.operations,
-            "errors": record.errors.total(),
-            "errors_by_class": dict(sorted(record.errors.items())),
-            "p50": round(record.quantile(0.5), 6),
-            "p99": round(record.quantile(0.99), 6),
-            "duplicated": balance.duplicated,
-            "lost": balance.lost,
-            "faults": dict(sorted(self.faults[side].items())),
-        }
+    def report(self) -> RenderableType:
+        """What became of our side, and a table with the same rows for each."""
+        table = Table("", *(side.title for side in Side), box=None, padding=(0, 2))
+        records = [self.sides[side] for side in Side]
+
+        def row(name: str, values: Iterable[object], style: str = "") -> None:
+            zero = "green" if style == _BAD else "dim"
+            table.add_row(name, *(Text(str(each), style if each else zero) for each in values))
+
+        def rows(name: str, counters: Sequence[Counter[str]], style: str) -> None:
+            row(name, [each.total() for each in counters], style)
+            for kind in sorted(sum(counters, Counter[str]())):
+                row(f"  {kind}", [each[kind] for each in counters], style)
+
+        row("operations", [len(each.seconds) for each in records])
+        row("lost writes", [each.lost for each in records], _BAD)
+        row("duplicated writes", [each.duplicated for each in records], _BAD)
+        rows("errors the application saw", [each.errors for each in records], _BAD)
+        rows("failed attempts, repeated", [each.retries for each in records], "yellow")
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            row(name, [f"{each.quantile(share) * 1000:.1f} ms" for each in records])
+        return Group(Text(self.verdict()[0], "bold red" if self.problems() else "green"), table)
 
 
 def _count(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pymongo import InsertOne, UpdateOne
 from pymongo.collection import Collection
@@ -31,7 +31,6 @@ class Step:
 
     number: int
     kind: Kind
-    phase: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,7 @@ def perform(database: Database[Document], step: Step) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
+class Balance(NamedTuple):
     """The difference between what was acknowledged and what is there, counted in writes."""
 
     duplicated: int
