@@ -20,6 +20,7 @@ from pymongo_resilience_instrumentation.tools.dashboards import (
     content,
 )
 from pymongo_resilience_instrumentation.tools.dashboards.panels import ROWS
+from support.metrics_table import metrics_table
 
 PROMTOOL = shutil.which("promtool")
 FIGURE = Path(__file__).parent.parent / "docs" / "dashboard.svg"
@@ -130,7 +131,9 @@ def test_every_series_is_one_of_the_chosen_processes() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_every_metric_and_attribute_that_is_named_exists(name: str) -> None:
     """As exporters to Prometheus name it: with underscores, a unit and a kind."""
-    known = {value for value in vars(semconv).values() if isinstance(value, str)}
+    known = {value for value in vars(semconv).values() if isinstance(value, str)} | {
+        *metrics_table()
+    }
     words = {each.replace(".", "_") for each in known}
     ending = re.compile(r"(_seconds)?(_bucket|_count|_sum|_total)?$")
     named = set(re.findall(r"\b(?:db|pymongo_resilience|server|error)_\w+", content(name)))

@@ -231,7 +231,9 @@ def test_every_variable_that_is_named_exists_and_takes_the_value(document: Path)
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None:
-    known = {value for value in vars(semconv).values() if isinstance(value, str)}
+    known = {value for value in vars(semconv).values() if isinstance(value, str)} | {
+        *metrics_table()
+    }
     named = set(
         re.findall(
             r"`((?:db|server|exception|error|network|retry|pymongo_resilience)\.[a-z_.]+)`",
@@ -271,9 +273,11 @@ class Instruments(NoOpMeter):
         if kind is None:
             return method
 
-        def create(name: str, unit: str = "", **kwargs: Any) -> Any:
+        def create(name: str, *args: Any, **kwargs: Any) -> Any:
+            made = method(name, *args, **kwargs)
+            unit = args[0] if kind in {"histogram", "counter"} else args[1]
             self.made[name] = f"{kind}, {unit}"
-            return method(name, unit=unit, **kwargs)
+            return made
 
         return create
 

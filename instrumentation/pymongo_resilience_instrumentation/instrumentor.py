@@ -22,8 +22,12 @@ from pymongo_resilience_instrumentation.public_api import client_setup
 from pymongo_resilience_instrumentation.runtime import Runtime, meter_of
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
-from pymongo_resilience_instrumentation.telemetry import client_tracing, semconv
-from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges, server_gauges
+from pymongo_resilience_instrumentation.telemetry import client_tracing
+from pymongo_resilience_instrumentation.telemetry.server_gauges import (
+    OF_POOLS,
+    ServerGauges,
+    server_gauges,
+)
 from pymongo_resilience_instrumentation.transactions.repeated_transactions import RetryTransaction
 
 from . import deferred, driver, forks, self_check
@@ -35,8 +39,6 @@ if TYPE_CHECKING:
 SUPPORTED = ("pymongo >= 4.19, < 5",)
 CHECKS = ("skip_dep_check", "raise_exception_on_conflict")
 """What OpenTelemetry's own ``instrument()`` takes."""
-OF_POOLS = (semconv.CONNECTION_COUNT, semconv.CONNECTION_PENDING_REQUESTS)
-"""Metrics that need names of the driver's pools."""
 IN_FORCE = (
     "instrument() was called before, with other arguments, and those stay in force; "
     "instrument(..., replace=True) puts these in their place"

@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import Sender
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
-from pymongo_resilience_instrumentation.telemetry.client_tracing import Warnings
+from pymongo_resilience_instrumentation.telemetry.client_tracing import Providers, Warnings
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
@@ -82,6 +82,7 @@ class Runtime:
         """Whether retries are decided here, not in the driver's own loop."""
         self.enabled_flag = EnabledFlag()
         self.warnings = Warnings()
+        self.providers = Providers(settings.tracer_provider, settings.meter_provider)
         reported = Reported([EventLog(), *settings.listeners])
         listener = Broadcast([*self._telemetry(settings), reported], ours=True)
         self.closings: Closings = Closings() if earlier is None else earlier.closings
@@ -131,9 +132,9 @@ class Runtime:
             self.command_spans = CommandSpans(
                 tracer,
                 config.command_spans,
-                settings.request_hook,
-                settings.response_hook,
-                settings.failed_hook,
+                request_hook=settings.request_hook,
+                response_hook=settings.response_hook,
+                failed_hook=settings.failed_hook,
             )
             self.transaction_spans = TransactionSpans(tracer)
             self.operation_spans = OperationSpans(tracer)
@@ -194,7 +195,8 @@ class Runtime:
                 call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
             call.policy_seconds = time.perf_counter() - call.started
         call.token = calls.make_current(call)
-        if span and self.operation_spans is not None:
+        records = self.providers.record or self.providers.found()
+        if span and records and self.operation_spans is not None:
             around = call.ends or (None if session is None else parent_of(session))
             self.operation_spans.start(call, around)
 
@@ -259,12 +261,12 @@ class Runtime:
     ) -> None:
         """``ended_ns``: since the epoch; None is now."""
         try:
-            if self.operation_metrics is not None and call.public:
+            if self.operation_metrics is not None and self.providers.record:
                 self.operation_metrics.record(call, error, seconds)
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while recording %s", call)
         try:
-            if self.operation_spans is not None:
+            if self.operation_spans is not None and call.span is not None:
                 self.operation_spans.end(call, error, ended_ns)
             if call.ends is not None:
                 call.ends.end(
@@ -296,10 +298,6 @@ class Runtime:
             for each in call.waits or ():
                 # A Ctrl-C may have come before the wait itself could remove it.
                 self.clients.waiting.pop(each, None)
-            if self.operation_metrics is not None:
-                self.operation_metrics.record_waits(call)
-            if self.operation_spans is not None:
-                self.operation_spans.add_waits(call)
 
     def counts_of(self, client: object) -> OperationCounts | None:
         """The attempts in progress; None where the driver chooses the client's servers."""

@@ -160,7 +160,7 @@ def test_it_is_repeated_as_a_whole_and_counts_once(
     assert semconv.EVENT_DECLINED not in {each.name for each in operation.events}
     assert operation.attributes[semconv.ATTEMPTS] == times + 1
     assert operation.attributes[semconv.OUTCOME] == "retried_ok"
-    (point,) = [point for _, point in telemetry.points(semconv.RETRIES)]
+    (point,) = [point for _, point in telemetry.points("pymongo_resilience.retries")]
     assert (point.value, point.attributes[semconv.DECISION]) == (times, "scheduled")
     assert [type(each) for each in telemetry.decisions.events] == [RetryScheduled] * times
     assert sum("again in" in record.getMessage() for record in caplog.records) == times

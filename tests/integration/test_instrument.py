@@ -331,7 +331,7 @@ def test_a_fault_of_ours_never_reaches_the_application(
         "pymongo_resilience_instrumentation.telemetry.metrics.OperationMetrics.record",
         "pymongo_resilience_instrumentation.telemetry.command_spans.SentCommand",
         "pymongo_resilience_instrumentation.clients.client_registry.Pool.checked_out",
-        "pymongo_resilience_instrumentation.telemetry.metrics.DriverMetrics.used",
+        "pymongo_resilience_instrumentation.telemetry.listeners.measure",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, broken)

@@ -191,7 +191,7 @@ def test_a_repeated_transaction_is_an_event_a_retry_and_a_line_of_the_log(
     assert attributes[semconv.SERVER] == proxy.primary.host_and_port
     (point,) = [
         point
-        for attributes, point in telemetry.points(semconv.RETRIES)
+        for attributes, point in telemetry.points("pymongo_resilience.retries")
         if attributes["db.operation.name"] == "transaction"
     ]
     assert (point.value, point.attributes[semconv.DECISION]) == (2, "scheduled")

@@ -5,6 +5,7 @@ two variables of MongoDB's specification.
 Source: OpenTelemetry (MongoDB driver specifications), "Tracing" and "MongoClient Options".
 
 What OpenTelemetry's own instrumentation of pymongo, or the driver, records is not recorded again.
+Nothing is recorded while there is no SDK, but one may be set up at any time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from opentelemetry import metrics, trace
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.internal_errors import logger
@@ -32,6 +34,8 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 _SPELLINGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _KEPT = "_pymongo_resilience_tracing"
 """A client's attribute."""
+API = ("opentelemetry.trace", "opentelemetry.metrics")
+"""Where the providers are from that record nothing."""
 CONTRIB = "opentelemetry.instrumentation.pymongo"
 
 
@@ -132,6 +136,23 @@ def _length() -> int:
         "%s=%r: expected %s; no text of commands is shown", LENGTH_VARIABLE, text, expected
     )
     return 0
+
+
+class Providers:
+    """OpenTelemetry's, which are the application's or the global ones. Thread-safe."""
+
+    def __init__(self, tracers: Any, meters: Any) -> None:
+        self._tracers, self._meters = tracers, meters
+        self.record = False
+        """Whether one of them was found to be an SDK's, or anybody's but the API's own."""
+
+    def found(self) -> bool:
+        """Look for an SDK, until there is one."""
+        tracers = self._tracers or trace.get_tracer_provider()
+        meters = self._meters or metrics.get_meter_provider()
+        modules = type(tracers).__module__, type(meters).__module__
+        self.record = not (modules[0].startswith(API) and modules[1].startswith(API))
+        return self.record
 
 
 class Warnings:

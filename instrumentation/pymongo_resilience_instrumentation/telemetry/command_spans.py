@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from opentelemetry import context, trace
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pymongo import monitoring
 from pymongo.errors import PyMongoError
 from pymongo.monitoring import CommandListener
@@ -37,7 +38,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import Function
 from . import semconv
 from .client_tracing import DEFAULT, Tracing
 from .command_attributes import SENSITIVE, command_attributes, cursor_of, number, text_of
-from .listeners import OurListener, callback
+from .listeners import OurListener, guarded
 from .operation_spans import error_attributes
 
 OTHER = "_OTHER"
@@ -46,41 +47,25 @@ OK = Status()
 Hook = Callable[[Any, Any], object]
 
 
-def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | None:
-    """The hook; what it raises is logged once, and never hurts the operation."""
-    if hook is None:
-        return None
-    logged = False
-
-    def call(span: Span, event: object) -> None:
-        nonlocal logged
-        try:
-            calls.reported(hook, span, event)
-        except Exception:
-            if not logged:
-                logged = True
-                logger.exception("the %s raised; later errors of it are not logged", name)
-
-    return call
-
-
 class CommandSpans:
-    """Whether and how commands are shown. Immutable; as thread- and task-safe as the hooks."""
+    """Whether and how commands are shown. As thread- and task-safe as the hooks."""
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        mode: str = ON_RETRY,
-        request_hook: Hook | None = None,
-        response_hook: Hook | None = None,
-        failed_hook: Hook | None = None,
-    ) -> None:
+    def __init__(self, tracer: Tracer, mode: str = ON_RETRY, **hooks: Hook | None) -> None:
         """``mode``: of the option ``command_spans``."""
         self.tracer = tracer
         self.mode = mode
-        self.request_hook = _harmless("request_hook", request_hook)
-        self.response_hook = _harmless("response_hook", response_hook)
-        self.failed_hook = _harmless("failed_hook", failed_hook)
+        self.hooks = {name: hook for name, hook in hooks.items() if hook is not None}
+        self._raised: set[str] = set()
+
+    def call_hook(self, name: str, span: Span, event: object) -> None:
+        """What it raises is logged once, and never hurts the operation."""
+        if name in self.hooks:
+            try:
+                calls.reported(self.hooks[name], span, event)
+            except Exception:
+                if name not in self._raised:
+                    self._raised.add(name)
+                    logger.exception("the %s raised; later errors of it are not logged", name)
 
 
 class SentCommand:
@@ -92,16 +77,12 @@ class SentCommand:
     )  # fmt: skip
 
     def __init__(
-        self,
-        spans: CommandSpans,
-        event: monitoring.CommandStartedEvent,
-        around: Span,
-        driver_connection_id: int | None,
+        self, spans: CommandSpans, event: monitoring.CommandStartedEvent, call: Call, around: Span
     ) -> None:
         """``around``: the operation's span."""
         self._spans = spans
         self.event = event
-        self._driver_connection_id = driver_connection_id
+        self._driver_connection_id = call.driver_connection_id
         self.around = around
         self.result: dict[str, Any] = {}
         """Attributes beside those of what was sent."""
@@ -111,14 +92,18 @@ class SentCommand:
         self.ended_ns = 0
         self.status = OK
 
-    def start_span(self) -> None:
+    def start_span(self) -> Span:
         self.span = self._spans.tracer.start_span(
             self.event.command_name,
             trace.set_span_in_context(self.around, context.get_current()),
             kind=SpanKind.CLIENT,
-            attributes=command_attributes(self.event, self._driver_connection_id, self.result),
+            attributes=self.attributes(),
             start_time=self.started_ns,
         )
+        return self.span
+
+    def attributes(self) -> dict[str, Any]:
+        return command_attributes(self.event, self._driver_connection_id, self.result)
 
     def end(self, call: Call, ended_ns: int | None = None) -> None:
         """End its span, or keep it for the end of the operation. ``ended_ns``: None is now."""
@@ -135,14 +120,14 @@ class SentCommand:
 
     def record(self) -> None:
         """End its span, which is made now where there is none."""
-        if self.span is None:
-            self.start_span()
+        span = self.span
+        if span is None:
+            span = self.start_span()
         else:
-            self.span.set_attributes(self.result)
-        if self.span is not None:
-            if self.status is not OK:
-                self.span.set_status(self.status)
-            self.span.end(self.ended_ns)
+            span.set_attributes(self.result)
+        if self.status is not OK:
+            span.set_status(self.status)
+        span.end(self.ended_ns)
 
     def interrupt(self, call: Call, error: BaseException | None, ended_ns: int | None) -> None:
         """End it with the operation, where the driver did not report its end."""
@@ -159,7 +144,7 @@ class SentCommand:
         elif error is not None or call.reasons:
             self.record()
             return {}
-        return command_attributes(self.event, self._driver_connection_id, self.result)
+        return self.attributes()
 
 
 class Commands(OurListener, CommandListener):
@@ -179,23 +164,27 @@ class Commands(OurListener, CommandListener):
         self._tracing = tracing
         self._recorded_elsewhere = recorded_elsewhere
 
-    @callback
-    def started(self, event: monitoring.CommandStartedEvent, call: Call | None) -> None:
-        if call is None:
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        call = calls.found()
+        if call is None or call.ended or not self.enabled_flag.on:
             return
         call.server = event.connection_id
-        spans, around = self._spans, call.span
-        if spans is None or (self._recorded_elsewhere is not None and self._recorded_elsewhere()):
-            return
+        if self._spans is not None and call.span is not None and call.span.is_recording():
+            self._started(event, call, self._spans, call.span)
+
+    @guarded
+    def _started(
+        self, event: monitoring.CommandStartedEvent, call: Call, spans: CommandSpans, around: Span
+    ) -> None:
         if not event.command or event.command_name.lower() in SENSITIVE:
             call.withholds = True
             return
-        if around is None or not around.is_recording():
+        if self._recorded_elsewhere is not None and self._recorded_elsewhere():
             return
         earlier = call.command_spans.pop(event.request_id, None)
         if earlier is not None:
             earlier.interrupt(call, None, None)
-        sent = SentCommand(spans, event, around, call.driver_connection_id)
+        sent = SentCommand(spans, event, call, around)
         call.command_spans[event.request_id] = sent
         if self._tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
@@ -209,33 +198,32 @@ class Commands(OurListener, CommandListener):
             if first is not None and first.ended_ns:
                 calls.publish(call, first.record)
             calls.publish(call, sent.start_span)
-        if spans.request_hook is not None:
-            spans.request_hook(sent.span or around, event)
+        if spans.hooks:
+            spans.call_hook("request_hook", sent.span or around, event)
 
-    @callback
-    def succeeded(self, event: monitoring.CommandSucceededEvent, call: Call | None) -> None:
-        sent = None if call is None else call.command_spans.pop(event.request_id, None)
-        if call is None or sent is None or self._spans is None:
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        call = calls.found()
+        if call is not None and call.command_spans and not call.ended:
+            self._ended(event, call, "response_hook")
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        call = calls.found()
+        if call is not None and call.command_spans and not call.ended:
+            self._ended(event, call, "failed_hook")
+
+    @guarded
+    def _ended(self, event: Any, call: Call, hook: str) -> None:
+        sent: SentCommand | None = call.command_spans.pop(event.request_id, None)
+        if sent is None or self._spans is None:
             return
-        cursor_id = cursor_of(sent.event, event.reply)
-        if cursor_id:
+        if isinstance(event, monitoring.CommandFailedEvent):
+            attributes, sent.status = _failure_of(event, quotes=self._tracing.quotes)
+            sent.result |= attributes
+        elif cursor_id := cursor_of(sent.event, event.reply):
             sent.result[semconv.CURSOR_ID] = cursor_id
         try:
-            if self._spans.response_hook is not None:
-                self._spans.response_hook(sent.span or sent.around, event)
-        finally:
-            sent.end(call)
-
-    @callback
-    def failed(self, event: monitoring.CommandFailedEvent, call: Call | None) -> None:
-        sent = None if call is None else call.command_spans.pop(event.request_id, None)
-        if call is None or sent is None or self._spans is None:
-            return
-        attributes, sent.status = _failure_of(event, quotes=self._tracing.quotes)
-        sent.result |= attributes
-        try:
-            if self._spans.failed_hook is not None:
-                self._spans.failed_hook(sent.span or sent.around, event)
+            if self._spans.hooks:
+                self._spans.call_hook(hook, sent.span or sent.around, event)
         finally:
             sent.end(call)
 
@@ -272,6 +260,7 @@ COMMENTED = frozenset({
 FIRST_WIRE_VERSION = 9
 """MongoDB 4.4: before, a server refuses an argument that it does not know."""
 KEY = "traceparent"
+PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def comment(enabled_flag: EnabledFlag) -> Method:
@@ -298,12 +287,7 @@ def _add(connection: Any, command: Any) -> None:
     if call.operation == "runCommand":
         # The document is the application's own: what is put there would stay there.
         return
-    context = call.span.get_span_context()
-    if context.is_valid and connection.max_wire_version >= FIRST_WIRE_VERSION:
-        command["comment"] = {KEY: traceparent(context)}
-
-
-def traceparent(context: SpanContext) -> str:
-    """Source: W3C Trace Context, "traceparent Header"."""
-    trace_id, span_id = context.trace_id, context.span_id
-    return f"00-{trace_id:032x}-{span_id:016x}-{context.trace_flags:02x}"
+    carrier: dict[str, str] = {}
+    PROPAGATOR.inject(carrier, trace.set_span_in_context(call.span))
+    if KEY in carrier and connection.max_wire_version >= FIRST_WIRE_VERSION:
+        command["comment"] = {KEY: carrier[KEY]}

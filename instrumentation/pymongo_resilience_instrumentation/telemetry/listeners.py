@@ -9,18 +9,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from sys import exception
-from typing import Any, TypeVar
+from typing import Any
 
+from opentelemetry.metrics import NoOpMeter
 from pymongo import monitoring
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients.client_registry import ClientState, Pool
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 
-from .metrics import DriverMetrics
+from . import semconv
+from .metrics import NO_CONTEXT, DriverMetrics, measure
 
 
 class OurListener:
@@ -30,25 +32,22 @@ class OurListener:
         self.enabled_flag = enabled_flag
 
 
-_E = TypeVar("_E")
-_L = TypeVar("_L", bound=OurListener)
 faulty: set[Any] = set()
 """Methods whose first internal error was logged."""
 
 
-def callback(method: Callable[[_L, _E, Call | None], None]) -> Callable[[_L, _E], None]:
-    """A listener's method that is given the call in progress, too, and that the driver sees no
-    internal error of: the first is logged. Nothing while the library is switched off.
+def guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """A listener's method that the driver sees no internal error of: the first is logged. Nothing
+    while the library is switched off.
 
     The driver would drop what a signal handler has raised, so the call in progress keeps it."""
 
     @functools.wraps(method)
-    def called(self: _L, event: _E) -> None:
+    def called(self: OurListener, *args: Any) -> None:
         try:
             flag = self.enabled_flag
             if flag.on and (exception() is None or flag.acts()):
-                call = calls.found()
-                method(self, event, None if call is None or call.ended else call)
+                method(self, *args)
         except Exception as error:
             call = calls.current()
             if not isinstance(error, internal_errors.faults) and call is not None:
@@ -69,19 +68,20 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
 
     def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
 
-    @callback
-    def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent, _: Call | None) -> None:
-        self._metrics.heartbeat(
-            event.connection_id, event.duration, awaited=event.awaited, failed=False
-        )
+    @guarded
+    def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
+        measure(self._metrics.heartbeat.record, event.duration, _attributes(event), None)
 
-    @callback
-    def failed(self, event: monitoring.ServerHeartbeatFailedEvent, _: Call | None) -> None:
+    @guarded
+    def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
+        measure(self._metrics.heartbeat.record, event.duration, _attributes(event), None)
         # A check that the client itself has ended, as by close(), tells nothing of the server.
-        failed = not driver.monitors.was_cancelled(event.reply)
-        self._metrics.heartbeat(
-            event.connection_id, event.duration, awaited=event.awaited, failed=failed
-        )
+        if not driver.monitors.was_cancelled(event.reply):
+            self._metrics.heartbeat_failures.add(1, _attributes(event), NO_CONTEXT)
+
+
+def _attributes(event: Any) -> dict[str, Any]:
+    return {**semconv.address_attributes(event.connection_id), semconv.AWAITED: event.awaited}
 
 
 class Pools(OurListener, monitoring.ConnectionPoolListener):
@@ -94,8 +94,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
         super().__init__(enabled_flag)
         self.client = client
         self._pools = client.pools
-        self._metrics = metrics
-        self._times_uses = metrics is not None and metrics.times_uses
+        self._metrics = metrics or DriverMetrics(NoOpMeter(""), everything=False)
 
     def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
         self.client.open_pool(event.address)
@@ -113,44 +112,34 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
         if pool is not None:
             pool.closed(event.connection_id)
 
-    @callback
-    def connection_ready(self, event: monitoring.ConnectionReadyEvent, call: Call | None) -> None:
-        pool = self._pools.get(event.address)
-        if pool is not None and self._metrics is not None:
-            self._metrics.connected(pool, event.duration, call)
+    @guarded
+    def _measure(self, address: Address, record: Callable[..., None], value: float | None) -> None:
+        pool = self._pools.get(address)
+        if pool is not None:
+            measure(record, value, pool.attributes, calls.current())
 
-    @callback
-    def connection_check_out_failed(
-        self, event: monitoring.ConnectionCheckOutFailedEvent, call: Call | None
-    ) -> None:
-        pool = self._pools.get(event.address)
-        if pool is not None and self._metrics is not None:
-            self._metrics.refused(pool, event.reason, call)
+    def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
+        self._measure(event.address, self._metrics.create_time.record, event.duration)
+
+    def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
+        if event.reason == monitoring.ConnectionCheckOutFailedReason.TIMEOUT:
+            self._measure(event.address, self._metrics.timeouts.add, 1)
 
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
         call = calls.found()
         if call is not None:
             call.driver_connection_id = event.connection_id
-        if self._times_uses:
-            self._checked_out(event)
-
-    @callback
-    def _checked_out(self, event: monitoring.ConnectionCheckedOutEvent, call: Call | None) -> None:
-        pool = self._pools.get(event.address)
-        if pool is not None and self._metrics is not None and not calls.reporting():
-            pool.checked_out(event.connection_id)
-            self._metrics.waited(pool, event.duration, call)
+        if self._metrics.wait_time is not None and not calls.reporting():
+            pool = self._pools.get(event.address)
+            if pool is not None:
+                pool.checked_out(event.connection_id)
+            self._measure(event.address, self._metrics.wait_time.record, event.duration)
 
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
-        pool = self._pools.get(event.address) if self._times_uses else None
-        seconds = None if pool is None else pool.checked_in(event.connection_id)
-        if pool is not None and seconds is not None:
-            self._used((pool, seconds))
-
-    @callback
-    def _used(self, use: tuple[Pool, float], call: Call | None) -> None:
-        if self._metrics is not None:
-            self._metrics.used(*use, call)
+        if self._metrics.use_time is not None:
+            pool = self._pools.get(event.address)
+            seconds = None if pool is None else pool.checked_in(event.connection_id)
+            self._measure(event.address, self._metrics.use_time.record, seconds)
 
     def connection_check_out_started(
         self, event: monitoring.ConnectionCheckOutStartedEvent

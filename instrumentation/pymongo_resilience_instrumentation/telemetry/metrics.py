@@ -7,21 +7,19 @@ for. Durations are seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import Histogram, Meter
-from pymongo.monitoring import ConnectionCheckOutFailedReason
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients.client_registry import Pool
 from pymongo_resilience_instrumentation.failures.error_texts import (
     code_name,
     outcome_of,
@@ -59,15 +57,9 @@ def _duration_attributes(
     return attributes
 
 
-def _histogram(
-    meter: Meter,
-    name: str,
-    description: str,
-    unit: str = "s",
-    boundaries: Sequence[float] = semconv.DURATION_BOUNDARIES,
-) -> Histogram:
+def _seconds(meter: Meter, name: str, description: str) -> Histogram:
     return meter.create_histogram(
-        name, unit=unit, description=description, explicit_bucket_boundaries_advisory=boundaries
+        name, "s", description, explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES
     )
 
 
@@ -78,46 +70,38 @@ class OperationMetrics:
         self, meter: Meter, *, by_collection: bool = True, everything: bool = True
     ) -> None:
         self._by_collection = by_collection
-        self._duration = _histogram(
-            meter,
-            semconv.OPERATION_DURATION,
-            "Duration of a call of the public API, its retries included.",
+        self._duration = _seconds(
+            meter, "db.client.operation.duration", "Duration of a call, its retries included."
         )
         self._retries = meter.create_counter(
-            semconv.RETRIES,
-            unit="{decision}",
-            description="Failed attempts by decision: scheduled, or the rule that declined.",
+            "pymongo_resilience.retries", "{decision}", "Failed attempts, by what was decided."
         )
         self._hedged = meter.create_counter(
-            semconv.HEDGED_READS,
-            unit="{read}",
-            description="Reads sent to a second server as well, by whose answer came first.",
+            "pymongo_resilience.hedged_reads", "{read}", "Reads sent to a second server as well."
+        )
+        self._selection = _seconds(
+            meter, "pymongo_resilience.server_selection.duration", "Waits of attempts for a server."
+        )
+        self._backoff = _seconds(
+            meter, "pymongo_resilience.backoff", "Delay before an attempt is repeated."
         )
         self._attempts: Histogram | None = None
         if everything:
-            self._attempts = _histogram(
-                meter,
+            self._attempts = meter.create_histogram(
                 semconv.ATTEMPTS,
-                "Attempts that one call of the public API took.",
                 "{attempt}",
-                semconv.ATTEMPT_BOUNDARIES,
+                "Attempts that one call took.",
+                explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
             )
-        self._selection = _histogram(
-            meter,
-            semconv.SELECTION_DURATION,
-            "Time that an attempt waited for a server, where it had to.",
-        )
-        self._backoff = _histogram(meter, semconv.BACKOFF, "Delay before an attempt is repeated.")
-
-    def record_waits(self, call: Call) -> None:
-        """Record how long a call waited for servers."""
-        for wait in call.waits or ():
-            if wait.what is For.SERVER:
-                outcome = {semconv.OUTCOME: wait.outcome or ""}
-                attributes = {semconv.DB_OPERATION_NAME: call.operation} | outcome
-                self._selection.record(wait.seconds, attributes)
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
+        for wait in call.waits or ():
+            if wait.what is For.SERVER:
+                waited = {semconv.DB_OPERATION_NAME: call.operation}
+                waited[semconv.OUTCOME] = wait.outcome or ""
+                self._selection.record(wait.seconds, waited)
+        if not call.public:
+            return
         database, collection = call.target
         attributes = _duration_attributes(
             call.operation,
@@ -167,71 +151,36 @@ def error_type(error: BaseException) -> str:
 
 
 class DriverMetrics:
-    """What pools and monitors report. Thread- and task-safe. ``call`` is the one that something is
-    measured in, which its exemplars lead to. Durations that make no sense are left out."""
+    """The instruments of what pools and monitors report."""
 
     def __init__(self, meter: Meter, *, everything: bool = True) -> None:
-        self._wait_time = self._use_time = None
+        self.wait_time = self.use_time = None
         if everything:
-            self._wait_time = _histogram(
-                meter, semconv.CONNECTION_WAIT_TIME, "Time until the pool gave a connection."
+            self.wait_time = _seconds(
+                meter, "db.client.connection.wait_time", "Time until the pool gave a connection."
             )
-            self._use_time = _histogram(
-                meter,
-                semconv.CONNECTION_USE_TIME,
-                "Time from taking a connection to giving it back.",
+            self.use_time = _seconds(
+                meter, "db.client.connection.use_time", "Time that a connection was taken."
             )
-        self._create_time = _histogram(
-            meter,
-            semconv.CONNECTION_CREATE_TIME,
-            "Time to connect: TCP, TLS, hello and authentication.",
+        self.create_time = _seconds(
+            meter, "db.client.connection.create_time", "TCP, TLS, hello and authentication."
         )
-        self._timeouts = meter.create_counter(
-            semconv.CONNECTION_TIMEOUTS,
-            unit="{timeout}",
-            description="Waits for a connection of the pool that ended without one, out of time.",
+        self.timeouts = meter.create_counter(
+            "db.client.connection.timeouts", "{timeout}", "Waits for a connection, out of time."
         )
-        self._heartbeat = _histogram(
-            meter,
-            semconv.HEARTBEAT_DURATION,
-            "Duration of a monitor's hello; an awaited one lasts until the server has news.",
+        self.heartbeat = _seconds(
+            meter, "pymongo_resilience.heartbeat.duration", "Duration of a monitor's hello."
         )
-        self._heartbeat_failures = meter.create_counter(
-            semconv.HEARTBEAT_FAILURES,
-            unit="{failure}",
-            description="Hellos of a monitor that failed.",
+        self.heartbeat_failures = meter.create_counter(
+            "pymongo_resilience.heartbeat.failures", "{failure}", "Failed hellos of a monitor."
         )
-        self.times_uses = everything
-
-    def waited(self, pool: Pool, seconds: float | None, call: Call | None) -> None:
-        _record(self._wait_time, seconds, pool.attributes, call)
-
-    def used(self, pool: Pool, seconds: float, call: Call | None) -> None:
-        _record(self._use_time, seconds, pool.attributes, call)
-
-    def connected(self, pool: Pool, seconds: float | None, call: Call | None) -> None:
-        _record(self._create_time, seconds, pool.attributes, call)
-
-    def refused(self, pool: Pool, reason: str, call: Call | None) -> None:
-        """A check-out ended without a connection."""
-        if reason == ConnectionCheckOutFailedReason.TIMEOUT:
-            self._timeouts.add(1, pool.attributes, NO_CONTEXT if call is None else None)
-
-    def heartbeat(
-        self, server: Address, seconds: float | None, *, awaited: bool, failed: bool
-    ) -> None:
-        attributes = {**semconv.address_attributes(server), semconv.AWAITED: awaited}
-        _record(self._heartbeat, seconds, attributes, None)
-        if failed:
-            self._heartbeat_failures.add(1, attributes, NO_CONTEXT)
 
 
-def _record(
-    histogram: Histogram | None,
-    seconds: float | None,
-    attributes: dict[str, Any],
-    call: Call | None,
+def measure(
+    record: Callable[..., None], value: float | None, attributes: dict[str, Any], call: Call | None
 ) -> None:
-    if histogram is not None and seconds is not None and 0 <= seconds < math.inf:
+    """Record a value, unless it makes no sense. Its exemplar leads to the ``call`` that it was
+    measured in."""
+    if value is not None and 0 <= value < math.inf:
         # None is the current context.
-        histogram.record(seconds, attributes, NO_CONTEXT if call is None else None)
+        record(value, attributes, NO_CONTEXT if call is None else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import context, trace
@@ -11,7 +11,7 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
-from pymongo_resilience.internal_errors import foreign
+from pymongo_resilience.internal_errors import ForeignError, foreign
 from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
@@ -63,17 +63,20 @@ class OperationSpans:
         if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
             return
         outer = context.get_current()
+        parent = (
+            outer if transaction is None else trace.set_span_in_context(transaction.span, outer)
+        )
         database, collection = call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
-        span = calls.publish(
-            call,
-            self._tracer.start_span,
-            name,
-            outer if transaction is None else trace.set_span_in_context(transaction.span, outer),
-            kind=SpanKind.CLIENT,
-            attributes=attributes,
-        )
+        # What samplers and processors send meanwhile is no part of the call.
+        call.reporting = call.ended = True
+        try:
+            span = self._tracer.start_span(name, parent, SpanKind.CLIENT, attributes)
+        except Exception as error:
+            raise ForeignError(error) from error
+        finally:
+            call.reporting = call.ended = False
         if not span.get_span_context().is_valid:
             # There is no SDK, and the call is in no trace.
             return
@@ -90,33 +93,18 @@ class OperationSpans:
             while call.command_spans:
                 call.command_spans.popitem()[1].interrupt(call, error, ended_ns)
             if span.is_recording():
+                if call.waits:
+                    _add_waits(span, call.waits)
                 attributes = _retry_attributes(call)
                 attributes[semconv.OUTCOME] = outcome_of(call, error)
                 if call.only_command is not None:
                     attributes |= call.only_command.settle(call, error)
                 span.set_attributes(attributes)
         finally:
-            if error is None:
-                span.end(ended_ns)
-            else:
-                # A coroutine that is closed unfinished has left its client.
-                shown = not (call.withholds or isinstance(error, GeneratorExit))
-                quotes = shown and tracing_of(call.client).quotes
-                end_span(span, error, quotes=quotes, ended_ns=ended_ns)
-
-    def add_waits(self, call: Call) -> None:
-        """Each that had to be, for a server or for a connection, at the time when it was over."""
-        if not call.waits or call.span is None or not call.span.is_recording():
-            return
-        for wait in call.waits[-SHOWN_WAITS:]:
-            attributes: dict[str, Any] = {
-                semconv.WAITED: wait.seconds,
-                semconv.OUTCOME: wait.outcome or "",
-            }
-            if wait.connecting is not None:
-                attributes[semconv.CONNECTING] = wait.connecting
-            name = EVENTS[wait.what]
-            call.span.add_event(name, attributes, timestamp=wait.ended_ns)
+            # A coroutine that is closed unfinished has left its client.
+            hidden = error is None or call.withholds or isinstance(error, GeneratorExit)
+            quotes = not hidden and tracing_of(call.client).quotes
+            end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
@@ -138,6 +126,18 @@ class OperationSpans:
             span.add_event(semconv.EVENT_SCHEDULED, attributes | {semconv.DELAY: event.delay})
         else:
             span.add_event(semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value})
+
+
+def _add_waits(span: Span, waits: Sequence[Any]) -> None:
+    """Each that had to be, for a server or for a connection, at the time when it was over."""
+    for wait in waits[-SHOWN_WAITS:]:
+        attributes: dict[str, Any] = {
+            semconv.WAITED: wait.seconds,
+            semconv.OUTCOME: wait.outcome or "",
+        }
+        if wait.connecting is not None:
+            attributes[semconv.CONNECTING] = wait.connecting
+        span.add_event(EVENTS[wait.what], attributes, wait.ended_ns)
 
 
 def _show_hedge(span: Span, event: ReadHedged) -> None:

@@ -1,4 +1,4 @@
-"""The names of the telemetry contract, each once."""
+"""The names of attributes and events, each once; metrics are named where they are made."""
 
 from __future__ import annotations
 
@@ -64,33 +64,9 @@ EVENT_TIMELINE = "operation.timeline"
 PHASES = OURS + "timeline.phases"
 MILLISECONDS = OURS + "timeline.milliseconds"
 
-OPERATION_DURATION = "db.client.operation.duration"
-CONNECTION_COUNT = "db.client.connection.count"
-CONNECTION_MAX = "db.client.connection.max"
-CONNECTION_IDLE_MAX = "db.client.connection.idle.max"
-CONNECTION_IDLE_MIN = "db.client.connection.idle.min"
-CONNECTION_PENDING_REQUESTS = "db.client.connection.pending_requests"
-CONNECTION_TIMEOUTS = "db.client.connection.timeouts"
-CONNECTION_CREATE_TIME = "db.client.connection.create_time"
-CONNECTION_WAIT_TIME = "db.client.connection.wait_time"
-CONNECTION_USE_TIME = "db.client.connection.use_time"
-RETRIES = OURS + "retries"
-HEDGED_READS = OURS + "hedged_reads"
-SELECTION_DURATION = OURS + "server_selection.duration"
-BACKOFF = OURS + "backoff"
-BUDGET_TOKENS = OURS + "retry_budget.tokens"
-SERVER_RTT = OURS + "server.rtt"
-SERVER_RTT_MIN = OURS + "server.rtt.min"
-BREAKER_STATE = OURS + "circuit_breaker.state"
-SERVER_STATE = OURS + "server.state"
-HEARTBEAT_DURATION = OURS + "heartbeat.duration"
-HEARTBEAT_FAILURES = OURS + "heartbeat.failures"
-
 DURATION_BOUNDARIES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 """Seconds; the SDK's defaults would put every value under five seconds in one bucket."""
 ATTEMPT_BOUNDARIES = (1, 2, 3, 4, 6, 11, 21)
-
-
 KNOWN_NAMES = 1024
 """Operations on more collections than this are recorded as well, without the cache."""
 

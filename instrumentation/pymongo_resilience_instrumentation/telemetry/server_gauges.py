@@ -28,15 +28,12 @@ class ServerGauges:
     provider, and each ``instrument()`` shows its own clients through it."""
 
     def __init__(self, meter: Meter) -> None:
-        self._clients: Clients | None = None
-        self._breakers: ByClient[ClientBreakers] | None = None
-        self._without: Collection[str] = ()
+        self.show(None)
         for row in ROWS:
             make: Callable[..., object] = meter.create_observable_gauge
             if row.unit in ADDED_UP:
                 make = meter.create_observable_up_down_counter
-            observe = partial(self._observe, row)
-            make(row.name, callbacks=[observe], unit=row.unit, description=row.description)
+            make(row.name, [partial(self._observe, row)], row.unit, row.description)
 
     def show(
         self,
@@ -73,7 +70,7 @@ def server_gauges(meter: Meter, provider: object) -> ServerGauges:
     return _by_provider[key]
 
 
-def _rtt(client: ClientState, name: str) -> Iterator[Observation]:
+def _rtt(client: ClientState, name: str = "round_trip_time") -> Iterator[Observation]:
     for address, server in client.servers()[1].items():
         known = server is not None and server.is_server_type_known
         # Before the second check the driver's minimum is 0.
@@ -106,7 +103,7 @@ def _pending(client: ClientState) -> Iterator[Observation]:
         yield Observation(count, pool.attributes)
 
 
-def _size(client: ClientState, *, largest: bool) -> Iterator[Observation]:
+def _size(client: ClientState, *, largest: bool = True) -> Iterator[Observation]:
     for pool, size in client.sizes(largest=largest):
         yield Observation(size, pool.attributes)
 
@@ -124,71 +121,35 @@ class Row(NamedTuple):
     """One instrument. Immutable."""
 
     name: str
-    observe: Callable[[Any], Iterator[Observation]]
     unit: str
     description: str
+    observe: Callable[[Any], Iterator[Observation]]
 
 
+OF_POOLS = COUNT, PENDING = (
+    "db.client.connection.count",
+    "db.client.connection.pending_requests",
+)
+"""What needs names of the driver's pools."""
 ROWS = (
+    Row("pymongo_resilience.server.rtt", "s", "Average round-trip time of a server.", _rtt),
     Row(
-        semconv.SERVER_RTT,
-        partial(_rtt, name="round_trip_time"),
-        "s",
-        "Weighted average of a server's round-trip time.",
-    ),
-    Row(
-        semconv.SERVER_RTT_MIN,
+        "pymongo_resilience.server.rtt.min", "s", "Minimum of the last ten round-trip times.",
         partial(_rtt, name="min_round_trip_time"),
-        "s",
-        "Minimum of a server's last ten round-trip times.",
     ),
     # For the unit "1" exporters to Prometheus end the name in "_ratio".
+    Row("pymongo_resilience.server.state", "{server}", "1 for the type of a server.", _state),
     Row(
-        semconv.SERVER_STATE,
-        _state,
-        "{server}",
-        "1 for the current type of a server and of its topology.",
-    ),
-    Row(
-        semconv.BREAKER_STATE,
+        "pymongo_resilience.circuit_breaker.state", "{server}", "1 for a breaker's state.",
         _breaker_state,
-        "{server}",
-        "1 for the current state of a server's circuit breaker.",
     ),
+    Row(COUNT, "{connection}", "Connections of a pool by state.", _connections),
+    Row(PENDING, "{request}", "Operations that wait for a connection of the pool.", _pending),
+    Row("db.client.connection.max", "{connection}", "How many a pool may have.", _size),
+    Row("db.client.connection.idle.max", "{connection}", "How many may be idle: all.", _size),
     Row(
-        semconv.CONNECTION_COUNT,
-        _connections,
-        "{connection}",
-        "Connections of a pool by state.",
-    ),
-    Row(
-        semconv.CONNECTION_PENDING_REQUESTS,
-        _pending,
-        "{request}",
-        "Operations that wait for a connection of the pool.",
-    ),
-    Row(
-        semconv.CONNECTION_MAX,
-        partial(_size, largest=True),
-        "{connection}",
-        "How many connections the pool may have (maxPoolSize).",
-    ),
-    Row(
-        semconv.CONNECTION_IDLE_MAX,
-        partial(_size, largest=True),
-        "{connection}",
-        "How many of them may be idle: all, since the driver has no separate limit.",
-    ),
-    Row(
-        semconv.CONNECTION_IDLE_MIN,
+        "db.client.connection.idle.min", "{connection}", "How many a pool keeps open.",
         partial(_size, largest=False),
-        "{connection}",
-        "How many connections the pool keeps open (minPoolSize).",
     ),
-    Row(
-        semconv.BUDGET_TOKENS,
-        _tokens,
-        "{token}",
-        "Tokens left in a client's retry budget.",
-    ),
-)
+    Row("pymongo_resilience.retry_budget.tokens", "{token}", "What a client has left.", _tokens),
+)  # fmt: skip
