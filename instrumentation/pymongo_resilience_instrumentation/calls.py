@@ -26,16 +26,8 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.timeline import Run
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.operations import (
-    ABORT,
-    COMMIT,
-    WRITES,
-    PublicOperation,
-    Target,
-)
+from pymongo_resilience_instrumentation.operations import ABORT, COMMIT, WRITES, Target
 
-Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
-"""The method, what it was called on and with, and its keywords."""
 T = TypeVar("T")
 NEVER = float("inf")
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
@@ -60,6 +52,10 @@ class Call:
     unknown_concern = False
     bound: Policy = NOTHING
     """The policy that the collection, database or session carries."""
+    instance: Any = None
+    """What a method of the public API was called on."""
+    session: Any = None
+    """The session that it was called with, or that is bound around it."""
     plain = False
     """No policy holds for it."""
     attempt_timeout: float | None = None
@@ -133,15 +129,13 @@ class Call:
     """OpenTelemetry's context around the call."""
 
     def __init__(
-        self, client: Any, operation: str, target: Target | None, made: Made | None = None
+        self, client: Any, operation: str, target: Target, public_method: str = ""
     ) -> None:
-        """``target`` is None where it is found out of how the method was ``made``, if need be."""
         self.client = client
         self.operation = operation
-        self.known_target = target
-        """None where ``target`` was not read yet."""
-        self.made = made
-        """How a method of the public API was called, while it is in progress."""
+        self.target = target
+        self.public_method = public_method
+        """The driver's, by which the application began it; empty for none."""
         self.reads_inside = operation not in WRITES
         """The driver fetches batches for it, as it does for all but writes: they are no calls of
         their own."""
@@ -154,20 +148,10 @@ class Call:
         return self.operation
 
     @property
-    def target(self) -> Target:
-        if self.known_target is None:
-            if self.made is None:
-                return "", None
-            operation, given, kwargs = self.made
-            self.known_target = operation.target(given[0], given[1:], kwargs)
-        return self.known_target
-
-    @property
     def method(self) -> str:
-        """The driver's method that was called; empty where none was, or it is over."""
-        name = "" if self.made is None else self.made[0].method
+        """The driver's method that was called, with ``getMore`` of a batch; empty for none."""
         if self.batch_of is None:
-            return name
+            return self.public_method
         # Of any other cursor it is not known which command it is from.
         return "find/getMore" if issubclass(self.batch_of, (Cursor, AsyncCursor)) else "getMore"
 
@@ -200,7 +184,7 @@ class Call:
         """False where the write concern asks for no answer, or is unknown."""
         if self.unknown_concern:
             return False
-        concern = None if self.made is None else getattr(self.made[1][0], "write_concern", None)
+        concern = getattr(self.instance, "write_concern", None)
         return concern is None or bool(concern.acknowledged)
 
     def elapsed(self) -> float:
@@ -284,7 +268,7 @@ def leave(call: Call) -> None:
     call.selected = call.waits = call.terminal_detector = call.final_error = None
     call.interruption = None
     call.command_spans.clear()
-    call.client = call.made = call.only_command = None
+    call.client = call.instance = call.session = call.only_command = None
 
 
 def unwind(around: Call | None) -> None:
@@ -302,7 +286,7 @@ def leave_unfinished(call: Call) -> None:
     """A coroutine is closed unfinished, in whatever context: see ``unfinished``. Nothing is set or
     reset; an operation that begins in its own context finds the call among what is inherited."""
     call.ended = True
-    call.client = call.made = None
+    call.client = call.instance = call.session = None
     call.selected = call.terminal_detector = call.final_error = None
     call.token = None
 

@@ -160,7 +160,8 @@ class KillCursors(_CleanupCommand):
         # by itself is within that one's own time, in with_transaction within what is left of it.
         call.transaction = transaction_of(session)
         refreshed = outer is None is call.transaction and not driver.csot.runs_already()
-        self.runtime.begin(call, session, whole_timeout=refreshed)
+        call.session = session
+        self.runtime.begin(call, whole_timeout=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = NO_DEADLINE
         return call

@@ -40,18 +40,13 @@ class PublicOperation(NamedTuple):
     name: str
     client: Callable[[Any], Any]
     """From the object the method is called on to its client."""
-    target: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target]
-    """From the object and the arguments."""
+    target: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target] | None
+    """From the object and the arguments; None for the object itself, a collection."""
     only_reads: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
     """From the arguments of a command runner: whether the command is one that can only read."""
     gives: Literal["cursor", "change stream"] | None = None
     """What the caller gets, where that sends commands in its turn."""
     method: str = ""
-
-
-def _collection(instance: object, *_: Any) -> Target:
-    names: tuple[str, str] = driver.clients.names_of_collection(instance)
-    return names
 
 
 def _database(instance: Any, *_: Any) -> Target:
@@ -61,7 +56,8 @@ def _database(instance: Any, *_: Any) -> Target:
 def namespace_of(watched: object) -> Target:
     """What a change stream watches: a collection or a database, ``admin`` for a client."""
     if isinstance(watched, (Collection, AsyncCollection)):
-        return _collection(watched)
+        names: Target = driver.clients.names_of_collection(watched)
+        return names
     return _database(watched)
 
 
@@ -177,7 +173,7 @@ _CLIENT_METHODS: dict[str, tuple[str, Any]] = {
 
 COLLECTION: Mapping[str, PublicOperation] = {
     method: PublicOperation(
-        name, driver.clients.client_of_collection, _collection, gives=_gives(method), method=method
+        name, driver.clients.client_of_collection, None, gives=_gives(method), method=method
     )
     for method, name in _COLLECTION_METHODS.items()
 }

@@ -135,8 +135,7 @@ class Patches:
 def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
     for owner, table in PUBLIC:
         for name, operation in table.items():
-            made = public_methods.CursorMaker if operation.gives else public_methods.PublicMethod
-            yield owner, name, made(runtime, owner, operation)
+            yield owner, name, public_methods.PublicMethod(runtime, owner, operation)
     for owner in CLIENTS:
         yield owner, "start_session", session_methods.start_session()
         yield owner, "__init__", client_setup.constructor(runtime)

@@ -173,9 +173,7 @@ class Runtime:
             return call is not None and call.reporting
         return call.client is client and call.has_operations
 
-    def begin(
-        self, call: Call, session: Any = None, *, span: bool = True, whole_timeout: bool = False
-    ) -> None:
+    def begin(self, call: Call, *, span: bool = True, whole_timeout: bool = False) -> None:
         """Make it the call in progress, with a deadline and a span.
 
         ``whole_timeout``: it has all of it, whatever has passed of it. Raises InvalidOperation
@@ -186,6 +184,7 @@ class Runtime:
         if calls.found() is not None:
             calls.clear_inherited()
         call.started = time.perf_counter()
+        session = call.session
         if session is not None:
             call.transaction = transaction_of(session)
         call.plain = call.within is NOTHING is call.bound and not self.rules.any
@@ -200,14 +199,16 @@ class Runtime:
             around = call.ends or (None if session is None else parent_of(session))
             self.operation_spans.start(call, around)
 
-    def end(self, call: Call, error: BaseException | None = None) -> BaseException | None:
+    def end(self, call: Call, result: Any = None, error: BaseException | None = None) -> Any:
         """Leave it: the spans end, the duration is recorded, whatever happened.
 
-        Answers with the error that the application is to get; see ``timeouts.of_call``.
+        Returns the result, or the error that the application is to get: see ``timeouts.of_call``.
+        Raises what a signal handler has raised in a listener: the driver keeps that to itself.
         """
         if error is not None and is_closing(error):
             self._end_later(call)
             return error
+        raises = error is None
         error = error or call.interruption
         try:
             call.reporting = call.ended = True
@@ -225,6 +226,10 @@ class Runtime:
             calls.leave(call)
             # A task that was started inside, and goes on, is treated like any other.
             call.reporting = False
+        if error is None:
+            return result
+        if raises:
+            raise error
         return error
 
     def _end_later(self, call: Call) -> None:
@@ -235,7 +240,6 @@ class Runtime:
                 self.clients.waiting.pop(each, None)
             if call.selected is not None:
                 call.server = driver.selection.address(call.selected)
-            call.known_target = call.target  # while what the method was called with is there
         except internal_errors.faults:  # not even a log may be written here
             call.public = False
         calls.leave_unfinished(call)

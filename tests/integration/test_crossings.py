@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServ
 from support.telemetry import Instrument
 
 BENCH = Path(__file__).parents[2] / "bench"
-CROSSINGS, FRAMES = 16, 63
+CROSSINGS, FRAMES = 16, 58
 """At most, between the driver and the library, and Python calls of the library's own functions."""
 
 

@@ -91,7 +91,7 @@ def test_a_call_that_has_ended_holds_nothing_of_the_application(
     call = seen[-1]
     assert call.ended
     assert call.operation == "insert"
-    assert call.client is call.made is call.selected is call.final_error is None
+    assert call.client is call.instance is call.selected is call.final_error is None
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

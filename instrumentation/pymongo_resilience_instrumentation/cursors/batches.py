@@ -49,7 +49,8 @@ class Batch(CallInterceptor):
             call.batch_of = type(cursor)
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
-        runtime.begin(call, operation.session)
+        call.session = operation.session
+        runtime.begin(call)
         call.server = driver.cursors.pinned_address(operation)
         try:
             if cursor is not None and call.transaction is None:
@@ -59,7 +60,7 @@ class Batch(CallInterceptor):
             if runtime.before_batch is not None and cursor is not None:
                 runtime.before_batch(call, operation, cursor)
         except BaseException as error:
-            runtime.end(call, error)
+            runtime.end(call, error=error)
             raise
         return call
 
@@ -197,4 +198,4 @@ class Resume(CallInterceptor):
             attach_policy(call.bound, cursor)
             if call.stream is not None and call.stream.seconds is not None:
                 keep(cursor, call.stream)
-        return super().succeeded(call, cursor)
+        return self.runtime.end(call, cursor)

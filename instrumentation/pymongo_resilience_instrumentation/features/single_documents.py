@@ -25,7 +25,6 @@ from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.interception.interceptor import Function, Send, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.transactions import session_methods
 
 TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
 REPLICA_SETS = ("ReplicaSetWithPrimary", "ReplicaSetNoPrimary")
@@ -92,14 +91,14 @@ class _Single(NamedTuple):
             call: Any = calls.current()
             if not pins_id(given[1] if len(given) > 1 else kwargs.get("filter")):
                 return None
-            if call is None or call.made is None or call.made[1][0] is not given[0]:
+            if call is None or call.instance is not given[0]:
                 return None
             try:
                 (_, target), *values = self.signature.bind(*given, **kwargs).arguments.items()
             except TypeError:  # the driver's to refuse, as is what is no session
                 return None
             arguments, client = dict(values), call.client
-            session = session_methods.session_of_call((), arguments, None, self.asynchronous)
+            session = arguments.get("session") or call.session
             if (
                 self.runtime.enabled_flag.on
                 and arguments.get("collation") is None

@@ -52,6 +52,8 @@ class Interceptor:
     send: Callable[..., Any] | None = None
     """Called with what ``enter`` returned, the original and its arguments, in place of the
     original. Returns the result; around a coroutine function, an awaitable."""
+    succeeded: Callable[[Any, Any], Any] | None = None
+    """Called after it with what ``enter`` returned and the result; returns what the caller gets."""
     sends_by_policy = False
     """``send`` does nothing for a call that no policy holds for."""
 
@@ -59,10 +61,6 @@ class Interceptor:
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
         is in ``REFUSED`` for what the application gave; anything else is an internal error."""
         return Entered(given[0] if given else None)
-
-    def succeeded(self, entered: Any, result: Any) -> Any:  # noqa: ARG002 - for others
-        """After it; returns what the caller gets."""
-        return result
 
     def failed(self, entered: Any, error: BaseException, *_: Any) -> BaseException | None:  # noqa: ARG002 - for others
         """After its error, or one of ``succeeded``; returns the error to raise. None: the caller
@@ -160,7 +158,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                     result = original(*args, **kwargs)
                 else:
                     result = send(entered, _unbound(original, instance), *given, **kwargs)
-            return succeeded(entered, result)
+            return result if succeeded is None else succeeded(entered, result)
         except BaseException as error:
             try:
                 instead = interceptor.failed(entered, error, given, kwargs)
@@ -199,7 +197,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                     result = await original(*args, **kwargs)
                 else:
                     result = await send(entered, _unbound(original, instance), *given, **kwargs)
-            return succeeded(entered, result)
+            return result if succeeded is None else succeeded(entered, result)
         except BaseException as error:
             try:
                 instead = interceptor.failed(entered, error, given, kwargs)
@@ -288,7 +286,8 @@ class CallInterceptor(Interceptor):
     def __init__(self, runtime: Any) -> None:
         self.runtime = runtime
         """A Runtime, which begins and ends calls."""
-        self.end: Callable[..., BaseException | None] = runtime.end
+        if self.succeeded is None:
+            self.succeeded = runtime.end
 
     def plug_in(self, senders: Sequence[Sender]) -> None:
         """What features put around the original, the first of them outermost."""
@@ -298,14 +297,8 @@ class CallInterceptor(Interceptor):
             if send is not None:
                 self.send = send if self.send is None else _chained(send, self.send)
 
-    def succeeded(self, call: Call, result: Any) -> Any:
-        error = self.end(call)
-        if error is not None:
-            # A signal handler's, which struck in a listener: the driver would keep it to itself.
-            raise error
-        return result
-
     def failed(self, call: Call | None, error: BaseException, *_: Any) -> BaseException | None:
         if call is None or call.client is None:  # it was left already
             return error
-        return self.end(call, error)
+        instead: BaseException | None = self.runtime.end(call, error=error)
+        return instead

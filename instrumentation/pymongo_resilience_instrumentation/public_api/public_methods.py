@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from pymongo_resilience import internal_errors
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import Bound, policy_of
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, is_async
@@ -19,7 +19,6 @@ from pymongo_resilience_instrumentation.operations import (
     Target,
 )
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.transactions import session_methods
 
 
 class PublicMethod(CallInterceptor):
@@ -34,45 +33,57 @@ class PublicMethod(CallInterceptor):
         self.found: Any = vars(owner).get(operation.method)
         """The attribute of the class, perhaps another library's wrapper."""
         self.asynchronous = is_async(self.found)
-        self.session_at = session_methods.position(self.found)
+        code = getattr(inspect.unwrap(self.found), "__code__", None) if self.found else None
+        names = code.co_varnames[1 : code.co_argcount] if code else ()
+        self._session_at = names.index("session") if "session" in names else None
+        """Where among the positional arguments the session is."""
         self._after = cursor_creation.after(runtime, operation.gives)
+        if self._after is not None:
+            self.succeeded = self._gave
         self.plug_in(runtime.senders.get(operation.method, ()))
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         runtime, operation, instance, args = self.runtime, self.operation, given[0], given[1:]
-        call = Call(operation.client(instance), operation.name, None, (operation, given, kwargs))
-        nested = calls.found() is not None and runtime.nested(call.client)
-        if nested and not (
-            operation.name in CHANGES and _is_the_applications(operation.name, call.target)
+        client, name = operation.client(instance), operation.name
+        if operation.target is None:
+            target = driver.clients.names_of_collection(instance)
+        else:
+            target = operation.target(instance, args, kwargs)
+        if (
+            calls.found() is not None
+            and runtime.nested(client)
+            and not (name in CHANGES and _is_the_applications(name, target))
         ):
             return None
+        call = Call(client, name, target, operation.method)
+        call.instance = instance
         if isinstance(instance, Bound):
             call.bound = policy_of(instance)
         if operation.only_reads is not None:
             call.only_reads = operation.only_reads(args, kwargs)
-        session = session_methods.session_of_call(args, kwargs, self.session_at, self.asynchronous)
-        runtime.begin(call, session)
+        session, at = kwargs.get("session"), self._session_at
+        if session is None and at is not None and len(args) > at:
+            session = args[at]
+        if session is None:
+            session = driver.sessions.BOUND[self.asynchronous].get()
+        call.session = session
+        runtime.begin(call)
         if kwargs and call.timeout is not None:
             runtime.deprecated.of_method(call, kwargs)
         if self._after is not None:
             try:
                 cursor_creation.prepare(runtime, operation.gives, call, args, kwargs)
             except BaseException as error:
-                runtime.end(call, error)
+                runtime.end(call, error=error)
                 raise
         return call
 
-
-class CursorMaker(PublicMethod):
-    """One that gives a cursor or a change stream."""
-
-    def succeeded(self, call: Call, result: Any) -> Any:
-        try:
+    def _gave(self, call: Call, made: Any) -> Any:
+        """After a method that gives a cursor or a change stream."""
+        with shielded(f"after {call.operation}"):
             if self._after is not None:
-                self._after(call, result)
-        except internal_errors.faults:
-            logger.exception("internal error in pymongo-resilience after %s", call.operation)
-        return super().succeeded(call, result)
+                self._after(call, made)
+        return self.runtime.end(call, made)
 
 
 def _is_the_applications(operation: str, target: Target) -> bool:

@@ -62,8 +62,9 @@ class OwnCall(CallInterceptor):
         client = driver.retry_loop.client(loop)
         name, target = driver.retry_loop.operation_name(loop), driver.retry_loop.namespace(loop)
         call = Call(client, name, target)
+        call.session = driver.retry_loop.session(loop)
         call.public, call.unknown_concern = False, True
-        self.runtime.begin(call, driver.retry_loop.session(loop), span=False)
+        self.runtime.begin(call, span=False)
         return call
 
 

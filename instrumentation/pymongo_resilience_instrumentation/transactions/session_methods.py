@@ -1,4 +1,4 @@
-"""Sessions: which one a call has, its default timeout, and what runs in place of its methods.
+"""Sessions: the default timeout of one, and what runs in place of its methods.
 
 Each method has one deadline, with_transaction as a whole.
 Source: Client Side Operations Timeout, "Sessions".
@@ -6,8 +6,7 @@ Source: Client Side Operations Timeout, "Sessions".
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -84,7 +83,8 @@ class EndTransaction(CallInterceptor):
         call.unknown_concern = True
         call.bound = default_of(session)
         call.ends = transaction_spans.span_of(session)
-        runtime.begin(call, session, whole_timeout=self._operation == ABORT)
+        call.session = session
+        runtime.begin(call, whole_timeout=self._operation == ABORT)
         return call
 
     def failed(
@@ -217,20 +217,3 @@ def set_default(session: Any, default: Policy) -> None:
 def default_of(session: Any) -> Policy:
     """What commit_transaction, abort_transaction, with_transaction and end_session have."""
     return getattr(session, _DEFAULT, NOTHING)
-
-
-def session_of_call(
-    args: tuple[Any, ...], kwargs: dict[str, Any], session_at: int | None, asynchronous: bool
-) -> Any:
-    """The session that a method is called with, or that is bound around it."""
-    session = kwargs.get("session")
-    if session is None and session_at is not None and len(args) > session_at:
-        session = args[session_at]
-    return driver.sessions.BOUND[asynchronous].get() if session is None else session
-
-
-def position(method: Callable[..., Any] | None) -> int | None:
-    """Where among the positional arguments of a method its session is, not counting ``self``."""
-    code = getattr(inspect.unwrap(method), "__code__", None) if method else None
-    names = code.co_varnames[: code.co_argcount] if code else ()
-    return names.index("session") - 1 if "session" in names else None

@@ -16,7 +16,6 @@ from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.interception.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.transactions import session_methods
 from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
     Repetition,
     repeat,
@@ -49,14 +48,13 @@ class AtomicWrites:
         self._found = public.found
         self._asynchronous = public.asynchronous
         self._is_bulk = public.operation.method == "bulk_write"
-        self._session_at = public.session_at
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         """In place of the original, for an interceptor."""
         if not call.policy(self._runtime.rules).atomic:
             return original(*given, **kwargs)
         asynchronous = self._asynchronous
-        session = session_methods.session_of_call(given[1:], kwargs, self._session_at, asynchronous)
+        session = call.session
         if session is not None and getattr(session, "in_transaction", True):
             return original(*given, **kwargs)
         signature = inspect.signature(self._found)

@@ -15,7 +15,6 @@ from pymongo_resilience_instrumentation.interception.steps import Steps, run, ru
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
-from pymongo_resilience_instrumentation.transactions import session_methods
 
 from .hedge_registry import ClientHedges, hedge_registry
 from .race import FIRST, HEDGE, Race, Read, Try
@@ -105,10 +104,8 @@ class HedgedMethod:
         )
 
     def _may_hedge(self, call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        session = session_methods.session_of_call(
-            given[1:], kwargs, self._public.session_at, self._public.asynchronous
-        )
-        if session is not None or (self._public.operation.gives and write_stage(given[1:], kwargs)):
+        writes = self._public.operation.gives and write_stage(given[1:], kwargs)
+        if call.session is not None or writes:
             return False
         return driver.selection.may_choose(call.client, given[0].read_preference)
 

@@ -96,7 +96,7 @@ class Try:
             runtime.clients.waiting.pop(each, None)
         call.ended = True
         # The two would keep each other alive, with all that the read needed, and the error both.
-        call.client = call.made = call.hedge = call.final_error = None
+        call.client = call.instance = call.session = call.hedge = call.final_error = None
         if self.name == HEDGE or (self._race is not None and self._race.ended):
             self.error = None
         self._race = self.loop = None
