@@ -227,8 +227,8 @@ def _text(runs: Sequence[Run]) -> str:
     counts = [sum(each[number] for each in runs) for number in range(2, len(Run._fields))]
     errors, acknowledged, lost, doubled = counts
     return (
-        f"{read:.0f}, {written:.0f}; {errors} errors; of {acknowledged:,} {lost} lost, "
-        f"{doubled} doubled"
+        f"reads {read:.0f}, inserts {written:.0f}; {errors} errors; of {acknowledged:,} inserts "
+        f"{lost} lost, {doubled} doubled"
     )
 
 
