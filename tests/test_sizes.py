@@ -48,9 +48,8 @@ def sizes() -> dict[str, int]:
                 isinstance(node, ast.Attribute) and node.attr in TRICKS
                 for node in ast.walk(ast.parse(text))
             )
-    names = {
-        name for part in driver.private_names.parts() for name in part.names if name.startswith("_")
-    }
+    parts = *driver.private_names.parts(), *driver.private_names.attributes()
+    names = {name for part in parts for name in part.names if name.startswith("_")}
     return found | {"private names of pymongo": len(names)}
 
 

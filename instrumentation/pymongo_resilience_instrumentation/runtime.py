@@ -71,7 +71,8 @@ class Runtime:
     hedges: Any = None
     """A registry of each client's hedges (hedged_reads/), where the feature is there."""
     before_batch: Callable[[Call, Any, Any], None] | None = None
-    """Called with the driver's operation and cursor before each batch of a cursor; a feature's."""
+    """Called with the driver's operation, and what sends it, before each batch of a cursor; a
+    feature's."""
 
     def __init__(self, settings: Settings, earlier: Runtime | None, state: State) -> None:
         """``earlier`` leaves it the clients that exist."""

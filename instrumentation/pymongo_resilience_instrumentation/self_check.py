@@ -32,9 +32,7 @@ class Part(NamedTuple):
     place: str
     """``"module"``, ``"module:class"`` or ``"module:function"``."""
     names: tuple[str, ...]
-    """Attributes; of a function, its local variables. ``"name(a, b)"``: its first parameters."""
-    set_by: str = "__init__"
-    """The method that sets those that are attributes of instances."""
+    """Attributes; ``"name(a, b)"`` has these first parameters."""
     without: State = State.TELEMETRY
     """What is left where a name is missing."""
 
@@ -84,25 +82,12 @@ def _missing_names(part: Part) -> list[str]:
             place = getattr(place, inner)
     except (ImportError, AttributeError):
         return [part.place]
-    return [f"{part.place}.{name}" for name in part.names if not _has(place, name, part.set_by)]
+    return [f"{part.place}.{name}" for name in part.names if not _has(place, name)]
 
 
-def _has(place: object, name: str, set_by: str) -> bool:
-    name, called, parameters = name.partition("(")
-    if called:
-        expected = parameters.rstrip(")").split(", ")
-        code = _code(getattr(place, name, None))
-        return code is not None and [*code.co_varnames[: len(expected)]] == expected
-    if hasattr(place, name) or name in getattr(_code(place), "co_varnames", ()):
-        return True
-    # Attributes that a constructor sets are no attributes of the class unless it has slots.
-    for cls in getattr(place, "__mro__", ()):
-        code = _code(vars(cls).get(set_by))
-        if name in (*getattr(code, "co_names", ()), *getattr(code, "co_varnames", ())):
-            return True
-    return False
-
-
-def _code(function: object) -> Any:
-    """Of what a decorator of the driver's may be around."""
-    return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+def _has(place: object, name: str) -> bool:
+    name, _, parameters = name.partition("(")
+    if not parameters:
+        return hasattr(place, name)
+    expected, found = parameters.rstrip(")").split(", "), getattr(place, name, None)
+    return callable(found) and [*inspect.signature(found).parameters][: len(expected)] == expected

@@ -16,11 +16,9 @@ from pymongo import CursorType, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import ConnectionClosedEvent, ConnectionPoolListener
 from pymongo.read_preferences import Nearest
+from pymongo_resilience_instrumentation.clients.by_client import ByClient
 from pymongo_resilience_instrumentation.features.hedged_reads import workers
-from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import (
-    ClientHedges,
-    hedge_registry,
-)
+from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed import Fail, Overload, Reset
@@ -887,7 +885,7 @@ def test_a_second_try_that_cannot_begin_is_not_waited_for(
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MOST_THREADS", 1)
-    registry = hedge_registry(MonotonicClock(), None)
+    registry = ByClient(lambda _: ClientHedges(MonotonicClock(), None))
     kept, done = registry.of(registry), threading.Event()
 
     def wait() -> Any:

@@ -384,14 +384,6 @@ def test_id_is_taken_off_where_it_is_not_wanted(
     assert len({each["n"] for each in documents}) == len(order)
 
 
-def test_id_stays_off_once_nothing_is_wrapped(side: Side, coll: Any, order: list[bytes]) -> None:
-    cursor, found = opened(side, coll, {}, {"_id": 0})
-    pymongo_resilience.uninstrument()
-    found += side.documents(cursor)
-    assert len(found) == len(order)
-    assert all(each.keys() == {"n"} for each in found)
-
-
 def test_without_instrumentation_a_cursor_fails_as_ever(
     side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
 ) -> None:

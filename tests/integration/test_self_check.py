@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from importlib import import_module
 from typing import Any
 
 import pymongo
 import pytest
+from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Part, State, missing
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, retry_loops
 from support.telemetry import Instrument
 
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import is_active
 
 pytestmark = pytest.mark.oldest
@@ -53,20 +57,30 @@ def test_other_parameters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing(driver.private_names.parts()) == {State.TELEMETRY: [name]}
 
 
-def test_a_client_that_does_not_look_its_loop_up_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
+def test_connected_objects_of_the_installed_pymongo_have_every_attribute(
+    side: Side, proxy: ReplicaSet, database: str
 ) -> None:
-    """It would never find ours."""
-    monkeypatch.setattr(pymongo.MongoClient, driver.retry_loop.LOOKING_UP, lambda _: None)
-    name = f"pymongo.synchronous.mongo_client:MongoClient.{driver.retry_loop.LOOP}"
-    assert missing(driver.private_names.parts()) == {State.TELEMETRY: [name]}
-
-
-def test_a_local_variable_of_another_name_is_noticed() -> None:
-    place = "pymongo_resilience_instrumentation.self_check:missing"
-    assert missing([Part(place, ("lacking", "telemetry"))]) == {
-        State.TELEMETRY: [f"{place}.telemetry"]
-    }
+    client = side.client(proxy.uri)
+    coll, session = client[database].coll, client.start_session()
+    cursor = coll.find()
+    side.documents(cursor)
+    stream = side.do(coll.watch, max_await_time_ms=1)
+    side.do(stream.try_next)
+    half, prefix = ("synchronous", "") if side.runner is None else ("asynchronous", "Async")
+    bulks = import_module(f"pymongo.{half}.bulk"), import_module(f"pymongo.{half}.client_bulk")
+    held = [
+        session, cursor, getattr(bulks[0], f"_{prefix}Bulk")(coll, True, False),
+        getattr(bulks[1], f"_{prefix}ClientBulk")(client, client.write_concern),
+        OperationFailure(""),
+    ]  # fmt: skip
+    for part in driver.private_names.attributes():
+        module, _, name = part.place.partition(":")
+        is_async = "asynchronous" in module or name.startswith(("Async", "PyMongoProtocol"))
+        if part.names and is_async is bool(prefix):
+            cls: Any = getattr(import_module(module), name)
+            instance = next(each for each in gc.get_objects() if issubclass(type(each), cls))
+            assert [each for each in part.names if not hasattr(instance, each)] == [], part.place
+    assert held
 
 
 def _lacking(monkeypatch: pytest.MonkeyPatch, part: Part) -> None:
@@ -101,7 +115,7 @@ def test_telemetry_alone_leaves_the_rest_to_the_driver(
 def test_without_what_telemetry_needs_it_stays_off(
     instrument: Instrument, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _lacking(monkeypatch, Part("pymongo.monitoring", ("NoListener",), without=State.OFF))
+    _lacking(monkeypatch, Part("pymongo.monitoring", ("NoListener",), State.OFF))
     caplog.clear()
     instrument()
     (line,) = _errors(caplog)

@@ -21,7 +21,7 @@ UNDOCUMENTED = {
     driver.clients.LOOK, driver.commands.LIMITED, driver.commands.PASSED,
     driver.waits.SELECTION_TIMEOUT,
 }  # fmt: skip
-PARTS = [*driver.private_names.parts(), *driver.private_names.parts_of_gridfs()]
+PARTS = [*driver.private_names.parts(), *driver.private_names.attributes()]
 PRIVATE = UNDOCUMENTED | {
     name.partition("(")[0]
     for part in PARTS

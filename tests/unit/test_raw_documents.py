@@ -1,4 +1,4 @@
-"""Raw documents: one by one, and without ``_id``, wherever that stands."""
+"""Raw documents without ``_id``, wherever that stands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import bson
 import pytest
 from bson import Binary, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 from bson.raw_bson import RawBSONDocument
-from pymongo_resilience_instrumentation.driver.finds import raw_documents, without_id
+from pymongo_resilience_instrumentation.driver.finds import without_id
 
 VALUES: dict[str, Any] = {
     "double": 1.5,
@@ -35,9 +35,6 @@ VALUES: dict[str, Any] = {
     "maxkey": MaxKey(),
 }
 OPTIONS = bson.CodecOptions(document_class=RawBSONDocument)
-SYMBOL = b"\x0e" + b"s\0" + b"\x03\0\0\0ab\0"
-POINTER = b"\x0c" + b"p\0" + b"\x02\0\0\0a\0" + b"\1" * 12
-UNDEFINED = b"\x06" + b"u\0"
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -53,19 +50,8 @@ def test_id_of_each_type_is_cut_out(kind: str, at: str) -> None:
     assert (type(raw), bytes(raw.raw)) == (RawBSONDocument, expected)
 
 
-def test_types_that_nobody_writes_any_more() -> None:
-    inner = SYMBOL + POINTER + UNDEFINED
-    ours = b"\x10_id\0" + b"\7\0\0\0"
-
-    def document(elements: bytes) -> bytes:
-        return (len(elements) + 5).to_bytes(4, "little") + elements + b"\0"
-
-    assert without_id(document(inner + ours), OPTIONS) == document(inner)
-
-
 def test_a_stream_is_one_document_after_the_other() -> None:
     several = [bson.encode({"_id": n, "a": "x" * n}) for n in range(5)]
-    assert list(raw_documents(b"".join(several))) == several
     assert bson.decode_all(without_id(b"".join(several), OPTIONS)) == [
         {"a": "x" * n} for n in range(5)
     ]

@@ -39,7 +39,8 @@ class Batch(CallInterceptor):
         around = calls.found()
         if around is not None and around.client is given[0] and around.reads_inside:
             return None
-        client, operation, cursor = driver.cursors.run_operation_arguments(given, kwargs)
+        client, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
+        cursor = getattr(method, "__self__", None)
         name = str(getattr(operation.name, "value", operation.name))
         runtime = self.runtime
         if around is not None and runtime.nested(client) and not _reads_for_the_application(name):
@@ -58,7 +59,7 @@ class Batch(CallInterceptor):
             if call.timeout is not None and driver.csot.max_time(operation) is not None:
                 runtime.deprecated.warn(call.client, maxTimeMS=driver.csot.max_time(operation))
             if runtime.before_batch is not None and cursor is not None:
-                runtime.before_batch(call, operation, cursor)
+                runtime.before_batch(call, operation, method)
         except BaseException as error:
             runtime.end(call, error=error)
             raise

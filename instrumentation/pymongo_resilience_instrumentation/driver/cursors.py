@@ -34,12 +34,10 @@ def _classes(module: str, name: str) -> tuple[type, ...]:
 
 
 def run_operation_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The client, the operation and the cursor that ``_run_operation`` was called with; it gets a
-    method of the cursor: what unpacks the reply (4.17), or sends (4.20)."""
+    """The client and the operation that ``_run_operation`` was called with, and the method of the
+    cursor that sends it on a connection."""
     operation = given[1] if len(given) > 1 else kwargs["operation"]
-    name = "run_with_conn" if "run_with_conn" in kwargs else "unpack_res"
-    method = given[2] if len(given) > 2 else kwargs[name]  # noqa: PLR2004
-    return given[0], operation, getattr(method, "__self__", None)
+    return given[0], operation, given[2] if len(given) > 2 else kwargs["run_with_conn"]  # noqa: PLR2004
 
 
 def pinned_address(operation: Any) -> Address | None:
@@ -77,12 +75,11 @@ def cursor_address(operation: Any, address: Any) -> Any:
 def may_be_sent_twice(operation: Any, cursor: Any) -> bool:
     """Whether the first batch of the cursor could come from any server: no session of the
     application's, no connection of its own, and no plan of one server's."""
-    session = operation.session
     return not (
         operation.exhaust
         or "$explain" in operation.spec
         or is_tailable(cursor)
-        or (session is not None and not session._implicit)
+        or cursor.session is not None
     )
 
 

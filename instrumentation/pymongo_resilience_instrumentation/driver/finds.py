@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import struct
-import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from bson import decode_all, encode
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
@@ -23,8 +21,6 @@ OF_A_QUERY = (
     "client", "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip",
     "read_concern", "reset", "session", "spec",
 )  # fmt: skip
-SEND, DOCUMENTS = "_send_message", "_data"
-"""A cursor's: sends for a batch, and keeps its documents."""
 ADDRESS = "_address"
 """A loop's: the server that it is bound to."""
 _MODIFIERS = {"$orderby": "sort", "$hint": "hint", "$min": "min", "$max": "max"}
@@ -33,15 +29,6 @@ EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
     document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
 """What is decoded with it can be sent back as it was."""
-_LENGTH = struct.Struct("<i")
-_ID = b"_id"
-_FIXED = {
-    0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16,
-    0x7F: 0, 0xFF: 0,
-}  # fmt: skip
-"""Bytes of a value, by its type (BSON 1.1)."""
-_MORE = {0x02: 4, 0x03: 0, 0x04: 0, 0x05: 5, 0x0C: 16, 0x0D: 4, 0x0E: 4, 0x0F: 0}
-"""Bytes of a value beside those that its first four count."""
 
 
 class ReadAfter(ReadConcern):
@@ -128,19 +115,6 @@ def fail_first(loop: Any, address: Address) -> None:
     vars(loop)["_read"] = fail
 
 
-def send(cursor: Any, query: Any, given: Sequence[Any]) -> Any:
-    """Send as a loop's function does for the cursor's own query; ``given`` is what the loop calls
-    that with. A coroutine for async cursors."""
-    _, server, connection, preference = given
-    query.reset()
-    if hasattr(cursor, "_run_with_conn"):
-        return cursor._run_with_conn(connection, query, preference)
-    client = cursor.collection.database.client
-    return server.run_operation(
-        connection, query, preference, client._event_listeners, cursor._unpack_response, client
-    )
-
-
 def run_command(
     query: Any, command: dict[str, Any], given: Sequence[Any], read_concern: Any = None
 ) -> Any:
@@ -196,75 +170,24 @@ def unbind(loop: Any) -> None:
 
 def count(batch: Sequence[Any]) -> int:
     """The documents of a batch, be it one of raw batches."""
-    return sum(
-        sum(1 for _ in raw_documents(each)) if isinstance(each, bytes) else 1 for each in batch
-    )
+    return sum(len(decode_all(each, EXACT)) if isinstance(each, bytes) else 1 for each in batch)
 
 
-def _without_ids(documents: Iterable[Any], cursor: Any) -> list[Any]:
+def hide_ids(response: Any, cursor: Any) -> None:
+    """Take ``_id`` off the documents of a batch."""
     options = cursor.collection.codec_options
-    return [without_id(each, options) for each in documents]
-
-
-def hide_first_ids(response: Any, cursor: Any) -> None:
-    """Take ``_id`` off the documents of the first batch, for which ``hide_ids`` comes too late."""
-    _change(response, firstBatch=_without_ids(batch_of(response), cursor))
-
-
-def hide_ids(cursor: Any) -> None:
-    """Take ``_id`` off the documents of each later batch, also once nothing is wrapped."""
-    if SEND in vars(cursor):
-        return
-    found, original = weakref.ref(cursor), getattr(type(cursor), SEND)
-
-    def sent(operation: Any) -> None:
-        cursor: Any = found()
-        original(cursor, operation)
-        cursor._data = deque(_without_ids(cursor._data, cursor))
-
-    async def sent_async(operation: Any) -> None:
-        cursor: Any = found()
-        await original(cursor, operation)
-        cursor._data = deque(_without_ids(cursor._data, cursor))
-
-    setattr(cursor, SEND, sent_async if inspect.iscoroutinefunction(original) else sent)
-
-
-def raw_documents(stream: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(stream):
-        end = at + _LENGTH.unpack_from(stream, at)[0]
-        yield stream[at:end]
-        at = end
+    name = "firstBatch" if "firstBatch" in response.docs[0]["cursor"] else "nextBatch"
+    _change(response, **{name: [without_id(each, options) for each in batch_of(response)]})
 
 
 def without_id(document: Any, options: Any) -> Any:
-    """A document, or a stream of raw ones, without ``_id``; changed in place where it can be."""
+    """A document, or a stream of raw ones, without ``_id``."""
     if isinstance(document, bytes):
-        return b"".join(map(_cut, raw_documents(document)))
-    if isinstance(document, RawBSONDocument):
-        return type(document)(_cut(bytes(document.raw)), options)
-    document.pop("_id", None)
-    return document
-
-
-def _cut(document: bytes) -> bytes:
-    at = _LENGTH.size
-    while document[at]:
-        named = document.index(0, at)
-        end = _end(document, document[at], named + 1)
-        if document[at + 1 : named] == _ID:
-            length = _LENGTH.pack(len(document) - (end - at))
-            return length + document[_LENGTH.size : at] + document[end:]
-        at = end
-    return document
-
-
-def _end(document: bytes, kind: int, at: int) -> int:
-    """Where the value at ``at`` ends."""
-    if kind in _FIXED:
-        return at + _FIXED[kind]
-    if kind in _MORE:
-        return at + int(_LENGTH.unpack_from(document, at)[0]) + _MORE[kind]
-    # A regular expression: two texts, each ended by a zero.
-    return document.index(0, document.index(0, at) + 1) + 1
+        each = [without_id(each, EXACT).raw for each in decode_all(document, EXACT)]
+        return b"".join(each)
+    if not isinstance(document, RawBSONDocument):
+        document.pop("_id", None)
+        return document
+    fields = RawBSONDocument(document.raw, EXACT).items()
+    kept = encode({name: value for name, value in fields if name != "_id"}, codec_options=EXACT)
+    return type(document)(kept, options)

@@ -31,8 +31,8 @@ the next one made soon."""
 CHANGE = "_process_change"
 """A topology's method: called under its lock with every new description of a server."""
 _PRIMARY = "_pymongo_resilience_primary"
-OF_A_MONITOR = (CHECK, READ, CANCEL, REQUEST, "_executor", "_server_description", "_topology")
-OF_AN_EXECUTOR = ("_event", "_interval", "_skip_sleep", "_stopped", "skip_sleep")
+OF_A_MONITOR = (CHECK, READ, CANCEL, REQUEST)
+OF_AN_EXECUTOR = ("_event", "_interval", "_skip_sleep", "_stopped")
 CONNECTORS = (
     ("pymongo.pool_shared", "_create_connection"),
     ("pymongo.pool_shared", "_async_create_connection"),
@@ -127,7 +127,7 @@ def reading(monitor: Any, connection: Any) -> Iterator[None]:
 
 
 def check_in_progress(topology: Any, address: Address) -> Check | None:
-    server = topology._servers.get(address)
+    server = topology.get_server_by_address(address)
     return None if server is None else vars(server._monitor).get(_CHECK)
 
 
@@ -244,13 +244,13 @@ def replaced_primary(topology: Any) -> Address | None:
 
 def pool_at(topology: Any, address: Address) -> Any:
     """None where the client does not know the server any more, or is closed."""
-    server = topology._servers.get(address)
+    server = topology.get_server_by_address(address)
     return None if server is None or server.pool.closed else server.pool
 
 
 def last_reply_at(topology: Any, address: Address) -> float:
     """When the server answered a check, on the driver's clock; -inf where the last one failed."""
-    server = topology._servers.get(address)
+    server = topology.get_server_by_address(address)
     if server is None:
         return float("-inf")
     found = server._monitor._server_description
@@ -259,7 +259,7 @@ def last_reply_at(topology: Any, address: Address) -> float:
 
 def request_check(topology: Any, address: Address) -> None:
     """Have the server checked anew."""
-    server = topology._servers.get(address)
+    server = topology.get_server_by_address(address)
     if server is not None:
         server._monitor.cancel_check()
         server._monitor.request_check()

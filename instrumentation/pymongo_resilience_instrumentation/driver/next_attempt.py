@@ -91,15 +91,12 @@ def retry_once_at_most(loop: Any) -> None:
         loop._max_retries = 1
 
 
-def prepare_retry(loop: Any, failure: Failure, attempts: int) -> None:
+def prepare_retry(loop: Any, failure: Failure) -> None:
     """Bring the loop's state to what its own code has before it repeats an attempt."""
-    loop._attempt_number = attempts
     # Without it, the loop raises the last error again where it does not count the attempt as
     # retryable itself, inside of the checkout: which clears the pool, for everybody.
     loop._always_retryable = True
-    if loop._bulk is None:
-        loop._retrying = True
-    elif bulk_progress(loop) is not None:
+    if bulk_progress(loop) is not None:
         # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never asks
         # for the next run: the rest of a mixed bulk would be lost.
         loop._bulk.retrying = True

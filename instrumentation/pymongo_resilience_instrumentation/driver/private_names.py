@@ -1,140 +1,149 @@
-"""Every private name of pymongo that this package uses, for the self-check."""
+"""Every private name of pymongo that this package uses.
+
+``parts`` are compared with the installed pymongo by the self-check. ``attributes`` exist only on
+connected objects: the tests look there, and at run time the other names of their class stand for
+them. One that is missing raises AttributeError here, an internal error like any other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .clients import BACKGROUND, END_SESSIONS, KILLS, LOOK
-from .commands import CONNECTIONS, LIMITED, PASSED
+from .commands import LIMITED, PASSED
 from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
 from .cursors import AGGREGATE, RUN_OPERATION
-from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
+from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_AN_EXECUTOR
-from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
+from .retry_loop import EXECUTE_BATCH, LOOP
 from .selection import PREFERENCES, SELECT, STALENESS
 from .sessions import STATE, WITHIN_TIME_LIMIT
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
 
+Names = tuple[str, ...]
 _LOOP_NAMES = (
-    "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
-    "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
-    "_is_session_state_retryable", "_last_error", "_operation", "_retryable", "_retrying",
-    "_server", "_server_selector", "_session", "_address", SELECT, ADDRESS,
+    "run", "_read", "_write", "_always_retryable", "_bulk", "_client", "_deprioritized_servers",
+    "_func", "_is_aggregate_write", "_is_read", "_is_run_command", "_last_error", "_operation",
+    "_retryable", "_server", "_server_selector", "_session", "_address", SELECT, ADDRESS,
 )  # fmt: skip
-_IN_EACH_HALF: tuple[tuple[Any, ...], ...] = (
-    (f"{{half}}.mongo_client:{LOOP}", _LOOP_NAMES),
-    # The client must look the loop up in its module, each time.
-    ("{half}.mongo_client:{a}MongoClient", (LOOP,), LOOKING_UP),
+_IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
+    (f"{{half}}.mongo_client:{LOOP}", _LOOP_NAMES, ()),
     (
         "{half}.mongo_client:{a}MongoClient",
         (
             "_checkout(self, server, session)",
             "_select_server(self, server_selector, session, operation, address)",
-            "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
+            "_clients", "_close_cursor_soon", "_ensure_session",
             f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
             f"{END_SESSIONS}(self, session_ids)",
             *(f"{name}(self, cursor_ids, address)" for name in KILLS),
         ),
+        ("_closed", "_topology"),
     ),
     (
         "{half}.bulk:_{a}Bulk",
-        ("current_run", "retrying", "started_retryable_write", EXECUTE_BATCH),
+        (EXECUTE_BATCH,),
+        ("current_run", "retrying", "started_retryable_write"),
     ),
     (
         "{half}.client_bulk:_{a}ClientBulk",
-        ("idx_offset", "ops", "retrying", "started_retryable_write", EXECUTE_BATCH),
+        (EXECUTE_BATCH,),
+        ("idx_offset", "ops", "retrying", "started_retryable_write"),
     ),
     (
         "{half}.client_session:{a}ClientSession",
-        ("_implicit", "_server_session", "_start_retryable_write", "_transaction", "_unpin"),
+        ("_start_retryable_write", "_unpin"),
+        ("_server_session", "_transaction"),
     ),
-    ("{half}.client_session", (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION")),
+    ("{half}.client_session", (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION"), ()),
     (
         "{half}.client_session:_Transaction",
-        (
-            "set_starting", "starting", "has_completed_command", "attempt", "pinned_address",
-            "sharded", "recovery_token", STATE,
-        ),
+        ("set_starting", "starting"),
+        ("has_completed_command", "attempt", "pinned_address", "sharded", "recovery_token", STATE),
     ),
-    (
-        "{half}.cursor:{a}Cursor",
-        ("_query_flags", "_max_await_time_ms", "_session", SEND, DOCUMENTS),
-    ),
+    ("{half}.cursor:{a}Cursor", (), ("_query_flags", "_max_await_time_ms", "_session")),
     (
         "{half}.change_stream:{a}CollectionChangeStream",
-        (AGGREGATE, "_timeout", "_target", "_client"),
+        (AGGREGATE, "_client"),
+        ("_cursor", "_timeout", "_target"),
     ),
-    ("{half}.change_stream:{a}ChangeStream", ("_cursor",), "_initialize_cursor"),
     (
         "{half}.topology:Topology",
         (
-            "_condition", "_servers", "_settings", "get_server_by_address", CHANGE,
-            "handle_error(self, address, err_ctx)", f"{SELECTION_TIMEOUT}(self)",
+            "get_server_by_address", CHANGE, "handle_error(self, address, err_ctx)",
+            f"{SELECTION_TIMEOUT}(self)",
         ),
+        ("_condition", "_settings"),
     ),
-    ("{half}.topology", ("{wait}(condition, timeout)",)),
-    ("{half}.server:Server", ("_monitor",)),
-    ("{half}.monitor:Monitor", ("cancel_check", *OF_A_MONITOR)),
-    ("periodic_executor:{a}PeriodicExecutor", OF_AN_EXECUTOR),
-    ("network_layer:{a}NetworkingInterface", ("conn",)),
-    ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)")),
-    ("{half}.pool:Pool", ("operation_count", HANDSHAKE, IDLE, IN_USE, *PLACES)),
+    ("{half}.topology", ("{wait}(condition, timeout)",), ()),
+    ("{half}.server:Server", (), ("_monitor",)),
+    (
+        "{half}.monitor:Monitor",
+        ("cancel_check", *OF_A_MONITOR),
+        ("_executor", "_server_description", "_topology"),
+    ),
+    ("periodic_executor:{a}PeriodicExecutor", ("skip_sleep",), OF_AN_EXECUTOR),
+    ("network_layer:{a}NetworkingInterface", (), ("conn",)),
+    ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),
+    ("{half}.pool:Pool", (HANDSHAKE,), ("operation_count", IDLE, IN_USE, *PLACES)),
     (
         "{half}.pool:{a}Connection",
+        (LIMITED, PASSED, HELLO, "set_conn_timeout", f"{FAILED}(self, error)"),
         (
-            "cancel_context", "generation", "pool_ref", "service_id", "supports_sessions", LIMITED,
-            HELLO, f"{FAILED}(self, error)",
+            "cancel_context", "generation", "is_standalone", "max_wire_version", "pool_ref",
+            "service_id", "supports_sessions",
         ),
     ),
-    ("{half}.pool:{a}Connection", ("is_standalone",), "_hello"),
 )  # fmt: skip
 
 
 def parts() -> Iterator[Part]:
-    """Every private name below, and the parameters of what is called."""
+    """Modules and classes with what they have, and the parameters of what is called."""
+    for place, names, _ in _in_each_half():
+        yield Part(place, names)
+    topology = "pymongo.topology_description:TopologyDescription"
+    timeouts = "get_timeout", "get_rtt", "remaining", "reset_all", "TIMEOUT", "DEADLINE", "RTT"
+    yield Part("pymongo._csot", timeouts)
+    yield Part("pymongo.client_options:ClientOptions", ("_options",))
+    yield Part("pymongo.message", ("_CursorAddress",))
+    yield Part("pymongo.message:_CursorAddress", ("namespace",))
+    yield Part("pymongo.message:_Query", OF_A_QUERY)
+    yield Part("pymongo.errors", ("_OperationCancelled",))
+    yield Part("pymongo.errors:PyMongoError", ("_remove_error_label",))
+    for module, name in CONNECTORS:
+        yield Part(module, (f"{name}(address, options)",))
+    selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
+    yield Part(topology, (f"{LOOK}{selecting}", "known_servers"))
+    yield Part(STALENESS, ("select",))
+    yield Part(PREFERENCES, ("make_read_preference",))
+    # Without these there are no spans either.
+    listener = ("started", "succeeded", "failed")
+    yield Part("pymongo.monitoring:CommandListener", listener, State.OFF)
+    yield Part("pymongo:MongoClient", ("options", "topology_description"), State.OFF)
+
+
+def attributes() -> Iterator[Part]:
+    """Classes with the attributes that only their instances have."""
+    for place, _, names in _in_each_half():
+        yield Part(place, names)
+    yield Part("pymongo.errors:OperationFailure", ("_OperationFailure__details",))
+    yield Part("pymongo.network_layer:PyMongoProtocol", ("_closed", "transport"))
+
+
+def _in_each_half() -> Iterator[tuple[str, Names, Names]]:
     for half in (SYNC_HALF, ASYNC_HALF):
         words = {"half": half.name, "a": "" if half is SYNC_HALF else "Async"}
         words |= {"wait": half.wait, "connect": half.connect}
-        for place, names, *set_by in _IN_EACH_HALF:
+        for place, names, of_instances in _IN_EACH_HALF:
             named = tuple(name.format_map(words) for name in names)
-            yield Part("pymongo." + place.format_map(words), named, *set_by)
-    yield from (Part(*row) for row in _of_both())
-
-
-def _of_both() -> Iterator[tuple[Any, ...]]:
-    topology = "pymongo.topology_description:TopologyDescription"
-    timeouts = "get_timeout", "get_rtt", "remaining", "reset_all", "TIMEOUT", "DEADLINE", "RTT"
-    yield "pymongo._csot", timeouts
-    yield "pymongo.client_options:ClientOptions", ("_options",)
-    yield "pymongo.message", ("_CursorAddress",)
-    yield "pymongo.message:_CursorAddress", ("namespace",)
-    yield "pymongo.message:_Query", OF_A_QUERY
-    yield "pymongo.errors", ("_OperationCancelled",)
-    yield "pymongo.errors:OperationFailure", ("_OperationFailure__details",)
-    yield "pymongo.errors:PyMongoError", ("_remove_error_label",)
-    for module, name in CONNECTORS:
-        yield module, (f"{name}(address, options)",)
-    selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
-    yield topology, (f"{LOOK}{selecting}", "known_servers")
-    yield STALENESS, ("select",)
-    yield PREFERENCES, ("make_read_preference",)
-    for connection in CONNECTIONS:
-        yield connection, (LIMITED, PASSED, "max_wire_version", "set_conn_timeout")
-    yield "pymongo.network_layer:PyMongoProtocol", ("_closed", "transport")
-    # Without these there are no spans either.
-    yield "pymongo.monitoring:CommandListener", ("started", "succeeded", "failed"), "", State.OFF
-    yield "pymongo:MongoClient", ("options", "topology_description"), "", State.OFF
+            yield "pymongo." + place.format_map(words), named, of_instances
 
 
 def parts_of_gridfs() -> Iterator[Part]:
     """Of what is imported only where the application does."""
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
-        gridfs = f"gridfs.{half}.grid_file:{prefix}Grid"
-        for cls in ("FS", "FSBucket", "Out"):
-            yield Part(gridfs + cls, ("_files",))
-        yield Part(f"{gridfs}OutCursor", ())
-        # Its constructor names what it sets in strings; this method uses it.
-        yield Part(f"{gridfs}In", ("_coll",), set_by="abort")
+        classes = ("FS", "FSBucket", "In", "Out", "OutCursor")
+        names = tuple(f"{prefix}Grid{each}" for each in classes)
+        yield Part(f"gridfs.{half}.grid_file", names)

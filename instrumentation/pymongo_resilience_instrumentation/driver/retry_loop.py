@@ -20,10 +20,6 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from .clients import both
 
 LOOP = "_ClientConnectionRetryable"
-LOOKING_UP = "_retry_internal"
-"""The client's method that does."""
-
-
 EXECUTE_BATCH = "_execute_batch"
 """A bulk's method that sends one command, and returns its reply and what was sent."""
 
@@ -56,7 +52,6 @@ class DriverLoop:
     _bulk: Any
     _client: Any
     _is_read: bool
-    _is_session_state_retryable: Callable[[], bool]
     _last_error: Exception | None
     _read: Callable[[], Any]
     _retryable: bool
@@ -67,12 +62,7 @@ class DriverLoop:
     def first_write(self) -> Any:
         """The first attempt of a write, with what the driver's ``run`` does before it, once."""
         session = self._session
-        # A session that the driver made for this operation, an implicit one, has no transaction.
-        if (
-            self._retryable
-            and session is not None
-            and (session._implicit or self._is_session_state_retryable())
-        ):
+        if self._retryable and session is not None and not session.in_transaction:
             session._start_retryable_write()
             if self._bulk:
                 self._bulk.started_retryable_write = True
@@ -101,10 +91,9 @@ class DriverLoop:
             self.was_retryable = None
 
     def note_completed(self) -> None:
-        """After an attempt that succeeded, do what the driver's ``run`` does in a transaction: an
-        implicit session has none."""
+        """After an attempt that succeeded, do what the driver's ``run`` does in a transaction."""
         session = self._session
-        if session is not None and not session._implicit and session.in_transaction:
+        if session is not None and session.in_transaction:
             session._transaction.has_completed_command = True
 
     def leave_to_driver(self, error: Exception | None = None) -> None:
@@ -116,11 +105,12 @@ class DriverLoop:
 
         def raise_it() -> Any:
             del vars(self)[attempt]
+            self._retryable = bool(self.was_retryable)
             raise error
 
         attempt = "_read" if self._is_read else "_write"
-        self._last_error = error
-        vars(self).update({attempt: raise_it, "_is_session_state_retryable": bool})
+        self._last_error, self._retryable = error, False
+        vars(self)[attempt] = raise_it
 
     def checked(self, *args: Any) -> Any:
         """In place of what the driver calls with a connection, where a write may lack its

@@ -70,10 +70,10 @@ def seeds(topology: Any) -> list[Any]:
 def cancel_checks(client: Any, addresses: Iterable[Any]) -> None:
     """Have the servers checked anew, as after network errors, also where the check that runs waits
     for news. To be called with the topology's lock held."""
-    servers = client._topology._servers
     for address in addresses:
-        if address in servers:
-            servers[address]._monitor.cancel_check()
+        server = client._topology.get_server_by_address(address)
+        if server is not None:
+            server._monitor.cancel_check()
 
 
 def forget_transient(error: Any) -> None:

@@ -366,7 +366,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     def prepare(self, failure: Failure, operation: Operation) -> None:
         if self.last is None or not (failure.no_writes_performed or _refused(failure)):
             self.last = failure
-        driver.next_attempt.prepare_retry(self, failure, operation.attempts)
+        driver.next_attempt.prepare_retry(self, failure)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             command_limits.lift_attempt_timeout(
                 self.call, self.runtime.executor.retry_rules, operation

@@ -43,10 +43,3 @@ class ClientHedges(Hedging):
         self.budget.reset_after_fork()
         self.threads.reset_after_fork()
         self.tasks.clear()
-
-
-def hedge_registry(
-    clock: Clock, breakers: ByClient[ClientBreakers] | None
-) -> ByClient[ClientHedges]:
-    """What each client has, found by its identity. Holds none alive. Thread- and task-safe."""
-    return ByClient(lambda _: ClientHedges(clock, breakers))

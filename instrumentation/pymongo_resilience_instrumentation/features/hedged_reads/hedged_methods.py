@@ -9,6 +9,7 @@ from typing import Any
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.clients.by_client import ByClient
 from pymongo_resilience_instrumentation.cursors.batches import Batch
 from pymongo_resilience_instrumentation.interception.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.interception.steps import Steps, run, run_async
@@ -16,7 +17,7 @@ from pymongo_resilience_instrumentation.public_api.public_methods import PublicM
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
 
-from .hedge_registry import ClientHedges, hedge_registry
+from .hedge_registry import ClientHedges
 from .race import FIRST, HEDGE, Race, Read, Try
 
 METHODS = (
@@ -30,7 +31,8 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
     """Around methods that read, and around the first batch of a cursor."""
     if not runtime.owns_retries:
         return
-    runtime.hedges = hedge_registry(runtime.executor.clock, runtime.breakers)
+    clock, breakers = runtime.executor.clock, runtime.breakers
+    runtime.hedges = ByClient(lambda _: ClientHedges(clock, breakers))
     of_a_method = Sender(lambda public: HedgedMethod(public).send, by_policy=True)
     of_a_batch = Sender(lambda batch: FirstBatch(batch).send, by_policy=True)
     for name in METHODS:
@@ -118,8 +120,10 @@ class BatchRead:
         self._original = original
         self._given = given
         self._kwargs = kwargs
-        found = driver.cursors.run_operation_arguments(given, kwargs)
-        self._client, self._operation, self._cursor = found
+        self._client, self._operation, method = driver.cursors.run_operation_arguments(
+            given, kwargs
+        )
+        self._cursor = method.__self__
         self._sessions = {FIRST: driver.cursors.swap_session(self._cursor, None)}
 
     def send(self, tried: Try) -> Steps:
@@ -159,9 +163,9 @@ class FirstBatch:
         wanted = None if once else call.wanted(self.runtime.rules, "hedge")
         if not wanted:
             return send()
-        _, operation, cursor = driver.cursors.run_operation_arguments(given, kwargs)
+        _, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
         if not (
-            driver.cursors.may_be_sent_twice(operation, cursor)
+            driver.cursors.may_be_sent_twice(operation, method.__self__)
             and driver.selection.may_choose(call.client, operation.read_preference)
         ):
             return send()

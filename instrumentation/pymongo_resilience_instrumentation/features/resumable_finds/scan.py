@@ -43,8 +43,9 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
         runtime.before_batch = partial(begin, runtime)
 
 
-def begin(runtime: Runtime, call: Call, operation: Any, cursor: Any) -> None:
+def begin(runtime: Runtime, call: Call, operation: Any, method: Any) -> None:
     """Before a batch. Raises ConfigurationError for a find that is to be resumable and cannot."""
+    cursor = method.__self__
     if call.batch_of is None:
         position = _first(runtime, call, operation, cursor)
         if position is not getattr(cursor, ATTRIBUTE, None):
@@ -54,7 +55,7 @@ def begin(runtime: Runtime, call: Call, operation: Any, cursor: Any) -> None:
         if position is not None and not position.is_of(operation.cursor_id, cursor.retrieved):
             position = None
     if position is not None:
-        call.resumption = Fetch(position, operation, cursor)
+        call.resumption = Fetch(position, operation, method)
         # So the driver's loop prepares it, and the rules see a read.
         call.only_reads = True
 
@@ -69,8 +70,6 @@ def _first(runtime: Runtime, call: Call, query: Any, cursor: Any) -> Position | 
     if problem is not None:
         raise _refused(query, problem)
     hides_id, find = find.hides_id, rules.begun(find)
-    if hides_id:
-        driver.finds.hide_ids(cursor)
     driver.finds.write(query, find)
     if policy_of_cursor(cursor).resumable is None:
         # It stays so, also once the block is left that has said it.
@@ -152,11 +151,13 @@ class Position:
 class Fetch:
     """One batch, while the driver's loop fetches it. Belongs to one thread or task."""
 
-    def __init__(self, position: Position, operation: Any, cursor: Any) -> None:
+    def __init__(self, position: Position, operation: Any, method: Any) -> None:
         self._position = position
         self._operation = operation
-        self._cursor = cursor
-        self._client = cursor.collection.database.client
+        self._method = method
+        """Sends an operation of the cursor on a connection."""
+        self._cursor = method.__self__
+        self._client = operation.client
         self._later = operation.cursor_id is not None
         """It is a getMore, which another find may replace."""
         self._anew = self._resumed = False
@@ -164,7 +165,6 @@ class Fetch:
         self._find = position.find
         """What is sent next."""
         self._run: Any = None
-        self._hides_id = position.hides_id
 
     def begin(self, loop: Any) -> None:
         """Before the loop's first attempt."""
@@ -190,8 +190,8 @@ class Fetch:
             position.note(response)
         if not self._later:
             yield from self._note_collection(response, given)
-        if self._hides_id and not self._later:
-            driver.finds.hide_first_ids(response, self._cursor)
+        if position.hides_id:
+            driver.finds.hide_ids(response, self._cursor)
         return response
 
     def _note_collection(self, response: Any, given: tuple[Any, ...]) -> steps.Steps:
@@ -280,13 +280,16 @@ class Fetch:
             self._abandon(self._operation.cursor_id, self._cursor.address)
         with shielded("after a batch of a resumable find"):
             position.note(response)
+        if position.hides_id:
+            driver.finds.hide_ids(response, self._cursor)
         driver.finds.as_of_getmore(response)
         return response
 
     def _send(self, given: tuple[Any, ...]) -> Callable[[], Any]:
         query = driver.finds.copied(self._position.query, self._operation.session)
         driver.finds.write(query, self._find)
-        return partial(driver.finds.send, self._cursor, query, given)
+        query.reset()
+        return partial(self._method, given[2], query, given[3])
 
     def _abandon(self, cursor_id: int, address: Address) -> None:
         if cursor_id:
