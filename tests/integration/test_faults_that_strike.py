@@ -143,9 +143,13 @@ def test_an_unknown_command_is_an_error_with_the_nearest_name(name: str, nearest
             make(name)
 
 
-def test_a_name_that_is_near_to_none_has_no_hint() -> None:
+def test_a_name_that_cannot_be_and_is_near_to_none_has_no_hint() -> None:
     with pytest.raises(ValueError, match=r"or None for any$"):
-        CutBefore("zzzzzz")
+        CutBefore("zzz_zzz")
+
+
+def test_a_command_that_applications_do_not_send_is_taken_as_it_is() -> None:
+    assert repr(CutBefore("replSetReconfig")) == "CutBefore('replSetReconfig', times=1)"
 
 
 def test_every_name_can_be_struck() -> None:

@@ -42,164 +42,105 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:  # noqa: PLR0915 - about one for each argument
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description="Safe retries, deadlines and telemetry for pymongo."
     )
     parser.add_argument("--version", action="version", version=pymongo_resilience.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(
-        run: Callable[[argparse.Namespace], int], text: str, description: str
-    ) -> Callable[..., Any]:
-        """Named like its function. Returns what adds an argument, whose keyword ``text`` is its
-        help."""
-        made = commands.add_parser(run.__name__[1:], help=text, description=description)
+    def command(run: Callable[[argparse.Namespace], int], description: str) -> Callable[..., Any]:
+        """Named like its function; its help is the description's first sentence. Returns what adds
+        an argument: its help, its names, and what else argparse takes."""
+        first, _, _ = description.partition(". ")
+        name = run.__name__[1:]
+        made = commands.add_parser(name, help=first.rstrip("."), description=description)
         made.set_defaults(run=run)
-        return lambda *names, text, **how: made.add_argument(*names, help=text, **how)
+
+        def add(text: str, *names: str, **how: Any) -> None:
+            default = " (default: %(default)s)" if "default" in how else ""
+            made.add_argument(*names, help=text + default, **how)
+
+        return add
 
     file: dict[str, Any] = {"type": _file, "metavar": "FILE"}
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
     flag: dict[str, Any] = {"action": "store_true"}
+    server = f"mongod, from the PATH, or mongod=/path, in place of SecantusDB, or {SERVER_VARIABLE}"
     demo = command(
         _demo,
-        "run one workload through scripted faults: plain, in a naive loop, and with the library",
-        "Runs one workload on three sides through the same faults, on a real server on this "
-        "machine, and compares the databases with what was acknowledged. Exit status 0 only if the "
-        "library's side lost nothing, duplicated nothing and saw no error.",
+        "Run one workload through scripted faults: plain, in a naive loop, and with the library. "
+        "On a real server on this machine; the databases are compared with what was acknowledged. "
+        "Exit status 0 only if the library lost nothing, duplicated nothing and saw no error.",
     )
-    demo(
-        "--seconds",
-        type=_number(float, 1, 3600),
-        default=20.0,
-        metavar="N",
-        text="about how long to run (default: 20); every fault happens at least once",
-    )
-    demo("--seed", type=int, default=1, text="random seed (default: 1)")
-    demo("--json", text="write the figures to this file, as JSON", **file)
-    demo("--svg", text="draw the report to this file", **file)
-    demo("--record", text="write every operation, for `report`", **file)
-    server = (
-        "mongod, which is looked for in the PATH, or mongod=/path/to/mongod, in place of the "
-        f"embedded SecantusDB; default: {SERVER_VARIABLE}"
-    )
-    demo("--server", metavar="mongod[=PATH]", text=server)
-    demo(
-        "--otlp",
-        type=_endpoint,
-        metavar="ENDPOINT",
-        text="send the library's spans and metrics to this OTLP/HTTP collector, for example "
-        "http://127.0.0.1:4318",
-    )
+    seconds = _number(float, 1, 3600)
+    demo("how long, about", "--seconds", type=seconds, default=20.0, metavar="N")
+    demo("random seed", "--seed", type=int, default=1)
+    demo("write the figures to this file, as JSON", "--json", **file)
+    demo("draw the report to this file", "--svg", **file)
+    demo("write every operation to this file, for `report`", "--record", **file)
+    demo(server, "--server", metavar="mongod[=PATH]")
+    endpoint = "OTLP/HTTP collector for the library's spans and metrics: http://127.0.0.1:4318"
+    demo(endpoint, "--otlp", type=_endpoint, metavar="ENDPOINT")
     testbed = command(
         _testbed,
-        "start a deployment to try an application on, with faults if you like",
-        "Starts a real server on this machine with a deployment in front of it, and prints the URI "
-        "to connect to: one line on standard output, nothing else. Runs until Ctrl-C or SIGTERM, "
-        "then deletes the data and ends with exit status 0.",
+        "Start a deployment to try an application on, with faults if you like. Prints the URI to "
+        "connect to on standard output. Ctrl-C or SIGTERM ends it, and deletes the data.",
+    )
+    topologies = ("replica-set", "real-replica-set", "sharded", "standalone")
+    kind = "real-replica-set is a mongod for each member, and needs --server"
+    testbed(kind, "--topology", choices=topologies, default="replica-set")
+    testbed(
+        "how many members (default: 3) or routers (default: 2), 50 at most", "--members", **number
     )
     testbed(
-        "--topology",
-        choices=("replica-set", "real-replica-set", "sharded", "standalone"),
-        default="replica-set",
-        text="the kind of deployment (default: replica-set); real-replica-set is a mongod for each "
-        "member, and needs --server",
-    )
-    testbed(
-        "--members",
-        type=int,
-        metavar="N",
-        text="how many members the replica set has (default: 3), or routers the cluster (default: "
-        "2), 50 at most; a standalone has one",
-    )
-    testbed(
+        "port of the first member, the others take the next ones (default: free ones)",
         "--port",
-        type=int,
-        metavar="P",
-        text="port of the first member; the others take the ports after it (default: free ones)",
+        **number,
     )
-    testbed(
-        "--chaos",
-        text="inject random faults, about one a second, each reported on standard error",
-        **flag,
-    )
-    testbed("--seed", type=int, metavar="N", text="random seed of --chaos (default: 1)")
-    testbed(
-        "--control",
-        type=int,
-        metavar="PORT",
-        text="serve an HTTP control on 127.0.0.1: POST a fault to /faults, GET those injected, "
-        "DELETE to clear; 0 for a free port",
-    )
-    testbed(
-        "--drill",
-        metavar="NAME",
-        text="play a scenario: rolling-maintenance, regional-black-hole, overload-pulse or "
-        "flapping-member",
-    )
-    testbed("--server", metavar="mongod[=PATH]", text=server)
-    testbed(
-        "--in-front-of",
-        metavar="URI",
-        text="start no server, but proxies before the deployment of this URI; clients log in "
-        "through them with credentials of their own",
-    )
+    testbed("random faults, about one a second, reported on standard error", "--chaos", **flag)
+    testbed("random seed of --chaos (default: 1)", "--seed", **number)
+    control = "HTTP control on 127.0.0.1: POST a fault to /faults, GET or DELETE them; 0: any port"
+    testbed(control, "--control", **number | {"metavar": "PORT"})
+    drills = "rolling-maintenance, regional-black-hole, overload-pulse or flapping-member"
+    testbed(drills, "--drill", metavar="NAME")
+    testbed(server, "--server", metavar="mongod[=PATH]")
+    before = "start proxies before this deployment, and no server; clients log in through them"
+    testbed(before, "--in-front-of", metavar="URI")
     doctor = command(
         _doctor,
-        "connect as the application would, and say what to change",
-        "Checks the URI, DNS, connections, TLS, the servers, the login and this installation, in "
-        "five seconds at most, and ends in a verdict with what to change. Prints no credential. "
-        "Exit status 0 where all is well, 1 where something is wrong, 2 for wrong arguments.",
+        "Connect as the application would, and say what to change. Checks the URI, DNS, "
+        "connections, TLS, the servers, the login and this installation, in five seconds at most. "
+        "Prints no credential. Exit status 1 where something is wrong.",
     )
     doctor(
-        "uri",
-        nargs="?",
-        metavar="URI",
-        text=f"default: {URI_VARIABLE}, which other users cannot see",
+        f"default: {URI_VARIABLE}, which other users cannot see", "uri", nargs="?", metavar="URI"
     )
-    doctor("--json", text="all findings as JSON", **flag)
-    doctor("--deep", text="wait longer and check idle connections: ten seconds", **flag)
-    doctor(
-        "--idle",
-        type=_number(float, 0.1, 86_400),
-        default=0.0,
-        metavar="SECONDS",
-        text="leave connections idle for so long, then use them: firewalls may drop them",
-    )
-    doctor(
-        "--processes",
-        type=_number(int, 1, 1_000_000),
-        default=1,
-        metavar="N",
-        text="processes of the application, to check the limit of connections (default: 1)",
-    )
+    doctor("all findings as JSON", "--json", **flag)
+    doctor("wait longer and check idle connections: ten seconds", "--deep", **flag)
+    idle = "leave connections idle for so long, then use them: firewalls may drop them"
+    at_most_a_day = _number(float, 0.1, 86_400)
+    doctor(idle, "--idle", type=at_most_a_day, default=0.0, metavar="SECONDS")
+    several = "processes of the application, to check the limit of connections"
+    doctor(several, "--processes", type=_number(int, 1, 1_000_000), default=1, metavar="N")
     report = command(
         _report,
-        "draw recorded runs as an HTML file",
-        "Reads what demo --record, a Recorder of the application or its log as "
-        "JSON lines have written, and writes one HTML file: faults, operations, latency, retries "
-        "by reason and server. Several files are drawn on one time axis, each from its beginning.",
+        "Draw recorded runs as an HTML file. Reads what demo --record, a Recorder of the "
+        "application or its log as JSON lines have written; several files share one time axis.",
     )
-    report("files", nargs="+", type=Path, metavar="FILE", text="recorded runs")
-    report(
-        *("-o", "--output"),
-        type=Path,
-        default=Path("report.html"),
-        metavar="HTML",
-        text="the file to write (default: report.html)",
-    )
-    report("--title", default=PROGRAM, text="title of the page")
+    report("recorded runs", "files", nargs="+", type=Path, metavar="FILE")
+    html: dict[str, Any] = {"type": Path, "metavar": "HTML", "default": Path("report.html")}
+    report("the file to write", "-o", "--output", **html)
+    report("title of the page", "--title", default=PROGRAM)
     files = command(
         _dashboards,
-        "write a Grafana dashboard and Prometheus rules into a directory",
-        f"Writes {' and '.join(dashboards.FILES)} into a directory, which is created if its parent "
-        "exists, and prints their paths. Existing files with other content are not overwritten: "
-        "exit status 1.",
+        "Write a Grafana dashboard and Prometheus rules into a directory. It is created if its "
+        "parent exists. Files with other content are not overwritten: exit status 1.",
     )
-    files("directory", type=Path, metavar="DIR", text="where to write them")
-    files("--force", text="overwrite existing files", **flag)
-    every_option = "show every option, its legal range and its present value"
-    config = command(_config, every_option, every_option.capitalize() + ".")
-    config("--changed", text="only what variables or the file set", **flag)
+    files("where to write them", "directory", type=Path, metavar="DIR")
+    files("overwrite existing files", "--force", **flag)
+    config = command(_config, "Show every option, its legal range and its present value.")
+    config("only what variables or the file set", "--changed", **flag)
     return parser
 
 

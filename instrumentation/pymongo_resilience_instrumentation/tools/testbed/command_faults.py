@@ -39,57 +39,28 @@ _OVERLOAD: Final = {462: ("IngressRequestRateLimitExceeded", _BOTH), 473: ("", _
 """Name and labels by the code. An error without RetryableError is not to be repeated."""
 
 
-# Source: MongoDB's manual, "Database Commands", and those that drivers send to older servers.
 COMMANDS: Final = frozenset({
-    "abortReshardCollection", "abortTransaction", "abortUnshardCollection", "addShard",
-    "addShardToZone", "aggregate", "analyze", "appendOplogNote", "applyOps", "authenticate",
-    "autoCompact", "autoSplitVector", "balancerCollectionStatus", "balancerStart",
-    "balancerStatus", "balancerStop", "buildInfo", "buildinfo", "bulkWrite",
-    "checkMetadataConsistency", "checkShardingIndex", "cleanupOrphaned",
-    "cleanupReshardCollection", "cleanupStructuredEncryptionData", "clearJumboFlag",
-    "cloneCollectionAsCapped", "collMod", "collStats", "commitReshardCollection",
-    "commitTransaction", "compact", "compactStructuredEncryptionData",
-    "configureCollectionBalancing", "configureFailPoint", "configureQueryAnalyzer", "connPoolStats",
-    "connPoolSync", "connectionStatus", "convertToCapped", "coordinateCommitTransaction", "count",
-    "create", "createIndexes", "createRole", "createSearchIndexes", "createUser", "currentOp",
-    "dataSize", "dbHash", "dbStats", "dbhash", "dbstats", "delete", "distinct", "drop",
-    "dropAllRolesFromDatabase", "dropAllUsersFromDatabase", "dropConnections", "dropDatabase",
-    "dropIndexes", "dropRole", "dropSearchIndex", "dropUser", "enableSharding", "endSessions",
-    "explain", "features", "filemd5", "find", "findAndModify", "findandmodify", "flushRouterConfig",
-    "fsync", "fsyncUnlock", "getAuditConfig", "getClusterParameter", "getCmdLineOpts",
-    "getDefaultRWConcern", "getDiagnosticData", "getLog", "getMore", "getParameter", "getShardMap",
-    "getShardVersion", "getnonce", "godinsert", "grantPrivilegesToRole", "grantRolesToRole",
-    "grantRolesToUser", "hello", "hostInfo", "insert", "invalidateUserCache", "isMaster",
-    "isdbgrid", "ismaster", "killAllSessions", "killAllSessionsByPattern", "killCursors", "killOp",
-    "killSessions", "listCollections", "listCommands", "listDatabases", "listIndexes",
-    "listSearchIndexes", "listShards", "lockInfo", "logApplicationMessage", "logRotate", "logout",
-    "mapReduce", "mapreduce", "medianKey", "mergeAllChunksOnShard", "mergeChunks", "moveChunk",
-    "moveCollection", "movePrimary", "moveRange", "netstat", "ping", "planCacheClear",
-    "planCacheClearFilters", "planCacheListFilters", "planCacheSetFilter", "prepareTransaction",
-    "profile", "reIndex", "refineCollectionShardKey", "refreshSessions", "removeQuerySettings",
-    "removeShard", "removeShardFromZone", "renameCollection", "replSetAbortPrimaryCatchUp",
-    "replSetFreeze", "replSetGetConfig", "replSetGetStatus", "replSetInitiate",
-    "replSetMaintenance", "replSetReconfig", "replSetResizeOplog", "replSetStepDown",
-    "replSetSyncFrom", "resetPlacementHistory", "reshardCollection", "resize",
-    "revokePrivilegesFromRole", "revokeRolesFromRole", "revokeRolesFromUser", "rolesInfo",
-    "rotateCertificates", "saslContinue", "saslStart", "serverStatus", "setAllowMigrations",
-    "setAuditConfig", "setClusterParameter", "setDefaultRWConcern",
-    "setFeatureCompatibilityVersion", "setIndexCommitQuorum", "setParameter", "setQuerySettings",
-    "setShardVersion", "setUserWriteBlockMode", "shardCollection", "shardConnPoolStats",
-    "shardingState", "shutdown", "sleep", "split", "splitChunk", "splitVector", "startSession",
-    "testDeprecation", "testRemoval", "testVersions1And2", "testVersion2", "top",
-    "transitionFromDedicatedConfigServer", "transitionToDedicatedConfigServer",
-    "unsetSharding", "unshardCollection", "untrackUnshardedCollection", "update", "updateRole",
-    "updateSearchIndex", "updateUser", "updateZoneKeyRange", "usersInfo", "validate",
-    "validateDBMetadata", "voteAbortIndexBuild", "voteCommitIndexBuild", "waitForFailPoint",
-    "whatsmyuri",
+    "abortTransaction", "aggregate", "buildInfo", "buildinfo", "bulkWrite", "collMod",
+    "commitTransaction", "coordinateCommitTransaction", "count", "create", "createIndexes",
+    "createRole", "createSearchIndexes", "createUser", "delete", "distinct", "drop",
+    "dropDatabase", "dropIndexes", "endSessions", "explain", "find", "findAndModify",
+    "findandmodify", "getMore", "godinsert", "hello", "insert", "isMaster", "ismaster",
+    "killCursors", "listCollections", "listDatabases", "listIndexes", "listSearchIndexes",
+    "moveCollection", "ping", "renameCollection", "reshardCollection", "saslContinue",
+    "saslStart", "shardCollection", "unshardCollection", "update", "updateRole", "updateUser",
 })  # fmt: skip
+"""What applications send, and those of MongoDB's other commands that are named much alike."""
+_NEAR: Final = 0.72
 
 
-def hint(name: str) -> str:
-    """The nearest name, as a question; nothing where none is near."""
+def _mistaken(command: object) -> str | None:
+    """What is wrong with a command's name; None for the name of one, or what may be one."""
+    if not isinstance(command, str) or not command:
+        return ""
     by_lower = {each.lower(): each for each in sorted(COMMANDS, reverse=True)}
-    nearest = get_close_matches(name.lower().replace("_", ""), by_lower, n=1)
+    nearest = get_close_matches(command.lower().replace("_", ""), by_lower, 1, _NEAR)
+    if command in COMMANDS or not (nearest or "_" in command):
+        return None
     return f"; did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
 
 
@@ -97,15 +68,14 @@ class OnCommand(Interception):
     """Acts a number of times on commands of one name, or on all that an application sends.
 
     :param command: the name, for example ``"insert"``; ``None`` for every application command. One
-        that MongoDB does not have is a ``ValueError`` with the nearest name.
+        that is misspelled, or a method's, is a ``ValueError`` with the nearest name.
     :param times: after how many it is over.
     """
 
     def __init__(self, command: str | None = None, times: int = 1) -> None:
         super().__init__()
-        if command is not None and not (isinstance(command, str) and command in COMMANDS):
-            near = hint(command) if isinstance(command, str) else ""
-            raise refused("command", command, f"the name of a command, or None for any{near}")
+        if command is not None and (hint := _mistaken(command)) is not None:
+            raise refused("command", command, f"the name of a command, or None for any{hint}")
         self._command = command
         self._times = whole("times", times)
 
