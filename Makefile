@@ -15,6 +15,7 @@
 #   make bench-recovery             how fast operations go on after a fault, beside plain pymongo
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
 #   make docs                       the documents as a site: build/site/index.html
+#   make check-docs                 the site, its search, and each page in a browser: build/screenshots
 #   make fleet                      simulated fleets under overload: a table and a figure of bench/overload.md
 #   make package                    sdist and wheel: metadata, tests from the sdist, types by mypy and pyright
 #   make clean                      remove what the other targets made
@@ -35,7 +36,7 @@ DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-mongod rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report docs examples package clean
+.PHONY: help demo test check check-mongod rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report docs check-docs examples package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -117,6 +118,10 @@ report: $(MAIN)/bench.stamp build/canned_server
 # Fails where a link or an anchor leads nowhere.
 docs: $(DOCS)/stamp
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
+# Takes a Chromium, where there is one (Debian: chromium-headless-shell).
+check-docs: docs $(MAIN)/dev.stamp
+	@$(MAIN)/bin/python -m pytest -q --no-header $(ARGS) tests/site/check_site.py
 
 build/canned_server: bench/canned_server.c
 	@mkdir -p build

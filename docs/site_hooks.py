@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say: no pages for what is outside of docs/."""
+"""What mkdocs.yml cannot say: no pages for what is outside of docs/, and room for wide tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import posixpath
 import re
 from typing import Any
 
+WIDE = 4
+"""Columns of a table from which on its page has no table of contents beside it."""
+LONG = 25
+"""Characters of a name from which on a table may break it."""
+
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:  # noqa: ARG001 - mkdocs' names
     """A link that leaves docs/: its text stays, its target is named."""
+    rows = re.findall(r"^\|.*\|$", markdown, re.MULTILINE)
+    if any(row.count(" | ") >= WIDE - 1 for row in rows):
+        page.meta.setdefault("hide", []).append("toc")
     folder = posixpath.dirname(page.file.src_uri)
 
     def named(link: re.Match[str]) -> str:
@@ -20,3 +28,16 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:  # noqa: A
         return text if name in text else f"{text} (`{name}`)"
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", named, markdown)
+
+
+def on_post_page(output: str, **kwargs: Any) -> str:  # noqa: ARG001 - mkdocs' names
+    """Long names in tables may be broken, after a dot, or else after an underscore."""
+
+    def in_cell(cell: re.Match[str]) -> str:
+        return re.sub(rf"(?<=<code>)[^<]{{{LONG},}}(?=</code>)", in_code, cell[0])
+
+    def in_code(name: re.Match[str]) -> str:
+        mark = "[.=]" if "." in name[0] else "[_=]"
+        return re.sub(rf"(?<=\w)({mark})(?=\w)", r"\1<wbr>", name[0])
+
+    return re.sub(r"<td.*?</td>", in_cell, output, flags=re.DOTALL)

@@ -57,6 +57,7 @@ def test_states_its_version_and_licence() -> None:
 
     assert metadata["Version"] == pymongo_resilience.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
+    assert "](docs/" not in metadata["Description"]
 
 
 def test_needs_no_gpl_server_and_no_sdk_at_run_time() -> None:
