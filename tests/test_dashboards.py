@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.dashboards import (
     DASHBOARD,
@@ -20,7 +19,7 @@ from pymongo_resilience_instrumentation.tools.dashboards import (
     content,
 )
 from pymongo_resilience_instrumentation.tools.dashboards.panels import ROWS
-from support.metrics_table import metrics_table
+from support.telemetry_names import NAMES
 
 PROMTOOL = shutil.which("promtool")
 FIGURE = Path(__file__).parent.parent / "docs" / "dashboard.svg"
@@ -131,10 +130,7 @@ def test_every_series_is_one_of_the_chosen_processes() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_every_metric_and_attribute_that_is_named_exists(name: str) -> None:
     """As exporters to Prometheus name it: with underscores, a unit and a kind."""
-    known = {value for value in vars(semconv).values() if isinstance(value, str)} | {
-        *metrics_table()
-    }
-    words = {each.replace(".", "_") for each in known}
+    words = {each.replace(".", "_") for each in NAMES}
     ending = re.compile(r"(_seconds)?(_bucket|_count|_sum|_total)?$")
     named = set(re.findall(r"\b(?:db|pymongo_resilience|server|error)_\w+", content(name)))
     named -= {"server_address", "server_port"}

@@ -229,13 +229,11 @@ def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         _current.set(before)
 
 
-def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def publish(call: Call, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call ``reported`` code in a block that catches our faults; ``call`` is in progress.
 
     Raises ForeignError.
     """
-    if call is None:
-        return reported(lambda: foreign(function, *args, **kwargs))
     before = call.reporting, call.ended
     call.reporting = call.ended = True
     try:

@@ -274,12 +274,7 @@ class Runtime:
             if self.operation_spans is not None and call.span is not None:
                 self.operation_spans.end(call, error, ended_ns)
             if call.ends is not None:
-                call.ends.end(
-                    error,
-                    operation=call.operation,
-                    withholds=call.withholds,
-                    ended_ns=ended_ns,
-                )
+                call.ends.end(error, call.operation, ended_ns)
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while ending %s", call)
 

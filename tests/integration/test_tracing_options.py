@@ -118,7 +118,7 @@ class _session:  # noqa: N801 - stands in for a with block
     ("said", "complaint"),
     [
         (True, "it is of type bool"),
-        ({"enabled": 1}, "enabled=1: expected True or False"),
+        ({"enabled": 1}, "enabled=1: expected true or false"),
         ({"query_text_max_length": -1}, "query_text_max_length=-1: expected an integer from 0"),
         ({"query_text_max_length": True}, "query_text_max_length=True: expected an integer"),
         ({"enable": True}, "unknown key 'enable'"),

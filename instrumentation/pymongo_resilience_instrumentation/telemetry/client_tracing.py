@@ -20,18 +20,17 @@ from opentelemetry import metrics, trace
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.option_types import BOOLEAN, integer, shown
+from pymongo_resilience.option_types import TRUTH, OptionType, integer, shown
 from pymongo_resilience_instrumentation import driver
 
 OPTION = "tracing"
 ENABLED_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
 LENGTH_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
-_LENGTH = integer(0, 16 * 1024 * 1024)
-_KINDS: dict[Any, tuple[Any, str]] = {
-    "enabled": (BOOLEAN.legal, "True or False"),
-    "query_text_max_length": (_LENGTH.legal, _LENGTH.allowed),
+_KEYS: dict[str, tuple[str, OptionType, Any]] = {
+    "enabled": (ENABLED_VARIABLE, TRUTH, True),
+    "query_text_max_length": (LENGTH_VARIABLE, integer(0, 16 * 1024 * 1024), 0),
 }
-_SPELLINGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+"""The variable, the type of its value, and what holds without it."""
 _KEPT = "_pymongo_resilience_tracing"
 """A client's attribute."""
 API = ("opentelemetry.trace", "opentelemetry.metrics")
@@ -61,14 +60,13 @@ def tracing_of(client: object) -> Tracing:
 
 
 def keep(client: object, tracing: Tracing) -> None:
-    # The default is one object for all, of which nothing is left with a client.
-    setattr(client, _KEPT, DEFAULT if tracing == DEFAULT else tracing)
+    setattr(client, _KEPT, tracing)
 
 
 def keep_for_existing(client: object) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
     if getattr(client, _KEPT, None) is None:
-        keep(client, _settled(None))
+        keep(client, _settled({}))
 
 
 def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -86,56 +84,52 @@ def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 def _check(said: object) -> None:
     if isinstance(said, Mapping):
-        problems = [f"unknown key {shown(each)}" for each in said if each not in _KINDS]
+        problems = [f"unknown key {shown(each)}" for each in said if each not in _KEYS]
         problems += [
-            f"{name}={shown(said[name])}: expected {allowed}"
-            for name, (legal, allowed) in _KINDS.items()
-            if name in said and not legal(said[name])
+            f"{key}={shown(said[key])}: expected {kind.allowed}"
+            for key, (_, kind, _) in _KEYS.items()
+            if key in said and not kind.legal(said[key])
         ]
     else:
         problems = [f"it is of type {type(said).__name__}"]
     if problems:
         raise ConfigurationError(
-            f"{OPTION}: expected a dict with enabled, query_text_max_length or both; "
-            + "; ".join(problems)
+            f"{OPTION}: expected a dict with {', '.join(_KEYS)} or both; {'; '.join(problems)}"
         )
 
 
-def _settled(said: Mapping[str, Any] | None) -> Tracing:
-    """What holds for a client with these options, under the variables as they are now. A bad one is
-    logged, and shows less: telemetry must not keep an application from making its client."""
-    said = said or {}
-    enabled, length = said.get("enabled"), said.get("query_text_max_length")
-    if enabled is None:
-        enabled = _enabled(unset=True)
-    if length is None:
-        length = _length()
-    return Tracing(enabled, length)
+def _settled(said: Mapping[str, Any]) -> Tracing:
+    """What holds for a client with these options, under the variables as they are now."""
+    return Tracing(*(_of_variable(key) if said.get(key) is None else said[key] for key in _KEYS))
 
 
-def _enabled(*, unset: bool) -> bool:
-    text = os.environ.get(ENABLED_VARIABLE, "").strip()
+def _of_variable(key: str) -> Any:
+    """A bad value is logged, and shows less: telemetry must not keep an application from making
+    its client."""
+    variable, kind, unset = _KEYS[key]
+    text = os.environ.get(variable, "").strip()
     if not text:
         return unset
-    if text.lower() not in _SPELLINGS:
-        logger.error(
-            "%s=%r: expected 1, true, yes, 0, false or no; no spans are recorded",
-            ENABLED_VARIABLE,
-            text,
-        )
-    return _SPELLINGS.get(text.lower(), False)
+    with suppress(KeyError, ValueError):
+        value = kind.parse(text)
+        if kind.legal(value):
+            return value
+    logger.error("%s=%r: expected %s; nothing is shown", variable, text, kind.allowed)
+    return type(unset)()
 
 
-def _length() -> int:
-    text = os.environ.get(LENGTH_VARIABLE, "").strip() or "0"
-    with suppress(ValueError):
-        if _LENGTH.legal(int(text)):
-            return int(text)
-    expected = _LENGTH.allowed
-    logger.error(
-        "%s=%r: expected %s; no text of commands is shown", LENGTH_VARIABLE, text, expected
+def settle(said: Mapping[str, Any] | None, warnings: Warnings) -> Tracing:
+    """What holds for a client that is being made, which said this of itself."""
+    tracing = _settled(said or {})
+    # Without the option and the variable, a driver's own tracing is off.
+    asked = (said or {}).get("enabled") or os.environ.get(ENABLED_VARIABLE, "").strip()
+    if not (tracing.enabled and asked and driver.clients.knows_tracing()):
+        return tracing
+    warnings.once(
+        "pymongo records the spans of this client itself: pymongo-resilience records none; "
+        "retries and metrics are not affected"
     )
-    return 0
+    return Tracing(enabled=False)
 
 
 class Providers:
@@ -165,22 +159,6 @@ class Warnings:
         if text not in self._logged:
             self._logged.add(text)
             logger.warning(text)
-
-
-def settle(said: Mapping[str, Any] | None, warnings: Warnings) -> Tracing:
-    """What holds for a client that is being made, which said this of itself."""
-    tracing = _settled(said)
-    if not driver.clients.knows_tracing():
-        return tracing
-    asked = (said or {}).get("enabled")
-    # Without the variable, a driver's own tracing is off.
-    if not (_enabled(unset=False) if asked is None else asked):
-        return tracing
-    warnings.once(
-        "pymongo records the spans of this client itself: pymongo-resilience records none; "
-        "retries and metrics are not affected"
-    )
-    return Tracing(enabled=False)
 
 
 def recorded_by_contrib(warnings: Warnings) -> bool:

@@ -44,8 +44,8 @@ def _constant_attributes(
         semconv.DB_SYSTEM_NAME: semconv.MONGODB,
         semconv.DB_NAMESPACE: database,
         semconv.DB_COMMAND_NAME: command,
-        semconv.DB_QUERY_SUMMARY: f"{command} {namespace_text(database, collection)}",
-        semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
+        "db.query.summary": f"{command} {namespace_text(database, collection)}",
+        "network.transport": "unix" if address[1] is None else "tcp",
         **semconv.address_attributes(address),
     }
     if collection is not None:
@@ -69,8 +69,8 @@ def command_attributes(
     attributes = {**known, **result}
     for key, value in (
         (semconv.SERVER_CONNECTION_ID, event.server_connection_id),
-        (semconv.DRIVER_CONNECTION_ID, driver_connection_id),
-        (semconv.TXN_NUMBER, command.get("txnNumber")),
+        ("db.mongodb.driver_connection_id", driver_connection_id),
+        ("db.mongodb.txn_number", command.get("txnNumber")),
     ):
         # The server's word, or the application's: what is no number is left out.
         if isinstance(value, int) and not isinstance(value, bool):

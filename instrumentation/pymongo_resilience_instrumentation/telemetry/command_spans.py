@@ -189,7 +189,7 @@ class Commands(OurListener, CommandListener):
         if self._tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
             text = text_of(event.command, self._tracing.query_text_max_length)
-            sent.result[semconv.DB_QUERY_TEXT] = text
+            sent.result["db.query.text"] = text
         first: SentCommand | None = call.only_command
         if spans.mode == ON_RETRY and not (call.has_command_spans or first or call.reasons):
             call.only_command = sent
@@ -220,7 +220,7 @@ class Commands(OurListener, CommandListener):
             attributes, sent.status = _failure_of(event, quotes=self._tracing.quotes)
             sent.result |= attributes
         elif cursor_id := cursor_of(sent.event, event.reply):
-            sent.result[semconv.CURSOR_ID] = cursor_id
+            sent.result["db.mongodb.cursor_id"] = cursor_id
         try:
             if self._spans.hooks:
                 self._spans.call_hook(hook, sent.span or sent.around, event)
@@ -240,7 +240,7 @@ def _failure_of(
         attributes, status = {semconv.ERROR_TYPE: OTHER}, Status(StatusCode.ERROR)
     code = number(event.failure.get("code")) if hasattr(event.failure, "get") else None
     if code is not None:
-        attributes[semconv.DB_RESPONSE_STATUS_CODE] = attributes[semconv.ERROR_TYPE] = str(code)
+        attributes["db.response.status_code"] = attributes[semconv.ERROR_TYPE] = str(code)
     return attributes, status
 
 

@@ -17,8 +17,6 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
-from . import semconv
-
 
 def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
     """``seconds``: how long the call took. The phases add up to them."""
@@ -43,10 +41,12 @@ def show(call: Call, error: BaseException | None, seconds: float, slow: float | 
     if call.span is not None and call.span.is_recording():
         names = (f"{each.name} {each.server}" if each.server else each.name for each in found)
         attributes: dict[str, Any] = {
-            semconv.PHASES: tuple(names),
-            semconv.MILLISECONDS: tuple(round(each.milliseconds, 3) for each in found),
+            "pymongo_resilience.timeline.phases": tuple(names),
+            "pymongo_resilience.timeline.milliseconds": tuple(
+                round(each.milliseconds, 3) for each in found
+            ),
         }
-        call.span.add_event(semconv.EVENT_TIMELINE, attributes)
+        call.span.add_event("operation.timeline", attributes)
     timeline.log(call.operation, call.namespace, outcome_of(call, error), found)
 
 

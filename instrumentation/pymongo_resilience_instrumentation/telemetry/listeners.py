@@ -81,7 +81,10 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
 
 
 def _attributes(event: Any) -> dict[str, Any]:
-    return {**semconv.address_attributes(event.connection_id), semconv.AWAITED: event.awaited}
+    return {
+        **semconv.address_attributes(event.connection_id),
+        "pymongo_resilience.awaited": event.awaited,
+    }
 
 
 class Pools(OurListener, monitoring.ConnectionPoolListener):

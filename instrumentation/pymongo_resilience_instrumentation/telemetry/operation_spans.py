@@ -10,7 +10,7 @@ from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
-from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
+from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryEvent, RetryScheduled
 from pymongo_resilience.internal_errors import ForeignError, foreign
 from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation import calls, driver
@@ -27,8 +27,8 @@ from . import semconv
 from .client_tracing import tracing_of
 
 EVENTS = {
-    For.SERVER: semconv.EVENT_SELECTION_WAITED,
-    For.CONNECTION: semconv.EVENT_CONNECTION_WAITED,
+    For.SERVER: "server_selection.waited",
+    For.CONNECTION: "connection.waited",
 }
 SHOWN_WAITS = 32
 """The last of a call. An SDK keeps the last 128 events of a span; decisions need a place, too."""
@@ -44,7 +44,7 @@ def _operation_attributes(
         semconv.DB_SYSTEM_NAME: semconv.MONGODB,
         semconv.DB_NAMESPACE: database,
         semconv.DB_OPERATION_NAME: operation,
-        semconv.DB_OPERATION_SUMMARY: name,
+        "db.operation.summary": name,
     }
     if collection is not None and database != "admin":
         attributes[semconv.DB_COLLECTION_NAME] = collection
@@ -107,25 +107,36 @@ class OperationSpans:
             end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 
     def on_event(self, event: Event, /) -> None:
-        if isinstance(event, BreakerEvent):
-            return
         call = calls.current()
-        span = None if call is None else call.span or _native_span(call)
-        if call is None or span is None or not span.is_recording():
+        if call is None or isinstance(event, BreakerEvent):
+            return
+        span = call.span
+        if span is None and driver.clients.records_spans(call.client):
+            # The driver's own span of the operation is current around all attempts, and ends
+            # before the call: what is known is added as it happens.
+            span = trace.get_current_span()
+            if not isinstance(event, ReadHedged):
+                span.set_attributes(_retry_attributes(call))
+        if span is None or not span.is_recording():
             return
         if isinstance(event, ReadHedged):
-            _show_hedge(span, event)
-            return
-        if call.span is None:
-            # The driver ends its span before the call ends: what is known is added as it happens.
-            span.set_attributes(_retry_attributes(call))
-        attributes: dict[str, Any] = {semconv.REASON: event.reason.value}
-        if event.server is not None:
-            attributes[semconv.SERVER] = event.server
-        if isinstance(event, RetryScheduled):
-            span.add_event(semconv.EVENT_SCHEDULED, attributes | {semconv.DELAY: event.delay})
+            _add_hedge(span, event)
         else:
-            span.add_event(semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value})
+            add_decision(span, event)
+
+
+def add_decision(span: Span, event: RetryEvent) -> None:
+    attributes: dict[str, Any] = {semconv.REASON: event.reason.value}
+    if event.server is not None:
+        attributes[semconv.SERVER] = event.server
+    if isinstance(event, RetryScheduled):
+        span.add_event(
+            semconv.EVENT_SCHEDULED, attributes | {"pymongo_resilience.delay": event.delay}
+        )
+    else:
+        span.add_event(
+            semconv.EVENT_DECLINED, attributes | {"pymongo_resilience.rule": event.rule.value}
+        )
 
 
 def _add_waits(span: Span, waits: Sequence[Any]) -> None:
@@ -136,31 +147,28 @@ def _add_waits(span: Span, waits: Sequence[Any]) -> None:
             semconv.OUTCOME: wait.outcome or "",
         }
         if wait.connecting is not None:
-            attributes[semconv.CONNECTING] = wait.connecting
+            attributes["pymongo_resilience.connecting"] = wait.connecting
         span.add_event(EVENTS[wait.what], attributes, wait.ended_ns)
 
 
-def _show_hedge(span: Span, event: ReadHedged) -> None:
+def _add_hedge(span: Span, event: ReadHedged) -> None:
     attributes: dict[str, Any] = {semconv.SERVER: event.server, semconv.WAITED: event.waited}
     if event.second_server is not None:
-        attributes[semconv.HEDGE_SERVER] = event.second_server
-    span.add_event(semconv.EVENT_HEDGED, attributes)
+        attributes["pymongo_resilience.hedge.server"] = event.second_server
+    span.add_event("read.hedged", attributes)
     span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
 
 
 def _retry_attributes(call: Call) -> dict[str, Any]:
     attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.reasons)}
     if call.reasons:
-        attributes[semconv.RETRY_REASONS] = tuple(reason.value for reason in call.reasons)
-        attributes[semconv.BACKOFF_TOTAL] = call.backoff
+        attributes["pymongo_resilience.retry.reasons"] = tuple(
+            reason.value for reason in call.reasons
+        )
+        attributes["pymongo_resilience.backoff.total"] = call.backoff
     if call.timeout:
-        attributes[semconv.DEADLINE] = call.timeout
+        attributes["pymongo_resilience.deadline"] = call.timeout
     return attributes
-
-
-def _native_span(call: Call) -> Span | None:
-    """The driver's own span of the operation, where it records one: current around all attempts."""
-    return trace.get_current_span() if driver.clients.records_spans(call.client) else None
 
 
 def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str, Any]:
@@ -170,7 +178,7 @@ def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str,
     return {
         semconv.EXCEPTION_TYPE: qualified_name(error),
         semconv.EXCEPTION_MESSAGE: message,
-        semconv.EXCEPTION_STACKTRACE: "".join([*stack(error), message]),
+        "exception.stacktrace": "".join([*stack(error), message]),
     }
 
 

@@ -82,20 +82,23 @@ def _state(client: ClientState) -> Iterator[Observation]:
     topology, servers = client.servers()
     for address, server in servers.items():
         kind = "Unknown" if server is None else server.server_type_name
-        kinds = {semconv.SERVER_TYPE: kind, semconv.TOPOLOGY_TYPE: topology}
+        kinds = {
+            "pymongo_resilience.server.type": kind,
+            "pymongo_resilience.topology.type": topology,
+        }
         yield Observation(1, semconv.address_attributes(address) | kinds)
 
 
 def _breaker_state(client: ClientBreakers) -> Iterator[Observation]:
     for address, breaker in client.snapshots().items():
-        state = {semconv.STATE: breaker.state.value}
+        state = {"pymongo_resilience.state": breaker.state.value}
         yield Observation(1, semconv.address_attributes(address) | state)
 
 
 def _connections(client: ClientState) -> Iterator[Observation]:
     for pool, states in client.connections():
         for state, count in states.items():
-            yield Observation(count, pool.attributes | {semconv.CONNECTION_STATE: state})
+            yield Observation(count, pool.attributes | {"db.client.connection.state": state})
 
 
 def _pending(client: ClientState) -> Iterator[Observation]:
@@ -110,7 +113,7 @@ def _size(client: ClientState, *, largest: bool = True) -> Iterator[Observation]
 
 def _tokens(client: ClientState) -> Iterator[Observation]:
     if client.budget is not None:
-        yield Observation(client.budget.tokens, {semconv.CLIENT: str(client.number)})
+        yield Observation(client.budget.tokens, {"pymongo_resilience.client": str(client.number)})
 
 
 ADDED_UP = ("{connection}", "{request}")

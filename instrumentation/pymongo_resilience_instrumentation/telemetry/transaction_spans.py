@@ -19,8 +19,7 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Tracer
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.internal_errors import is_closing, shielded
+from pymongo_resilience.internal_errors import foreign, is_closing, shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
@@ -57,9 +56,7 @@ class TransactionSpan:
     def end(
         self,
         error: BaseException | None = None,
-        *,
         operation: str | None = None,
-        withholds: bool = False,
         ended_ns: int | None = None,
     ) -> None:
         """After a commit or an abort, with what that ended with.
@@ -79,20 +76,8 @@ class TransactionSpan:
         if session is not None:
             with suppress(AttributeError):
                 delattr(session, _SPAN)
-        quotes = self._quotes and not withholds
         self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-        calls.reported(end_span, self.span, error, quotes=quotes, ended_ns=ended_ns)
-
-    def repeats(self, event: RetryScheduled) -> None:
-        """It is another attempt at a transaction, after that decision."""
-        if self.span.is_recording():
-            attributes: dict[str, Any] = {
-                semconv.REASON: event.reason.value,
-                semconv.DELAY: event.delay,
-            }
-            if event.server is not None:
-                attributes[semconv.SERVER] = event.server
-            self.span.add_event(semconv.EVENT_SCHEDULED, attributes)
+        calls.reported(end_span, self.span, error, quotes=self._quotes, ended_ns=ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -119,13 +104,9 @@ class TransactionSpans:
         tracing = tracing_of(session.client)
         if not (tracing.enabled and is_instrumentation_enabled()):
             return
-        span = calls.publish(
-            None,
-            self._tracer.start_span,
-            "transaction",
-            kind=SpanKind.CLIENT,
-            attributes={semconv.DB_SYSTEM_NAME: semconv.MONGODB},
-        )
+        attributes = {semconv.DB_SYSTEM_NAME: semconv.MONGODB}
+        start = partial(self._tracer.start_span, kind=SpanKind.CLIENT, attributes=attributes)
+        span = calls.reported(foreign, start, "transaction")
         TransactionSpan(span, session, tracing.quotes, self._open)
         if not self._ends_at_exit:
             # As late as can be: what is registered last runs first, so before an SDK shuts down.
@@ -165,22 +146,17 @@ class StartTransaction(Interceptor):
     def __init__(self, spans: TransactionSpans) -> None:
         self._spans = spans
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        call = calls.current()
-        # One that is an operation as a whole has that operation's span.
-        return None if call is not None and call.whole is not None else Entered(given[0])
-
     def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after start_transaction"):
-            self._spans.start(entered.instance)
+            call = calls.current()
+            # One that is an operation as a whole has that operation's span.
+            if call is None or call.whole is None:
+                self._spans.start(entered.instance)
         return result
 
 
 class EndSession(Interceptor):
     """A session's ``end_session()``, and the end of its block."""
-
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        return None if span_of(given[0]) is None else Entered(given[0])
 
     def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after end_session"):

@@ -45,7 +45,7 @@ from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.telemetry import transaction_spans
+from pymongo_resilience_instrumentation.telemetry import operation_spans, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
@@ -106,7 +106,7 @@ class Repetition:
     def begun(self, session: Any) -> None:
         span = transaction_spans.span_of(session)
         if span is not None and self._scheduled is not None:
-            span.repeats(self._scheduled)
+            operation_spans.add_decision(span.span, self._scheduled)
 
     def around_abort(self) -> AbstractContextManager[object]:
         """An abort that another attempt follows is sent once: that one's number ends what it could
