@@ -1,8 +1,9 @@
-"""Attempt, decide, wait, again. Both executors decide alike; they differ in what they await."""
+"""Attempt, decide, wait, again: the same steps for threads and tasks."""
 
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience import internal_errors
@@ -11,9 +12,10 @@ from pymongo_resilience.internal_errors import is_closing, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
+from pymongo_resilience.steps import Steps, run, run_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """One operation of the driver, as both executors repeat it."""
+    """One operation of the driver, as an executor repeats it."""
 
     @property
     def budget(self) -> RetryBudget | None:
@@ -62,17 +64,11 @@ OURS = frozenset(map(type, NAMED.values()))
 """What any other strategy raises is caught, whatever it is."""
 
 
-def _close_unawaited(answer: object) -> None:
-    """Python warns of a coroutine that is never awaited, long after and far from its making."""
-    if inspect.iscoroutine(answer) and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED:
-        answer.close()
+class Executor:
+    """Runs work in the calling thread. Thread-safe: but for names that are only ever added to a
+    set, nothing changes."""
 
-
-class _Decisions:
-    """What both executors share: every decision. Thread- and task-safe: but for names that are only
-    ever added to a set, nothing changes."""
-
-    __slots__ = ("clock", "listener", "retry_rules", "warned")
+    asynchronous = False
 
     def __init__(self, retry_rules: RetryRules, clock: Clock, listener: Listener) -> None:
         self.retry_rules = retry_rules
@@ -81,14 +77,88 @@ class _Decisions:
         self.warned: set[str] = set()
         """Strategies that were logged once and are not to be logged again."""
 
-    def _succeeded(self, work: Work, operation: Operation | None) -> None:
-        if work.budget is not None:
-            work.budget.succeeded(retried=operation is not None)
+    def run(self, work: Work, error: Exception | None = None) -> Any:
+        """The first successful attempt's result, or ``work.final_error()`` raised.
 
-    def _undecided(self, work: Work, error: Exception, fault: Exception) -> Any:
-        text = "internal error in pymongo-resilience while classifying %s"
-        logger.error(text, type(error).__name__, exc_info=fault)
-        return work.undecided(error)
+        ``error``: what a first attempt that the caller made has raised.
+        """
+        return run(self._steps(work, error, self.clock.sleep))
+
+    def _steps(  # noqa: PLR0912 - one way
+        self, work: Work, error: Exception | None, sleep: Callable[[float], Any]
+    ) -> Steps:
+        operation = failure = end = None
+        try:
+            while True:
+                if error is None:
+                    try:
+                        result = yield work.attempt
+                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                        error = raised
+                    else:
+                        if work.budget is not None:
+                            work.budget.succeeded(retried=operation is not None)
+                        return result
+                if is_closing(error):
+                    raise error
+                try:
+                    operation = operation or work.operation()
+                    failure = work.classify(error, operation)
+                    release = work.release_attempt(failure)
+                    if release is not None:
+                        yield release
+                    operation.record(failure)
+                    verdict = self.retry_rules.check_rules(operation, failure)
+                    if isinstance(verdict, NeedsStrategy):
+                        answer = yield from self._ask(operation, failure)
+                        verdict = self.retry_rules.apply_strategy(operation, failure, answer)
+                    end = self._conclude(work, operation, failure, verdict)
+                except internal_errors.faults:
+                    text = "internal error in pymongo-resilience while classifying %s"
+                    logger.exception(text, type(error).__name__)
+                    instead = work.undecided(error)
+                    break
+                if isinstance(end, Exception):
+                    raise end
+                if end > 0:
+                    try:
+                        yield partial(sleep, end)
+                    except BaseException:
+                        operation.never_repeated(failure)
+                        raise
+                error = None
+            if instead is None:
+                raise error
+            return (yield instead)
+        finally:
+            # The frames of errors hold this one.
+            del error, failure, end
+
+    def _ask(self, operation: Operation, failure: Failure) -> Generator[Any, Any, Answer]:
+        answer: Any = None
+        try:
+            answer = operation.strategy.retry_after(operation, failure)
+            if inspect.isawaitable(answer):
+                if not self.asynchronous:
+                    self._not_awaited(operation)
+                    return None
+                answer = yield partial(_given, answer)
+            # A strategy need not be type-checked code.
+            if answer is not None and not isinstance(answer, RetryAction):
+                raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
+            # Made anew, and so checked: a subclass need not have done that.
+            return None if answer is None else RetryAction(answer.delay)
+        except Exception as error:
+            ours = type(operation.strategy) in OURS
+            if is_closing(error) or (ours and not isinstance(error, internal_errors.faults)):
+                raise
+            text = "the retry strategy %s raised on %s: not retried"
+            logger.exception(text, type(operation.strategy).__name__, operation.name)
+            return None
+        finally:
+            # Python warns of a coroutine that is never awaited, long after and far from its making.
+            if inspect.iscoroutine(answer):
+                answer.close()
 
     def _conclude(
         self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
@@ -111,26 +181,6 @@ class _Decisions:
         )
         return verdict.delay - (self.clock.now() - decided)
 
-    def _checked(self, answer: Answer) -> Answer:
-        """``answer``, if it is one: a strategy need not be type-checked code."""
-        if answer is None:
-            return None
-        if not isinstance(answer, RetryAction):
-            raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
-        # Made anew, and so checked: a subclass need not have done that.
-        return RetryAction(answer.delay)
-
-    def _no_answer(self, operation: Operation, error: Exception) -> None:
-        ours = type(operation.strategy) in OURS
-        if is_closing(error) or (ours and not isinstance(error, internal_errors.faults)):
-            raise error
-        logger.error(
-            "the retry strategy %s raised on %s: not retried",
-            type(operation.strategy).__name__,
-            operation.name,
-            exc_info=error,
-        )
-
     def _not_awaited(self, operation: Operation) -> None:
         name = type(operation.strategy).__name__
         if name not in self.warned:
@@ -143,130 +193,14 @@ class _Decisions:
             )
 
 
-class Executor(_Decisions):
-    """Runs work in the calling thread."""
-
-    def run(self, work: Work, error: Exception | None = None) -> Any:  # noqa: PLR0912 - one way
-        """The first successful attempt's result, or ``work.final_error()`` raised.
-
-        ``error``: what a first attempt that the caller made has raised.
-        """
-        operation = failure = end = None
-        try:
-            while True:
-                if error is None:
-                    try:
-                        result = work.attempt()
-                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
-                        error = raised
-                    else:
-                        self._succeeded(work, operation)
-                        return result
-                if is_closing(error):
-                    raise error
-                try:
-                    operation = operation or work.operation()
-                    failure = work.classify(error, operation)
-                    release = work.release_attempt(failure)
-                    if release is not None:
-                        release()
-                    operation.record(failure)
-                    verdict = self.retry_rules.check_rules(operation, failure)
-                    if isinstance(verdict, NeedsStrategy):
-                        answer = self._ask(operation, failure)
-                        verdict = self.retry_rules.apply_strategy(operation, failure, answer)
-                    end = self._conclude(work, operation, failure, verdict)
-                except internal_errors.faults as fault:
-                    instead = self._undecided(work, error, fault)
-                    break
-                if isinstance(end, Exception):
-                    raise end
-                if end > 0:
-                    try:
-                        self.clock.sleep(end)
-                    except BaseException:
-                        operation.never_repeated(failure)
-                        raise
-                error = None
-            if instead is None:
-                raise error
-            return instead()
-        finally:
-            # The frames of errors hold this one.
-            del error, failure, end
-
-    def _ask(self, operation: Operation, failure: Failure) -> Answer:
-        answer: Any = None
-        try:
-            answer = operation.strategy.retry_after(operation, failure)
-            if inspect.isawaitable(answer):
-                self._not_awaited(operation)
-                return None
-            return self._checked(answer)
-        except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
-            self._no_answer(operation, error)
-            return None
-        finally:
-            _close_unawaited(answer)
-
-
-class AsyncExecutor(_Decisions):
+class AsyncExecutor(Executor):
     """Runs work in the calling task."""
 
-    async def run(self, work: Work, error: Exception | None = None) -> Any:  # noqa: PLR0912 - one way
-        operation = failure = end = None
-        try:
-            while True:
-                if error is None:
-                    try:
-                        result = await work.attempt()
-                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
-                        error = raised
-                    else:
-                        self._succeeded(work, operation)
-                        return result
-                if is_closing(error):
-                    raise error
-                try:
-                    operation = operation or work.operation()
-                    failure = work.classify(error, operation)
-                    release = work.release_attempt(failure)
-                    if release is not None:
-                        await release()
-                    operation.record(failure)
-                    verdict = self.retry_rules.check_rules(operation, failure)
-                    if isinstance(verdict, NeedsStrategy):
-                        answer = await self._ask(operation, failure)
-                        verdict = self.retry_rules.apply_strategy(operation, failure, answer)
-                    end = self._conclude(work, operation, failure, verdict)
-                except internal_errors.faults as fault:
-                    instead = self._undecided(work, error, fault)
-                    break
-                if isinstance(end, Exception):
-                    raise end
-                if end > 0:
-                    try:
-                        await self.clock.sleep_async(end)
-                    except BaseException:
-                        operation.never_repeated(failure)
-                        raise
-                error = None
-            if instead is None:
-                raise error
-            return await instead()
-        finally:
-            # The frames of errors hold this one.
-            del error, failure, end
+    asynchronous = True
 
-    async def _ask(self, operation: Operation, failure: Failure) -> Answer:
-        answer: Any = None
-        try:
-            answer = operation.strategy.retry_after(operation, failure)
-            if inspect.isawaitable(answer):
-                answer = await answer
-            return self._checked(answer)
-        except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
-            self._no_answer(operation, error)
-            return None
-        finally:
-            _close_unawaited(answer)
+    async def run(self, work: Work, error: Exception | None = None) -> Any:
+        return await run_async(self._steps(work, error, self.clock.sleep_async))
+
+
+def _given(awaitable: Any) -> Any:
+    return awaitable

@@ -12,9 +12,9 @@ import pytest
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
-from pymongo_resilience_instrumentation.interception.steps import Steps, run
 
 from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE, RESERVED_HEDGES
+from pymongo_resilience.steps import Steps, run
 from pymongo_resilience.testing import FakeClock
 
 DELAY = 0.25

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.interception.steps import Steps, run, run_async
+
+from pymongo_resilience.steps import Steps, run, run_async
 
 Run = Callable[[Steps], Any]
 Make = Callable[[Any], Callable[[], Any]]

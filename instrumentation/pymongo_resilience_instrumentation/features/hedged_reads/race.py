@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.steps import Steps
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.interception.steps import Steps
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.runtime import Runtime
 

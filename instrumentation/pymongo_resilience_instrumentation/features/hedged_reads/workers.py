@@ -8,7 +8,7 @@ from contextlib import suppress
 from contextvars import copy_context
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation.interception.steps import Steps, run, run_async
+from pymongo_resilience.steps import Steps, run, run_async
 
 MOST_THREADS = 64
 """Of one client. Where all are busy, a read is made in its caller's thread, and not hedged."""

@@ -16,7 +16,7 @@ from typing import Any
 from bson import MaxKey
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pymongo_resilience import internal_errors
+from pymongo_resilience import internal_errors, steps
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
@@ -25,7 +25,6 @@ from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interception import steps
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import rules

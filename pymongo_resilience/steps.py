@@ -12,34 +12,35 @@ Steps = Generator[Callable[[], Any], Any, Any]
 def run(steps: Steps) -> Any:
     """An exception of a signal handler may strike at any line: what it leaves unfinished is closed
     at once."""
+    result = error = None
     try:
-        call = next(steps)
         while True:
+            # Outside of the handler, or it would be the context of what the generator raises.
+            call = steps.send(result) if error is None else steps.throw(error)
+            result = error = None
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001 - the generator's to handle
-                call = steps.throw(error)
-            else:
-                call = steps.send(result)
+            except BaseException as raised:  # noqa: BLE001 - the generator's to handle
+                error = raised
     except StopIteration as done:
         return done.value
-    except BaseException:
+    finally:
         steps.close()
-        raise
+        del error  # its frames hold this one
 
 
 async def run_async(steps: Steps) -> Any:
+    result = error = None
     try:
-        call = next(steps)
         while True:
+            call = steps.send(result) if error is None else steps.throw(error)
+            result = error = None
             try:
                 result = await call()
-            except BaseException as error:  # noqa: BLE001 - as above
-                call = steps.throw(error)
-            else:
-                call = steps.send(result)
+            except BaseException as raised:  # noqa: BLE001 - as above
+                error = raised
     except StopIteration as done:
         return done.value
-    except BaseException:
+    finally:
         steps.close()
-        raise
+        del error
