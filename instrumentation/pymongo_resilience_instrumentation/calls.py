@@ -72,6 +72,9 @@ class Call:
     """A TransactionDeadline (timeouts/): its with_transaction's, inside of whose callback it is."""
     whole: Any = None
     """A Repetition (transactions/), while the call is a transaction that the library repeats."""
+    own_timeout: tuple[float | None, bool] = None, False
+    """The seconds that it had without a ``pymongo.timeout`` around it; and whether the library's
+    configuration gives them, and not the application."""
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""

@@ -143,7 +143,7 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
 
 def _of_cursors(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
-        yield owner, driver.cursors.RUN_OPERATION, batches.Batch(runtime, owner is AsyncMongoClient)
+        yield owner, driver.cursors.RUN_OPERATION, batches.batch(runtime, owner is AsyncMongoClient)
     for name in ("clone", "__copy__", "__deepcopy__"):
         for owner in _where_defined((Cursor, AsyncCursor), name):
             yield owner, name, cursor_creation.clone(runtime)
@@ -162,10 +162,10 @@ def _of_change_streams(runtime: Runtime) -> Iterator[Row]:
             yield owner, name, Within(batches.next_of_stream)
 
 
-def _of_closing(_: Runtime) -> Iterator[Row]:
+def _of_closing(runtime: Runtime) -> Iterator[Row]:
     cursors = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
     for owner in _where_defined(cursors, "close"):
-        yield owner, "close", batches.Close()
+        yield owner, "close", batches.close(runtime, is_async(vars(owner)["close"]))
 
 
 def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:

@@ -152,8 +152,11 @@ def test_in_a_transaction_what_is_left_of_it_is_all_there_is() -> None:
 
 def test_cursors_need_what_would_hold_without_pymongo_timeout() -> None:
     with pymongo.timeout(1):
-        assert rules(default=9_000).without_blocks(call()) == (9.0, True)
-        assert rules(rule=9_000).without_blocks(call(bound=2_000)) == (2.0, False)
+        by_default, bound = call(), call(bound=2_000)
+        rules(default=9_000).of_call(by_default)
+        rules(rule=9_000).of_call(bound)
+    assert by_default.own_timeout == (9.0, True)
+    assert bound.own_timeout == (2.0, False)
 
 
 @pytest.mark.parametrize(

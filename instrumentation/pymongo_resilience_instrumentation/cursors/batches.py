@@ -14,15 +14,29 @@ from pymongo_resilience_instrumentation import calls, driver, operations
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.interception.interceptor import (
     CallInterceptor,
-    Entered,
-    Interceptor,
+    Function,
     Within,
+    WrappedMethod,
 )
 from pymongo_resilience_instrumentation.operations import WRITES
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
-from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
+from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep, kept_by
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
+
+
+def batch(runtime: Runtime, asynchronous: bool) -> WrappedMethod:
+    """A client's ``_run_operation``. What a call reads inside is no call of its own."""
+    fetch = Batch(runtime, asynchronous).wrapper(runtime.enabled_flag, asynchronous)
+    found = calls.found
+
+    def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+        call = found()
+        if call is not None and call.client is client and call.reads_inside:
+            return original(*args, **kwargs)
+        return fetch(original, client, args, kwargs)
+
+    return WrappedMethod(wrapper)
 
 
 class Batch(CallInterceptor):
@@ -36,14 +50,11 @@ class Batch(CallInterceptor):
         self.plug_in(runtime.senders.get(driver.cursors.RUN_OPERATION, ()))
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        around = calls.found()
-        if around is not None and around.client is given[0] and around.reads_inside:
-            return None
         client, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
         cursor = getattr(method, "__self__", None)
         name = str(getattr(operation.name, "value", operation.name))
         runtime = self.runtime
-        if around is not None and runtime.nested(client) and not _reads_for_the_application(name):
+        if runtime.nested(client) and not _reads_for_the_application(name):
             return None
         call = Call(client, name, (operation.db, operation.coll))
         if name == "getMore":
@@ -142,23 +153,31 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     return NO_DEADLINE if in_force is None else in_force[1]
 
 
-class Close(Interceptor):
+def close(runtime: Runtime, asynchronous: bool) -> WrappedMethod:
     """A cursor's or change stream's ``close()`` has the whole time again that its operation had.
 
     CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
     closes by itself is within that call's own time.
     """
+    refreshed = Within(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
+    found = calls.found
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        closed = given[0]
-        kept = getattr(closed, ATTRIBUTE, None)
-        if kept is None or calls.current() is not None or calls.reporting():
-            return None
-        if blocks.current().timeout_ms is not None or not getattr(closed, "cursor_id", True):
-            return None
-        if driver.csot.timeout_in_force() is not None:
-            return None
-        return Entered(closed, driver.csot.Timeout.from_now(kept.to_close).resume())
+    def wrapper(original: Function, closed: Any, args: Any, kwargs: Any) -> Any:
+        call = found()
+        if call is not None and not call.ended:
+            return original(*args, **kwargs)
+        return refreshed(original, closed, args, kwargs)
+
+    return WrappedMethod(wrapper)
+
+
+def _refreshed(closed: Any) -> AbstractContextManager[None]:
+    kept = kept_by(closed)
+    if kept is None or not getattr(closed, "cursor_id", True):
+        return NO_DEADLINE
+    if blocks.current().timeout_ms is not None or driver.csot.timeout_in_force() is not None:
+        return NO_DEADLINE
+    return driver.csot.Timeout.from_now(kept.to_close).resume()
 
 
 def next_of_stream(stream: Any) -> AbstractContextManager[None]:

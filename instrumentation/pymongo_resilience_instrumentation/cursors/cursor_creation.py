@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pymongo_resilience import internal_errors
-from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import (
@@ -36,9 +34,15 @@ def made(runtime: Runtime) -> WrappedMethod:
     """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
     which may be bound before this is put on."""
 
+    enabled_flag, found = runtime.enabled_flag, calls.found
+
     def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> None:
         original(*args, **kwargs)
-        _remember(runtime.enabled_flag, cursor, cursor.collection)
+        call = found()
+        # What the driver makes inside of a call is used up there, under the call's own policy.
+        if enabled_flag.on and (call is None or call.ended):
+            with shielded("after a cursor was made"):
+                _attach_policy(policy_of(cursor.collection), cursor)
 
     return WrappedMethod(wrapper)
 
@@ -48,20 +52,12 @@ def find(runtime: Runtime, collection: Callable[[Any], Any]) -> WrappedMethod:
 
     def wrapper(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
         cursor = original(*args, **kwargs)
-        _remember(runtime.enabled_flag, cursor, collection(instance))
+        if runtime.enabled_flag.on and calls.current() is None:
+            with shielded("after a cursor was made"):
+                _attach_policy(policy_of(collection(instance)), cursor)
         return cursor
 
     return WrappedMethod(wrapper)
-
-
-def _remember(enabled_flag: EnabledFlag, cursor: Any, collection: Any) -> None:
-    # What the driver makes inside of a call is used up there, under the call's own policy.
-    try:
-        call = calls.found()
-        if enabled_flag.on and (call is None or call.ended):
-            _attach_policy(policy_of(collection), cursor)
-    except internal_errors.faults:
-        logger.exception("internal error in pymongo-resilience after a cursor was made")
 
 
 def clone(runtime: Runtime) -> WrappedMethod:
@@ -121,7 +117,7 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
         _attach_policy(call.bound, inner)
         if not runtime.timeouts.csot_available:
             return
-        seconds, configured = runtime.timeouts.without_blocks(call)
+        seconds, configured = call.own_timeout
         # A timeout of the configuration's leaves the wait for news alone.
         driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
         if call.timeout is None:

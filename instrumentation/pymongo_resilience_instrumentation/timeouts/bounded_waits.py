@@ -94,15 +94,17 @@ def selection_timeout(enabled_flag: EnabledFlag) -> WrappedMethod:
     """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
     selection leaves."""
 
+    timeout_in_force, found = driver.csot.TIMEOUT.get, calls.found
+
     def wrapper(original: Function, topology: Any, args: Any, kwargs: Any) -> Any:
         timeout = original(*args, **kwargs)
-        if driver.csot.TIMEOUT.get() is None or not enabled_flag.on:
+        if timeout_in_force() is None or not enabled_flag.on:
             return timeout
         try:
-            own, call = driver.waits.own_selection_timeout(topology), calls.found()
+            own, call = driver.waits.own_selection_timeout(topology), found()
             if call is not None and not call.ended:
                 # With 0 the servers are looked at once. A connection takes some time.
-                call.waits_until = driver.csot.now() + (own or NEVER)
+                call.waits_until = time.monotonic() + (own or NEVER)
             return min(timeout, own)
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before a selection")

@@ -30,6 +30,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Row,
     WrappedMethod,
+    is_async,
 )
 
 
@@ -37,7 +38,7 @@ def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
     for owner in driver.commands.connections_with(driver.commands.LIMITED):
         yield owner, driver.commands.LIMITED, limit(enabled_flag)
     for module, name in driver.commands.receivers():
-        yield module, name, Reply()
+        yield module, name, reply(enabled_flag, is_async(vars(module)[name]))
 
 
 def limit(enabled_flag: EnabledFlag) -> WrappedMethod:
@@ -95,13 +96,24 @@ def _adjust(
         raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
 
 
-class Reply(Interceptor):
+def reply(enabled_flag: EnabledFlag, asynchronous: bool) -> WrappedMethod:
     """A reply is awaited no longer than ``attempt_timeout_ms``."""
+    limited, found = Reply().wrapper(enabled_flag, asynchronous), calls.found
 
-    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        call = calls.found()
+    def wrapper(original: Function, _module: Any, given: Any, kwargs: Any) -> Any:
+        call = found()
         if call is None or call.reply_within is None:
-            return None
+            return original(*given, **kwargs)
+        return limited(original, call, given, kwargs)
+
+    return WrappedMethod(wrapper)
+
+
+class Reply(Interceptor):
+    """The one that a command with a limit waits for."""
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        call = given[0]
         seconds, call.reply_within = call.reply_within, None
         return Entered(seconds, driver.csot.within(seconds))
 

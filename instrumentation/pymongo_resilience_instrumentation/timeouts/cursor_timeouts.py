@@ -114,7 +114,7 @@ def timeout_of(
     blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
     default = ITERATION if call.configured else CURSOR_LIFETIME
     return CursorTimeout(
-        seconds=None if blocked or within_another else rules.without_blocks(call)[0],
+        seconds=None if blocked or within_another else call.own_timeout[0],
         mode=mode or rules.timeout_mode or default,
         began=driver.csot.now(),
         to_close=call.timeout,

@@ -57,7 +57,8 @@ class TimeoutRules:
 
     def of_call(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
         """The seconds that a call has, and what puts them in force where that is ours to do. Sets
-        ``call.configured``. Raises InvalidOperation for one of its own inside with_transaction."""
+        ``configured`` and ``own_timeout``. Raises InvalidOperation for one of its own inside of
+        with_transaction."""
         if call.transaction is not None:
             if call.public:
                 call.transaction.refuse_others()
@@ -72,9 +73,22 @@ class TimeoutRules:
         attempt_ms = own or bound or by_rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
             call.attempt_timeout = attempt_ms / 1000
+        milliseconds = around.timeout_ms
+        if milliseconds is None:
+            milliseconds = call.bound.timeout_ms
+        configured = milliseconds is None and by_rule.timeout_ms is not None
+        if configured:
+            milliseconds = by_rule.timeout_ms
+        if milliseconds is None:
+            seconds: float | None = call.client.options.timeout
+            if seconds is None and self._default is not None:
+                seconds, configured = self._default, True
+        else:
+            seconds = milliseconds / 1000
+        call.own_timeout = seconds, configured
         if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
             return self._within_another(around.timeout_ms, in_force)
-        seconds, call.configured = self._on_its_own(call, around, by_rule)
+        call.configured = configured
         # Also where it is the client's own: pymongo's loop over several batches has none.
         return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
 
@@ -90,25 +104,6 @@ class TimeoutRules:
         seconds = None if own is None else own / 1000
         # pymongo keeps the earlier of both ends.
         return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
-
-    def without_blocks(self, call: Call) -> tuple[float | None, bool]:
-        """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it; and
-        whether the library's configuration gives them, and not the application."""
-        by_rule = call.rule(self._rules)
-        return self._on_its_own(call, call.within, by_rule)
-
-    def _on_its_own(self, call: Call, around: Policy, by_rule: Policy) -> tuple[float | None, bool]:
-        own = around.timeout_ms
-        if own is None:
-            own = call.bound.timeout_ms
-        if own is not None:
-            return own / 1000, False
-        if by_rule.timeout_ms is not None:
-            return by_rule.timeout_ms / 1000, True
-        of_client: float | None = call.client.options.timeout
-        if of_client is not None or self._default is None:
-            return of_client, False
-        return self._default, True
 
     def of_several(
         self, client: object, target: Target, bound: Policy
