@@ -14,7 +14,7 @@ import os
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience import Config, instrument, override
+from pymongo_resilience import instrument, override
 from pymongo_resilience.events import Event, RetryDeclined, RetryScheduled
 from pymongo_resilience.strategies import Failure, Operation, RetryAction
 
@@ -42,7 +42,7 @@ class Printer:
 
 
 def main() -> None:
-    instrument(Config(timeout_ms=10_000), strategy=PeopleFirst(), listeners=[Printer()])
+    instrument(timeout_ms=10_000, strategy=PeopleFirst(), listeners=[Printer()])
 
     with MongoClient(os.environ["MONGODB_URI"]) as client:
         pages = client.shop.pages

@@ -12,14 +12,14 @@ import os
 import pymongo
 from pymongo import AsyncMongoClient
 
-from pymongo_resilience import Config, instrument
+from pymongo_resilience import instrument
 
 TASKS = 20
 
 
 async def main() -> None:
     logging.basicConfig(level=logging.INFO)
-    instrument(Config(timeout_ms=20_000))
+    instrument(timeout_ms=20_000)
 
     async with AsyncMongoClient(os.environ["MONGODB_URI"]) as client:
         counters = client.shop.counters

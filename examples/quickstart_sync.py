@@ -10,12 +10,12 @@ import os
 
 from pymongo import MongoClient
 
-from pymongo_resilience import Config, OperationTimeoutError, instrument, override
+from pymongo_resilience import OperationTimeoutError, instrument, override
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)  # every retry is a line of its own
-    instrument(Config(timeout_ms=20_000))
+    instrument(timeout_ms=20_000)
 
     with MongoClient(os.environ["MONGODB_URI"]) as client:
         orders = client.shop.orders

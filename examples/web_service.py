@@ -26,7 +26,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience import Config, OperationTimeoutError, instrument
+from pymongo_resilience import OperationTimeoutError, instrument
 
 REQUEST_SECONDS = 2.0
 tracer = trace.get_tracer("web_service")
@@ -112,7 +112,7 @@ def export_telemetry() -> Callable[[], None]:
 
 def main() -> None:
     flush = export_telemetry()
-    instrument(Config(timeout_ms=20_000))
+    instrument(timeout_ms=20_000)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     try:

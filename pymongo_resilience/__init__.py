@@ -5,11 +5,12 @@ The engine lives here and decides; it needs neither pymongo nor OpenTelemetry.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import Config
-from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError
+from pymongo_resilience.config import BY_NAME, Config, Options
+from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError, retry_info
+from pymongo_resilience.option_types import check_keywords
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy, bind
 from pymongo_resilience.rules.strategy import check_strategy
@@ -36,6 +37,7 @@ __all__ = [
     "explain_selection",
     "instrument",
     "override",
+    "retry_info",
     "retry_transaction",
     "status",
     "uninstrument",
@@ -46,7 +48,7 @@ def instrument(
     config: Config | None = None,
     *,
     policies: Mapping[str, Policy] | None = None,
-    strategy: RetryStrategy | None = None,
+    strategy: RetryStrategy | str | None = None,
     listeners: Sequence[Listener] = (),
     tracer_provider: object = None,
     meter_provider: object = None,
@@ -54,10 +56,12 @@ def instrument(
     response_hook: Callable[[Any, Any], object] | None = None,
     failed_hook: Callable[[Any, Any], object] | None = None,
     replace: bool = False,
+    **options: Unpack[Options],
 ) -> None:
     """Make every MongoClient and AsyncMongoClient of the process resilient and visible.
 
-    ``config`` defaults to :meth:`Config.from_env`; ``strategy`` replaces the one it names.
+    ``options`` are those of :class:`Config`, in place of one; without both, the configuration is
+    :meth:`Config.from_env`. A ``strategy`` that is an object replaces the one that is named there.
     ``policies`` are rules for namespaces, by patterns such as ``"shop.*"``; they replace those of
     the configuration. What an :class:`override` around the operation says wins over them.
     ``listeners`` get every retry decision, and every circuit breaker that opens or closes. The
@@ -81,6 +85,15 @@ def instrument(
             f"config is of type {type(config).__name__}: "
             "expected a Config, as in Config(timeout_ms=20_000)"
         )
+    check_keywords("instrument()", options, [*BY_NAME, *(instrument.__kwdefaults__ or ())])
+    by_keyword: dict[str, Any] = {**options}
+    if isinstance(strategy, str):
+        by_keyword["strategy"], strategy = strategy, None
+    if by_keyword and config is not None:
+        given = ", ".join(by_keyword)
+        raise TypeError(f"instrument() takes a Config or options by keyword, not both: {given}")
+    if by_keyword:
+        config = Config(**by_keyword)
     if strategy is not None:
         check_strategy(strategy)
     for listener in listeners:
@@ -88,11 +101,8 @@ def instrument(
             raise TypeError(
                 f"listeners: an object of type {type(listener).__name__} has no on_event(event)"
             )
-    hooks = {
-        "request_hook": request_hook,
-        "response_hook": response_hook,
-        "failed_hook": failed_hook,
-    }
+    hooks = {"request_hook": request_hook, "response_hook": response_hook}
+    hooks["failed_hook"] = failed_hook
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):
             raise TypeError(f"{name} is of type {type(hook).__name__}: expected a function")

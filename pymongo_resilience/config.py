@@ -10,25 +10,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.option_types import (
     BOOLEAN,
     LONGEST_MS,
-    OPTIONAL_BOOLEAN,
     PREFIX,
-    TIMEOUT_MODES,
+    TIMEOUT_MODE,
     OptionType,
     boolean_or,
     integer,
     logger,
+    names_its_fields,
     number,
     one_of,
+    set_normal,
     several_of,
-    shown,
     warn_unknown,
 )
 from pymongo_resilience.policies.namespaces import policies_of, problems_of
@@ -40,22 +40,13 @@ SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"
 """Read by the test bed alone."""
 _NO_OPTIONS = frozenset({FILE_VARIABLE, SERVER_VARIABLE})
 RULES = "policies"
-STRATEGIES = (*NAMED, "driver")
 PEAK_EWMA = "peak_ewma"
-SERVER_SELECTIONS = ("driver", "least_loaded", PEAK_EWMA)
-RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
-BREAKER_MODES = ("off", "on", "always")
+RATIO, TOKENS, OFF = "ratio", "tokens", "off"
 ALL, BY_DATABASE = "all", "by_database"
 SWITCHES = ("enabled", "strategy")
 """Options whose variables win over code: whoever is on call has no other switch."""
-ALWAYS, ON_RETRY, NEVER = COMMAND_SPANS = ("always", "on_retry", "never")
-WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = RECOVERIES = (
-    "woken_checks",
-    "quick_checks",
-    "interruptions",
-)
-LARGEST_FILE = 1024 * 1024
-"""Bytes; a device that never ends would be read for ever."""
+ALWAYS, ON_RETRY, NEVER = "always", "on_retry", "never"
+WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = "woken_checks", "quick_checks", "interruptions"
 
 
 def variable_of(name: str) -> str:
@@ -88,9 +79,11 @@ class Option(NamedTuple):
 
 
 def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> Any:
+    kind = kind._replace(optional=default is None)
     return field(default=default, metadata={"kind": kind, "sentence": sentence, **more})
 
 
+@names_its_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What holds for the whole process. Immutable, so thread- and task-safe.
@@ -101,25 +94,25 @@ class Config:
     enabled: bool = _option(True, BOOLEAN, "Whether instrument() does anything at all.")
     strategy: str = _option(
         "fast_fail",
-        one_of(STRATEGIES),
+        one_of(*NAMED, "driver"),
         "Which failures are repeated and when; driver leaves retries to pymongo.",
     )
     timeout_ms: int | None = _option(
         None,
-        integer(0, LONGEST_MS, optional=True),
+        integer(0, LONGEST_MS),
         "The time an operation has, its retries included, unless the client or pymongo.timeout "
         "sets one; 0 disables the timeout, unset leaves one retry.",
     )
     timeout_mode: str | None = _option(
         None,
-        one_of(TIMEOUT_MODES, optional=True),
+        TIMEOUT_MODE,
         "Whether the timeout of a cursor holds for its whole life or for each batch that it "
         "fetches; unset is its life for one that the application sets, else each batch.",
         has_variable=False,
     )
     attempt_timeout_ms: int | None = _option(
         None,
-        integer(1, LONGEST_MS, optional=True),
+        integer(1, LONGEST_MS),
         "How long an attempt may wait for its reply before it is given up, and repeated where that "
         "is safe; unset is as long as the operation has.",
     )
@@ -142,7 +135,7 @@ class Config:
     )
     retry_budget: str = _option(
         RATIO,
-        one_of(RETRY_BUDGETS),
+        one_of(RATIO, TOKENS, OFF),
         "What limits the retries of each client: ratio, in proportion to what succeeds, for every "
         "reason; tokens, the specification's bucket of 1,000, after overload errors; or nothing. A "
         "client's own adaptiveRetries comes first, and means tokens.",
@@ -155,7 +148,7 @@ class Config:
     )
     overload_retargeting: bool | None = _option(
         None,
-        OPTIONAL_BOOLEAN,
+        BOOLEAN,
         "Whether a retry after an overload error avoids the server that sent it; unset, all do but "
         "reads with primaryPreferred or secondaryPreferred. On a sharded cluster every retry "
         "does.",
@@ -163,14 +156,14 @@ class Config:
     )
     server_selection: str = _option(
         "driver",
-        one_of(SERVER_SELECTIONS),
+        one_of("driver", "least_loaded", PEAK_EWMA),
         "What chooses among the servers that an operation may go to: pymongo, or the library, by "
         "the attempts in progress on each (least_loaded), or by these and its latency "
         "(peak_ewma).",
     )
     circuit_breaker: str = _option(
         "off",
-        one_of(BREAKER_MODES),
+        one_of("off", "on", "always"),
         "Whether a server that keeps failing gets no operations for a time, where they may go "
         "elsewhere; with always also writes to a replica set, and a server that is the only one.",
     )
@@ -200,7 +193,7 @@ class Config:
     )
     disabled_recovery: tuple[str, ...] = _option(
         (),
-        several_of(RECOVERIES),
+        several_of(WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS),
         "Which ways to recover sooner than pymongo are disabled.",
         has_variable=False,
     )
@@ -215,14 +208,14 @@ class Config:
     )
     command_spans: str = _option(
         ON_RETRY,
-        one_of(COMMAND_SPANS),
+        one_of(ALWAYS, ON_RETRY, NEVER),
         "Which commands have spans of their own: all; those of operations that send more than one, "
         "or whose attempts fail; or none. What has none is shown on its operation's span.",
         telemetry=True,
     )
     slow_ms: int | None = _option(
         None,
-        integer(0, LONGEST_MS, optional=True),
+        integer(0, LONGEST_MS),
         "Operations that take this long are logged with their timeline by "
         "pymongo_resilience.slow; unset, only those that ran out of time have one.",
         telemetry=True,
@@ -246,13 +239,7 @@ class Config:
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
     def __post_init__(self) -> None:
-        problems = []
-        for name, option in BY_NAME.items():
-            value = getattr(self, name)
-            normal = option.kind.normal(value)
-            object.__setattr__(self, name, normal)
-            if not option.kind.legal(normal):
-                problems.append(f"{name}={shown(value)}: expected {option.kind.allowed}")
+        problems = set_normal(self, {option.name: option.kind for option in OPTIONS})
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
@@ -278,6 +265,34 @@ class Config:
         return load({FILE_VARIABLE: str(Path(path))}).config
 
 
+class Options(TypedDict, total=False):
+    """The fields of ``Config`` as ``instrument()`` takes them by keyword, beside its own."""
+
+    enabled: bool
+    timeout_ms: int | None
+    timeout_mode: str | None
+    attempt_timeout_ms: int | None
+    max_retries: int
+    base_backoff_ms: int
+    max_backoff_ms: int
+    retry_budget: str
+    load_shedding: bool
+    overload_retargeting: bool | None
+    server_selection: str
+    circuit_breaker: str
+    circuit_breaker_failure_rate: float
+    circuit_breaker_window_s: float
+    circuit_breaker_minimum_calls: int
+    circuit_breaker_open_s: float
+    disabled_recovery: tuple[str, ...]
+    dead_peer_s: int
+    traces: bool
+    command_spans: str
+    slow_ms: int | None
+    command_comment: bool
+    metrics: bool | str
+
+
 class Loaded(NamedTuple):
     """A configuration, and where it came from. Immutable."""
 
@@ -296,7 +311,8 @@ def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> 
     if path:
         values.read_file(Path(path))
     values.read_variables(environ)
-    values.check(tolerant=tolerant)
+    if len(values.problems) > (len(values.of_telemetry) if tolerant else 0):
+        raise ConfigurationError(values.problems)
     return Loaded(Config(**values.found), values.sources, tuple(values.of_telemetry))
 
 
@@ -329,11 +345,6 @@ class _Values:
         self.of_telemetry: list[str] = []
         """Among the problems."""
 
-    def check(self, *, tolerant: bool = False) -> None:
-        """Raises ConfigurationError with every problem at once."""
-        if len(self.problems) > (len(self.of_telemetry) if tolerant else 0):
-            raise ConfigurationError(self.problems)
-
     def read_variables(self, environ: Mapping[str, str]) -> None:
         for variable, text in environ.items():
             if not variable.startswith(PREFIX) or variable in _NO_OPTIONS or not text.strip():
@@ -354,7 +365,7 @@ class _Values:
         import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
 
         try:
-            document = tomllib.loads(_content(path))
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{path}: expected a readable TOML file: {error}")
             return
@@ -367,8 +378,7 @@ class _Values:
             elif option.kind.legal(normal := option.kind.normal(value)):
                 self._take(option.name, normal, str(path))
             else:
-                problem = f"{name} = {shown(value)}: expected {option.kind.allowed}"
-                self._refuse(option, f"{path}: {problem}")
+                self._refuse(option, f"{path}: {option.kind.problem(name, value)}")
 
     def _take(self, name: str, value: object, source: str) -> None:
         self.found[name] = value
@@ -380,20 +390,11 @@ class _Values:
             self.of_telemetry.append(problem)
 
 
-def _content(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(LARGEST_FILE + 1)
-    if len(content) > LARGEST_FILE:
-        raise ValueError("it is larger than 1 MiB")
-    return content.decode()
-
-
-def _row(entry: Field[Any]) -> Option:
-    default = None if entry.default is MISSING else entry.default
-    return Option(name=entry.name, default=default, **entry.metadata)
-
-
-OPTIONS: tuple[Option, ...] = tuple(_row(entry) for entry in fields(Config) if entry.name != RULES)
+OPTIONS: tuple[Option, ...] = tuple(
+    Option(name=entry.name, default=entry.default, **entry.metadata)
+    for entry in fields(Config)
+    if entry.name != RULES
+)
 """The table that ``pymongo-resilience config`` and docs/options.md show."""
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_VARIABLE = {option.variable: option for option in OPTIONS}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pymongo_resilience.policies.policy import Priority
+from pymongo_resilience.option_types import Priority
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.timeline import Phase
@@ -15,9 +16,11 @@ __all__ = [
     "ConfigurationError",
     "OperationTimeoutError",
     "OverloadShedError",
+    "RetryInfo",
     "RetryReason",
     "Rule",
     "Stage",
+    "retry_info",
 ]
 
 
@@ -90,3 +93,38 @@ class OperationTimeoutError(Exception):
     stage: Stage
     """How far the last attempt came. Earlier ones, and earlier batches of a bulk write, may have
     come further: it does not prove that nothing happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryInfo:
+    """What the library did before an error reached the application. Immutable."""
+
+    attempts: int
+    """How often the command was sent, or was to be sent."""
+    reasons: tuple[RetryReason, ...]
+    """Why it was repeated: one for each retry."""
+    rule: Rule | None
+    """The rule by which there was no further retry; None where there was nothing to decide."""
+    server: str | None
+    """``"host:port"`` of the last attempt; None when no server was selected."""
+    timeout_s: float | None = None
+    """The time that the operation had, in seconds; None where no deadline ended it."""
+    elapsed_s: float | None = None
+    """How much of that was gone."""
+
+
+def retry_info(error: BaseException) -> RetryInfo | None:
+    """The attempts and retries behind an error of pymongo; None for one that the library had no
+    part in. The error has the same facts as attributes. Thread- and task-safe.
+    """
+    facts = vars(error)
+    if "retry_reasons" not in facts:
+        return None
+    return RetryInfo(
+        facts["attempts"],
+        facts["retry_reasons"],
+        facts["retry_rule"],
+        facts["server"],
+        facts.get("timeout_s"),
+        facts.get("elapsed_s"),
+    )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, Literal, NamedTuple, TypeVar
 
+T = TypeVar("T")
+Priority = Literal["high", "normal", "low"]
+TimeoutMode = Literal["cursor_lifetime", "iteration"]
 PREFIX = "PYMONGO_RESILIENCE_"
 LONGEST_MS = 2_147_483_647
 
@@ -18,11 +23,36 @@ class OptionType(NamedTuple):
 
     name: str
     allowed: str
-    parse: Callable[[str], Any]
+    accepts: Callable[[Any], bool]
+    parse: Callable[[str], Any] = str
     """From a variable's text; raises ValueError or KeyError where it is no such value."""
-    legal: Callable[[Any], bool]
     normal: Callable[[Any], Any] = lambda value: value
     """One spelling for all that mean the same; of what is not legal, anything."""
+    optional: bool = False
+    """None is legal as well: unset."""
+    confidential: bool = False
+    """An error names the type of a value alone."""
+
+    def legal(self, value: object) -> bool:
+        return (value is None and self.optional) or self.accepts(value)
+
+    def problem(self, name: str, value: object) -> str:
+        """What is wrong with a value that is not legal."""
+        is_type = f" is of type {type(value).__name__}"
+        given = is_type if self.confidential else f"={shown(value)}"
+        return f"{name}{given}: expected {self.allowed}"
+
+
+def set_normal(target: object, types: Mapping[str, OptionType]) -> list[str]:
+    """Give the fields of a frozen dataclass their one spelling; what is wrong with them."""
+    problems = []
+    for name, kind in types.items():
+        value = getattr(target, name)
+        normal = kind.normal(value)
+        object.__setattr__(target, name, normal)
+        if not kind.legal(normal):
+            problems.append(kind.problem(name, value))
+    return problems
 
 
 _BOOLEANS = {
@@ -31,9 +61,9 @@ _BOOLEANS = {
 }
 BOOLEAN = OptionType(
     "boolean",
-    "true, false, 1, 0, yes, no, on or off",
-    lambda text: _BOOLEANS[text.lower()],
+    "true or false",
     lambda value: isinstance(value, bool),
+    lambda text: _BOOLEANS[text.lower()],
 )
 
 
@@ -43,89 +73,75 @@ def boolean_or(*names: str) -> OptionType:
     return OptionType(
         "boolean or name",
         f"{', '.join(names)} or {BOOLEAN.allowed}",
-        lambda text: known[text.lower()],
         lambda value: isinstance(value, bool) or (isinstance(value, str) and value in names),
+        lambda text: known[text.lower()],
         _lower,
     )
-
-
-OPTIONAL_BOOLEAN = BOOLEAN._replace(legal=lambda value: value is None or isinstance(value, bool))
 
 
 def _within(low: float, high: float, value: object, cls: Any) -> bool:
     return isinstance(value, cls) and not isinstance(value, bool) and low <= value <= high
 
 
-def integer(low: int, high: int, *, optional: bool = False) -> OptionType:
-    def legal(value: object) -> bool:
-        return optional if value is None else _within(low, high, value, int)
-
-    return OptionType("integer", f"an integer from {low} to {high}", int, legal)
+def integer(low: int, high: int) -> OptionType:
+    allowed = f"an integer from {low} to {high}"
+    return OptionType("integer", allowed, lambda value: _within(low, high, value, int), int)
 
 
 def number(low: float, high: float) -> OptionType:
-    def legal(value: object) -> bool:
-        return _within(low, high, value, (int, float))
-
-    return OptionType("number", f"a number from {low:g} to {high:g}", float, legal)
+    allowed = f"a number from {low:g} to {high:g}"
+    return OptionType("number", allowed, lambda value: _within(low, high, value, (int, float)))
 
 
-TRUTH = BOOLEAN._replace(allowed="true or false")
-"""What code and files have: what variables may call true and false beside that is no boolean."""
+MAPPING = OptionType(
+    "mapping", "a mapping", lambda value: isinstance(value, Mapping), confidential=True
+)
 ATTEMPT_TIMEOUT_MS = integer(1, LONGEST_MS)
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 disables the timeout."""
 HEDGE = OptionType(
     "boolean or integer",
     f"true, false or an integer from 1 to {LONGEST_MS}",
-    int,
     lambda value: isinstance(value, bool) or ATTEMPT_TIMEOUT_MS.legal(value),
 )
 
 
-def one_of(names: Iterable[str], *, optional: bool = False) -> OptionType:
+def one_of(*names: str) -> OptionType:
     """A name in small letters, however it is written."""
-    known = tuple(names)
-
-    def legal(value: object) -> bool:
-        return optional if value is None else isinstance(value, str) and value in known
-
-    return OptionType("name", "one of " + ", ".join(known), str, legal, _lower)
+    allowed = "one of " + ", ".join(names)
+    return OptionType(
+        "name", allowed, lambda value: isinstance(value, str) and value in names, normal=_lower
+    )
 
 
 def _lower(value: object) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-def several_of(names: Iterable[str]) -> OptionType:
-    """A sequence of names; in a variable, with commas between."""
-    known = tuple(names)
-
-    def parse(text: str) -> tuple[str, ...]:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-
-    def legal(value: object) -> bool:
-        return isinstance(value, (tuple, list)) and all(
-            isinstance(each, str) and each in known for each in value
-        )
+def several_of(*names: str) -> OptionType:
+    """A sequence of names."""
 
     def normal(value: Any) -> Any:
         # Of a TOML file it is a list.
         several = isinstance(value, (tuple, list))
         return tuple(_lower(each) for each in value) if several else value
 
-    return OptionType("names", "any of " + ", ".join(known), parse, legal, normal)
+    def accepts(value: object) -> bool:
+        return isinstance(value, tuple) and all(
+            isinstance(each, str) and each in names for each in value
+        )
+
+    return OptionType("names", "any of " + ", ".join(names), accepts, normal=normal)
 
 
 CURSOR_LIFETIME = "cursor_lifetime"
 ITERATION = "iteration"
-TIMEOUT_MODES = (CURSOR_LIFETIME, ITERATION)
-TIMEOUT_MODE = one_of(TIMEOUT_MODES)
+TIMEOUT_MODE = one_of(CURSOR_LIFETIME, ITERATION)
 """What the timeout of a cursor holds for (Client-Side Operations Timeout, "timeoutMode")."""
 
 
 HIGH, NORMAL, LOW = PRIORITIES = ("high", "normal", "low")
-PRIORITY = one_of(PRIORITIES)
+PRIORITY = one_of(*PRIORITIES)
 """What is low is refused first, where clients refuse anything."""
 
 
@@ -137,10 +153,35 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} that cannot be printed>"
 
 
-def warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence on an unknown name; empty where no known one is near."""
     # Without what all variables begin with, by which any two of them would be close. In one case:
     # a key of the file may be written as a variable is.
     candidates = {each.removeprefix(PREFIX).lower(): each for each in known}
     nearest = get_close_matches(name.removeprefix(PREFIX).lower(), candidates, n=1)
-    hint = f"; did you mean {candidates[nearest[0]]}?" if nearest else ""
-    logger.warning("unknown %s %s is ignored%s", what, name, hint)
+    return f"; did you mean {candidates[nearest[0]]}?" if nearest else ""
+
+
+def warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
+    logger.warning("unknown %s %s is ignored%s", what, name, did_you_mean(name, known))
+
+
+def check_keywords(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises a TypeError that names each unknown keyword, the nearest one and all that exist."""
+    unknown = [f"{name}{did_you_mean(name, known)}" for name in given if name not in known]
+    if unknown:
+        raise TypeError(f"{owner} has no {', no '.join(unknown)} (it has {', '.join(known)})")
+
+
+def names_its_fields(cls: type[T]) -> type[T]:
+    """A dataclass whose constructor checks its keywords with :func:`check_keywords`."""
+    construct = cls.__init__
+    known = tuple(each.name for each in fields(cls))  # type: ignore[arg-type]  # a dataclass
+
+    @wraps(construct)
+    def checked(self: T, *args: Any, **values: Any) -> None:
+        check_keywords(cls.__name__, values, known)
+        construct(self, *args, **values)
+
+    cls.__init__ = checked  # type: ignore[assignment]  # the same parameters
+    return cls

@@ -239,7 +239,7 @@ def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None
     )
     modules = {
         f"pymongo_resilience.{name}"
-        for name in ("retry", "slow", "testing", "testbed", "circuit_breaker")
+        for name in ("retry", "slow", "errors", "testing", "testbed", "circuit_breaker")
     }
 
     assert named - modules <= NAMES

@@ -14,9 +14,9 @@ from celery.signals import worker_process_init, worker_process_shutdown
 from pymongo import MongoClient
 from telemetry import export_telemetry
 
-from pymongo_resilience import Config, instrument
+from pymongo_resilience import instrument
 
-instrument(Config(timeout_ms=20_000))  # in the parent: the pool's processes inherit it
+instrument(timeout_ms=20_000)  # in the parent: the pool's processes inherit it
 
 app = Celery("shop", broker=os.environ.get("BROKER", "amqp://"))
 if folder := os.environ.get("BROKER_FOLDER"):  # BROKER=filesystem://: for one machine

@@ -15,9 +15,9 @@ import django
 from django.conf import settings
 from telemetry import export_telemetry
 
-from pymongo_resilience import Config, OperationTimeoutError, instrument
+from pymongo_resilience import OperationTimeoutError, instrument
 
-instrument(Config(timeout_ms=20_000))
+instrument(timeout_ms=20_000)
 
 if not settings.configured:
     settings.configure(

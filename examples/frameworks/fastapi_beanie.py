@@ -15,9 +15,9 @@ from fastapi.responses import JSONResponse
 from pymongo import AsyncMongoClient
 from telemetry import export_telemetry
 
-from pymongo_resilience import Config, OperationTimeoutError, instrument
+from pymongo_resilience import OperationTimeoutError, instrument
 
-instrument(Config(timeout_ms=20_000))
+instrument(timeout_ms=20_000)
 
 
 class Order(Document):

@@ -13,9 +13,9 @@ from flask import Flask
 from mongoengine import Document, IntField, connect
 from telemetry import export_telemetry
 
-from pymongo_resilience import Config, OperationTimeoutError, instrument
+from pymongo_resilience import OperationTimeoutError, instrument
 
-instrument(Config(timeout_ms=20_000))  # in gunicorn's own process: workers inherit it
+instrument(timeout_ms=20_000)  # in gunicorn's own process: workers inherit it
 
 app = Flask(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 import shop
 from pymongo import MongoClient
 
-from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience import instrument, uninstrument
 from pymongo_resilience.testbed import CutAfter, CutBefore, Election
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def orders(mongo_replica_set: ReplicaSet, mongo_database: str) -> Iterator[Any]:
-    instrument(Config(timeout_ms=20_000))
+    instrument(timeout_ms=20_000)
     with MongoClient[dict[str, Any]](mongo_replica_set.uri) as client:
         yield client[mongo_database].orders
     uninstrument()

@@ -9,7 +9,7 @@ import pytest
 import shop
 from pymongo import AsyncMongoClient
 
-from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience import instrument, uninstrument
 from pymongo_resilience.testbed import CutAfter
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def with_orders(mongo_replica_set: ReplicaSet, mongo_database: str) -> Iterator[
         async with AsyncMongoClient[dict[str, Any]](mongo_replica_set.uri) as client:
             await test(client[mongo_database].orders)
 
-    instrument(Config(timeout_ms=20_000))
+    instrument(timeout_ms=20_000)
     yield lambda test: asyncio.run(call(test))
     uninstrument()
 

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
 from traceback import walk_stack
 from types import FrameType, TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from pymongo_resilience.internal_errors import is_closing
-from pymongo_resilience.rules.strategy import RetryStrategy
 
-from .policy import NOTHING, Policy, Priority, TimeoutMode
+from .policy import NOTHING, Policy, PolicyFields
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -144,32 +143,8 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
     Thread- and task-safe, also where several enter one instance, or where one does so again.
     """
 
-    def __init__(
-        self,
-        *,
-        timeout_ms: int | None = None,
-        timeout_mode: TimeoutMode | None = None,
-        idempotent: bool | None = None,
-        strategy: RetryStrategy | None = None,
-        data: Mapping[str, Any] | None = None,
-        priority: Priority | None = None,
-        attempt_timeout_ms: int | None = None,
-        hedge: bool | int | None = None,
-        resumable: bool | None = None,
-        atomic: bool | None = None,
-    ) -> None:
-        self._policy = Policy(
-            timeout_ms=timeout_ms,
-            timeout_mode=timeout_mode,
-            idempotent=idempotent,
-            strategy=strategy,
-            data=data,
-            priority=priority,
-            attempt_timeout_ms=attempt_timeout_ms,
-            hedge=hedge,
-            resumable=resumable,
-            atomic=atomic,
-        )
+    def __init__(self, **fields: Unpack[PolicyFields]) -> None:
+        self._policy = Policy(**fields)
         self._entered: list[Block] = []
         """Those that have not ended."""
 
@@ -249,24 +224,8 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
 
     def _around_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def inner(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            # With "yield from", close() would not run this frame, whose block it is.
             with self._recreate_cm():
-                steps = function(*args, **kwargs)
-                step = functools.partial(next, steps)
-                while True:
-                    try:
-                        made = step()
-                    except StopIteration as end:
-                        return end.value
-                    try:
-                        sent = yield made
-                    except GeneratorExit:
-                        steps.close()
-                        raise
-                    except BaseException as error:  # noqa: BLE001 - the generator's to handle
-                        step = functools.partial(steps.throw, error)
-                    else:
-                        step = functools.partial(steps.send, sent)
+                return (yield from function(*args, **kwargs))
 
         return inner
 

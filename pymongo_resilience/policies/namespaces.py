@@ -9,7 +9,7 @@ from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
-from pymongo_resilience.option_types import OptionType, one_of, shown, warn_unknown
+from pymongo_resilience.option_types import one_of, shown, warn_unknown
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 
 from .policy import FIELDS, NOTHING, Policy
@@ -21,12 +21,8 @@ EXPECTED_POLICIES = (
     'expected patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
 )
 
-_TABLE = OptionType(
-    "table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict)
-)
-KEYS: Mapping[str, OptionType] = {**FIELDS, "strategy": one_of(NAMED), "data": _TABLE}
+KEYS = {**FIELDS, "strategy": one_of(*NAMED)}
 """The fields of a Policy, as a file has them."""
-CONFIDENTIAL = "data"
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -101,9 +97,7 @@ def _policy(table: object, pattern: str, path: Path, problems: list[str]) -> Pol
         elif kind.legal(normal := kind.normal(value)):
             values[name] = NAMED[normal] if name == "strategy" else normal
         else:
-            confidential = f"is of type {type(value).__name__}"
-            said = confidential if name == CONFIDENTIAL else f"= {shown(value)}"
-            problems.append(f"{path}: {place}.{name} {said}: expected {kind.allowed}")
+            problems.append(f"{path}: {kind.problem(f'{place}.{name}', value)}")
     return Policy(**values)
 
 

@@ -9,52 +9,69 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
+from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
+    BOOLEAN,
     HEDGE,
+    MAPPING,
     PRIORITY,
     TIMEOUT_MODE,
     TIMEOUT_MS,
-    TRUTH,
-    OptionType,
+    Priority,
+    TimeoutMode,
+    names_its_fields,
+    set_normal,
 )
 from pymongo_resilience.rules.strategy import RetryStrategy, check_strategy
 
 _Number = TypeVar("_Number", int, float)
-TimeoutMode = Literal["cursor_lifetime", "iteration"]
-Priority = Literal["high", "normal", "low"]
 T = TypeVar("T")
 ATTRIBUTE = "_pymongo_resilience_policy"
 BOUND_CLASSES = 64
 """How many are kept: there are four, and those an application derives from them."""
 
-FIELDS: Mapping[str, OptionType] = {
-    "timeout_ms": TIMEOUT_MS,
-    "attempt_timeout_ms": ATTEMPT_TIMEOUT_MS,
-    "timeout_mode": TIMEOUT_MODE,
-    "idempotent": TRUTH,
-    "priority": PRIORITY,
-    "hedge": HEDGE,
-    "resumable": TRUTH,
-    "atomic": TRUTH,
+FIELDS = {
+    name: kind._replace(optional=True)
+    for name, kind in {
+        "timeout_ms": TIMEOUT_MS,
+        "attempt_timeout_ms": ATTEMPT_TIMEOUT_MS,
+        "timeout_mode": TIMEOUT_MODE,
+        "idempotent": BOOLEAN,
+        "priority": PRIORITY,
+        "hedge": HEDGE,
+        "resumable": BOOLEAN,
+        "atomic": BOOLEAN,
+        "data": MAPPING,
+    }.items()
 }
-"""The fields of a Policy whose values are plain, and which values are legal."""
-_CLASSES = {
-    "boolean": ("a bool", bool),
-    "integer": ("an int", int),
-    "boolean or integer": ("a bool or an int", int),
-    "name": ("a str", str),
-}
+"""The fields of a Policy but for its strategy, and which values are legal."""
 
 
+class PolicyFields(TypedDict, total=False):
+    """The fields of a :class:`Policy` by keyword."""
+
+    idempotent: bool | None
+    strategy: RetryStrategy | None
+    data: Mapping[str, Any] | None
+    timeout_ms: int | None
+    timeout_mode: TimeoutMode | None
+    attempt_timeout_ms: int | None
+    priority: Priority | None
+    hedge: bool | int | None
+    resumable: bool | None
+    atomic: bool | None
+
+
+@names_its_fields
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A field left at None inherits. Immutable, so thread- and task-safe.
 
-    Raises TypeError for a field of a wrong type, and ValueError for a timeout out of range or a
-    mode or priority that does not exist.
+    Raises :class:`ConfigurationError` that names every illegal value, and TypeError for a field
+    that does not exist and for what is no strategy.
     """
 
     idempotent: bool | None = None
@@ -79,20 +96,11 @@ class Policy:
     """Writes to many documents run in a transaction of the library's, which is repeated."""
 
     def __post_init__(self) -> None:
-        # Only types are named: the data may be confidential, and so may be what is given for it.
-        for name, kind in FIELDS.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            expected, cls = _CLASSES[kind.name]
-            if not isinstance(value, cls) or (isinstance(value, bool) and kind.name == "integer"):
-                raise TypeError(f"{name} is of type {type(value).__name__}: expected {expected}")
-            if not kind.legal(value):
-                raise ValueError(f"{name}={value!r}: expected {kind.allowed}")
+        problems = set_normal(self, FIELDS)
+        if problems:
+            raise ConfigurationError(problems)
         if self.strategy is not None:
             check_strategy(self.strategy)
-        if self.data is not None and not isinstance(self.data, Mapping):
-            raise TypeError(f"data is of type {type(self.data).__name__}: expected a mapping")
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""
@@ -115,16 +123,21 @@ def shorter(one: _Number, other: _Number) -> _Number:
 NOTHING = Policy()
 
 
-def bind(target: T, policy: Policy) -> T:
-    """``target``, a collection or a database of pymongo, sync or async, with ``policy``.
+def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFields]) -> T:
+    """``target``, a collection or a database of pymongo, sync or async, with a policy, or with the
+    fields of one: ``bind(orders, timeout_ms=500)``.
 
     The original is left as it is. What is made from the result inherits the policy: its
     ``with_options``, its collections and sub-collections. Bound again, the newer policy holds where
-    it says something, and the older elsewhere. Raises TypeError for anything else.
-    Thread- and task-safe, as the original is.
+    it says something, and the older elsewhere. Raises TypeError for anything else, and what
+    :class:`Policy` raises. Thread- and task-safe, as the original is.
     """
-    if not isinstance(policy, Policy):
+    if policy is None:
+        policy = Policy(**fields)
+    elif not isinstance(policy, Policy):
         raise TypeError(f"policy is of type {type(policy).__name__}: expected a Policy")
+    elif fields:
+        raise TypeError(f"bind() takes a Policy or its fields, not both: {', '.join(fields)}")
     if not callable(getattr(type(target), "with_options", None)):
         raise TypeError(f"cannot bind {type(target).__name__}: expected a collection or a database")
     return _carrying(target, policy.over(policy_of(target)))

@@ -141,5 +141,5 @@ def check_strategy(strategy: object) -> None:
         raise TypeError(
             f"strategy is of type {type(strategy).__name__}: expected an object with "
             "retry_after(operation, failure), as in BestEffort(); a strategy is chosen by name "
-            'with Config(strategy="mongodb")'
+            'with instrument(strategy="mongodb")'
         )

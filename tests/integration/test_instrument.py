@@ -19,6 +19,7 @@ from support.clients import SentCommands, Side, fail_command, retry_loops, wait_
 from support.telemetry import Instrument
 
 import pymongo_resilience
+from pymongo_resilience import Config
 from pymongo_resilience.testing import is_active, set_active
 
 
@@ -175,7 +176,9 @@ def test_a_client_has_no_more_threads_with_the_library_than_without(
 
 WRONG: dict[str, dict[str, Any]] = {
     "expected a Config": {"config": {"timeout_ms": 5}},
-    "a strategy is chosen by name with Config": {"strategy": "mongodb"},
+    "not both: timeout_ms, strategy": {"config": Config(), "timeout_ms": 5, "strategy": "mongodb"},
+    "has no listener; did you mean listeners?": {"listener": []},
+    "a strategy is chosen by name with instrument": {"strategy": 5},
     "has no on_event": {"listeners": [print]},
 }
 
@@ -185,6 +188,18 @@ def test_a_wrong_argument_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(TypeError, match=text):
         pymongo_resilience.instrument(**WRONG[text])
     assert not is_active()
+
+
+def test_options_come_by_keyword(
+    side: Side, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYMONGO_RESILIENCE_MAX_RETRIES", "3")
+    pymongo_resilience.instrument(timeout_ms=20_000, strategy="mongodb", metrics=False)
+    try:
+        config = pymongo_resilience.status(side.client(server.uri)).config
+    finally:
+        pymongo_resilience.uninstrument()
+    assert config == Config(timeout_ms=20_000, strategy="mongodb", metrics=False)
 
 
 def test_an_async_client_may_be_made_outside_of_an_event_loop(

@@ -8,15 +8,16 @@ from typing import Any
 import gridfs
 import pytest
 from pymongo import InsertOne
-from pymongo.errors import PyMongoError
+from pymongo.errors import DuplicateKeyError, InvalidName, PyMongoError
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side
 from support.servers import cases
 from support.telemetry import Instrument
 from support.transactions import commit
 
-from pymongo_resilience.errors import RetryReason
-from pymongo_resilience.rules.retry_rules import Rule
+import pymongo_resilience
+from pymongo_resilience import OperationTimeoutError, retry_info
+from pymongo_resilience.errors import RetryInfo, RetryReason, Rule
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -89,6 +90,7 @@ def test_after_a_lost_connection(
     proxy.clear()
     error: Any = caught.value
     assert (error.attempts, error.retry_reasons, error.retry_rule) == (2, (CUT,), Rule.ATTEMPTS)
+    assert retry_info(error) == RetryInfo(2, (CUT,), Rule.ATTEMPTS, error.server)
 
 
 @pytest.mark.parametrize("name", cases([*OPERATIONS, "with_transaction", "command"], SINCE))
@@ -108,3 +110,49 @@ def test_after_an_overload(
     error: Any = caught.value
     overloads = (RetryReason.OVERLOADED,) * 2
     assert (error.attempts, error.retry_reasons, error.retry_rule) == (3, overloads, Rule.ATTEMPTS)
+
+
+def test_after_the_deadline(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=300)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    proxy.inject(CutBefore("find", times=5000))
+    with pytest.raises(OperationTimeoutError) as caught:
+        side.do(coll.find_one)
+    proxy.clear()
+    info = retry_info(caught.value)
+    assert info is not None
+    assert info.attempts == caught.value.attempts == len(info.reasons) + 1
+    assert (info.rule, {*info.reasons}, info.server) == ("deadline", {CUT}, caught.value.server)
+    assert (info.timeout_s, info.elapsed_s) == (0.3, caught.value.elapsed_s)
+
+
+def test_an_answer_that_no_retry_would_change_is_one_attempt(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    with pytest.raises(DuplicateKeyError) as caught:
+        side.do(coll.insert_one, {"_id": 1})
+    info = retry_info(caught.value)
+    assert info is not None
+    assert (info.attempts, info.reasons, info.timeout_s) == (1, (), None)
+
+
+def test_an_error_that_the_library_had_no_part_in_has_none(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    with pytest.raises(InvalidName) as caught:
+        coll.database[".."]
+    assert retry_info(caught.value) is None
+    assert retry_info(ZeroDivisionError()) is None
+    pymongo_resilience.uninstrument()
+    side.do(coll.insert_one, {"_id": 1})
+    with pytest.raises(DuplicateKeyError) as plain:
+        side.do(coll.insert_one, {"_id": 1})
+    assert retry_info(plain.value) is None

@@ -20,6 +20,7 @@ from pymongo_resilience import (
     explain_selection,
     instrument,
     override,
+    retry_info,
     retry_transaction,
     status,
     uninstrument,
@@ -31,7 +32,14 @@ from pymongo_resilience.client_status import (
     ServerStatus,
     ServerVerdict,
 )
-from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError, RetryReason, Stage
+from pymongo_resilience.errors import (
+    CircuitBreakerOpenError,
+    OverloadShedError,
+    RetryInfo,
+    RetryReason,
+    Rule,
+    Stage,
+)
 from pymongo_resilience.events import (
     BreakerClosed,
     BreakerOpened,
@@ -196,9 +204,10 @@ instrument(policies=[("shop.*", Policy())])  # type: ignore[arg-type]
 instrument(policies={("shop", "*"): Policy()})  # type: ignore[dict-item]
 Config(policies={"shop.*": "best_effort"})  # type: ignore[dict-item]
 
-instrument(strategy="best_effort")  # type: ignore[arg-type]
+instrument(strategy="best_effort", timeout_ms=500, metrics="all", disabled_recovery=())
 instrument(listeners=Counts())  # type: ignore[arg-type]
-instrument(timeout_ms=500)  # type: ignore[call-arg]
+instrument(timeout_ms="500")  # type: ignore[arg-type]
+instrument(timeout=500)  # type: ignore[call-arg]
 instrument(config={"timeout_ms": 500})  # type: ignore[arg-type]
 
 # Config.
@@ -277,6 +286,15 @@ except OperationTimeoutError as late:
     assert_type(late.attempts, int)
     assert_type(late.server, str | None)
     assert_type(late.stage, Stage)
+    deadline: bool = late.retry_rule == "deadline"
+    info = retry_info(late)
+    assert_type(info, RetryInfo | None)
+    if info is not None:
+        assert_type(info.reasons, tuple[RetryReason, ...])
+        assert_type(info.rule, Rule | None)
+        assert_type(info.timeout_s, float | None)
+        info.attempts = 1  # type: ignore[misc]
+    retry_info("late")  # type: ignore[arg-type]
 except CircuitBreakerOpenError as refused:
     assert_type(refused.server, str)
     assert_type(refused.next_probe_in, float)
@@ -295,6 +313,7 @@ def tell(failure: Failure) -> str:
 # bind() gives back what it was given.
 unbound: list[str] = ["stands in for a collection: the type goes through"]
 assert_type(bind(unbound, Policy(timeout_ms=500)), list[str])
-bind(unbound)  # type: ignore[call-arg]
+assert_type(bind(unbound, timeout_ms=500, priority="low"), list[str])
+bind(unbound, timeout=500)  # type: ignore[call-arg]
 bind(unbound, {"timeout_ms": 500})  # type: ignore[arg-type]
 Policy(timeout_ms=0.5)  # type: ignore[arg-type]

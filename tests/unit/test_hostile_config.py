@@ -159,7 +159,7 @@ def test_a_number_too_long_to_print_is_a_bad_value(digits: int, tmp_path: Path) 
     with pytest.raises(ConfigurationError) as caught:
         Config.from_toml(file)
     number, strategy = caught.value.problems
-    assert number.startswith(f"{file}: timeout_ms = ")
+    assert number.startswith(f"{file}: timeout_ms=")
     assert number.endswith(": expected an integer from 0 to 2147483647")
     assert "luck" in strategy
 
@@ -185,23 +185,6 @@ def test_a_loop_of_links_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "two").symlink_to(tmp_path / "one")
     with pytest.raises(ConfigurationError, match=os.strerror(errno.ELOOP)):
         Config.from_env({FILE_VARIABLE: str(tmp_path / "one")})
-
-
-def test_a_file_without_end_is_a_configuration_error() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"^.*\n  /dev/zero: expected a readable TOML file: .* 1 MiB"
-    ):
-        Config.from_env({FILE_VARIABLE: "/dev/zero"})
-
-
-def test_a_large_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    file = tmp_path / "resilience.toml"
-    file.write_text("timeout_ms = 5\n" + "#" * (1024 * 1024 - 15))
-    assert Config.from_toml(file).timeout_ms == 5
-    with file.open("a") as more:
-        more.write("#")
-    with pytest.raises(ConfigurationError, match="1 MiB"):
-        Config.from_toml(file)
 
 
 @pytest.mark.parametrize("path", ["\udcff", "a\0b", "\ud800/x", "~/missing", "%s", "\n"])

@@ -95,19 +95,19 @@ def test_every_strategy_has_its_name(name: str, file: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("strategy = 'luck'", "strategy = 'luck': expected one of fast_fail, best_effort, mongodb"),
+        ("strategy = 'luck'", "strategy='luck': expected one of fast_fail, best_effort, mongodb"),
         ("strategy = 'driver'",
-         "strategy = 'driver': expected one of fast_fail, best_effort, mongodb"),
-        ("strategy = 1", "strategy = 1: expected one of fast_fail, best_effort, mongodb"),
+         "strategy='driver': expected one of fast_fail, best_effort, mongodb"),
+        ("strategy = 1", "strategy=1: expected one of fast_fail, best_effort, mongodb"),
         ("timeout_mode = 'next'",
-         "timeout_mode = 'next': expected one of cursor_lifetime, iteration"),
-        ("idempotent = 1", "idempotent = 1: expected true or false"),
-        ("idempotent = 'yes'", "idempotent = 'yes': expected true or false"),
+         "timeout_mode='next': expected one of cursor_lifetime, iteration"),
+        ("idempotent = 1", "idempotent=1: expected true or false"),
+        ("idempotent = 'yes'", "idempotent='yes': expected true or false"),
         ("priority = 'urgent'",
-         "priority = 'urgent': expected one of high, normal, low"),
-        ("hedge = 1.5", "hedge = 1.5: expected true, false or an integer from 1 to 2147483647"),
-        ("atomic = 1", "atomic = 1: expected true or false"),
-        ("data = 'secret'", "data is of type str: expected a table, as in {robot = true}"),
+         "priority='urgent': expected one of high, normal, low"),
+        ("hedge = 1.5", "hedge=1.5: expected true, false or an integer from 1 to 2147483647"),
+        ("atomic = 1", "atomic=1: expected true or false"),
+        ("data = 'secret'", "data is of type str: expected a mapping"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named_with_its_place(line: str, problem: str, file: Path) -> None:
@@ -141,9 +141,9 @@ def test_all_problems_are_reported_at_once(file: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Config.from_env({FILE_VARIABLE: str(file), "PYMONGO_RESILIENCE_STRATEGY": "fate"})
     assert [problem.split(": expected")[0] for problem in caught.value.problems] == [
-        f"{file}: metrics = 1",
-        f"{file}: policies.'shop.*'.strategy = 'luck'",
-        f"{file}: policies.'shop.*'.idempotent = 2",
+        f"{file}: metrics=1",
+        f"{file}: policies.'shop.*'.strategy='luck'",
+        f"{file}: policies.'shop.*'.idempotent=2",
         f"{file}: policies.'log'",
         f"{file}: policies.'log'.data is of type int",
         "PYMONGO_RESILIENCE_STRATEGY='fate'",

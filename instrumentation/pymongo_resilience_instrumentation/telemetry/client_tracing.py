@@ -20,14 +20,14 @@ from opentelemetry import metrics, trace
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.option_types import TRUTH, OptionType, integer, shown
+from pymongo_resilience.option_types import BOOLEAN, OptionType, integer, shown
 from pymongo_resilience_instrumentation import driver
 
 OPTION = "tracing"
 ENABLED_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
 LENGTH_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
 _KEYS: dict[str, tuple[str, OptionType, Any]] = {
-    "enabled": (ENABLED_VARIABLE, TRUTH, True),
+    "enabled": (ENABLED_VARIABLE, BOOLEAN, True),
     "query_text_max_length": (LENGTH_VARIABLE, integer(0, 16 * 1024 * 1024), 0),
 }
 """The variable, the type of its value, and what holds without it."""
