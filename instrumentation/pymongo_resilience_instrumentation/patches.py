@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import wrapt
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.cursor import AsyncCursor
@@ -24,8 +25,8 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Owner,
     Replacement,
     Row,
+    Subclass,
     Within,
-    WrappedMethod,
     is_async,
 )
 from pymongo_resilience_instrumentation.operations import PublicOperation
@@ -123,9 +124,12 @@ class Patches:
             logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
             return
         if isinstance(around, Interceptor):
-            around = WrappedMethod(around.wrapper(self._flag, is_async(original)))
-        made: Any = around.in_place_of(original)
-        if made is None:
+            around = around.wrapper(self._flag, is_async(original))
+        if not isinstance(around, Subclass):
+            made: Any = wrapt.FunctionWrapper(original, around)
+        elif type(original) is type:
+            made = around.derive(original)
+        else:
             logger.warning("another library replaced pymongo's %s.%s: not wrapped", owner, name)
             return
         setattr(owner, name, made)

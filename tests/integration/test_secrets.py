@@ -56,7 +56,7 @@ LIVING_TOO_SHORT = {
     "ExistingFilesError": "paths that the command line was given",
     # while the library is switched on
     "Loaded": "what variables and a file say of options, as Config has it",
-    "Method": "a function",
+    "Sender": "a function",
     "Subclass": "the same",
     # of a cursor, a transaction or a stream, while one is under way
     "Timeout": "two numbers",

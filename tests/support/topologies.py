@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import wrapt
 from bson.datetime_ms import EPOCH_NAIVE
 from pymongo.hello import Hello
 from pymongo.read_preferences import read_pref_mode_from_name
@@ -27,7 +28,7 @@ HELLOS: dict[str, dict[str, Any]] = {
     "RSGhost": {"ok": 1, "isreplicaset": True},
     "LoadBalancer": {"ok": 1, "serviceId": "one"},
 }
-LOOK: Any = deprioritized.select.in_place_of(TopologyDescription.apply_selector)
+LOOK: Any = wrapt.FunctionWrapper(TopologyDescription.apply_selector, deprioritized.select)
 ANY_DISTANCE = 1e9
 
 

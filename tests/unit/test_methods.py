@@ -13,8 +13,6 @@ import wrapt
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
     Interceptor,
-    Method,
-    WrappedMethod,
     is_async,
 )
 
@@ -63,7 +61,8 @@ def test_it_looks_like_the_method_and_sees_its_instance(
     original = vars(Driver)[name]
     found = original if below is None else below(original)
     noting = Noting()
-    made = WrappedMethod(noting.wrapper(EnabledFlag(on=True), is_async(found))).in_place_of(found)
+    wrapper = noting.wrapper(EnabledFlag(on=True), is_async(found))
+    made = wrapt.FunctionWrapper(found, wrapper)
     monkeypatch.setattr(Driver, name, made if above is None else above(made))
     method: Any = getattr(Driver, name)
     assert inspect.signature(method) == inspect.signature(original)
@@ -82,19 +81,3 @@ def test_it_looks_like_the_method_and_sees_its_instance(
             result = asyncio.run(result)
         assert result == (driver, "a", 1)
     assert noting.given == [((driver, "a"), {"limit": 1})] * 2
-
-
-def test_a_decorator_sees_the_instance_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def around(original: Any) -> Any:
-        def method(driver: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(driver)
-            return original(driver, *args, **kwargs)
-
-        return method
-
-    monkeypatch.setattr(Driver, "find", Method(around).in_place_of(vars(Driver)["find"]))
-    driver = Driver()
-    assert driver.find("a") == (driver, "a", 0)
-    assert seen == [driver]

@@ -16,7 +16,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     CallInterceptor,
     Function,
     Within,
-    WrappedMethod,
+    Wrapper,
 )
 from pymongo_resilience_instrumentation.operations import WRITES
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep, ke
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
 
 
-def batch(runtime: Runtime, asynchronous: bool) -> WrappedMethod:
+def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """A client's ``_run_operation``. What a call reads inside is no call of its own."""
     fetch = Batch(runtime, asynchronous).wrapper(runtime.enabled_flag, asynchronous)
     found = calls.found
@@ -36,7 +36,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> WrappedMethod:
             return original(*args, **kwargs)
         return fetch(original, client, args, kwargs)
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 class Batch(CallInterceptor):
@@ -153,7 +153,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     return NO_DEADLINE if in_force is None else in_force[1]
 
 
-def close(runtime: Runtime, asynchronous: bool) -> WrappedMethod:
+def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """A cursor's or change stream's ``close()`` has the whole time again that its operation had.
 
     CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
@@ -168,7 +168,7 @@ def close(runtime: Runtime, asynchronous: bool) -> WrappedMethod:
             return original(*args, **kwargs)
         return refreshed(original, closed, args, kwargs)
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 def _refreshed(closed: Any) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ from pymongo_resilience.policies.policy import (
 )
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interception.interceptor import Function, WrappedMethod
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
@@ -30,7 +30,7 @@ WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
 
 
-def made(runtime: Runtime) -> WrappedMethod:
+def made(runtime: Runtime) -> Wrapper:
     """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
     which may be bound before this is put on."""
 
@@ -44,10 +44,10 @@ def made(runtime: Runtime) -> WrappedMethod:
             with shielded("after a cursor was made"):
                 _attach_policy(policy_of(cursor.collection), cursor)
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
-def find(runtime: Runtime, collection: Callable[[Any], Any]) -> WrappedMethod:
+def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Wrapper:
     """Another ``find``; ``collection``: from whatever has it to the collection that it finds in."""
 
     def wrapper(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -57,10 +57,10 @@ def find(runtime: Runtime, collection: Callable[[Any], Any]) -> WrappedMethod:
                 _attach_policy(policy_of(collection(instance)), cursor)
         return cursor
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
-def clone(runtime: Runtime) -> WrappedMethod:
+def clone(runtime: Runtime) -> Wrapper:
     """What copies a cursor: the copy has what the original was made with."""
 
     def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def clone(runtime: Runtime) -> WrappedMethod:
                 setattr(made, ATTRIBUTE, policy)
         return made
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 def _attach_policy(bound: Policy, made: Any) -> None:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from sys import exception
-from types import FunctionType, MethodType, ModuleType
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple
 
-import wrapt
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience import internal_errors
@@ -77,40 +76,10 @@ class Interceptor:
         return lambda *given, **kwargs: wrapper(function, None, given, kwargs)
 
 
-class Method(NamedTuple):
-    """What runs in place of a method, written as a decorator."""
-
-    around: Callable[[Function], Function]
-    """From the original, which takes its instance first, to what takes its place."""
-
-    def in_place_of(self, original: Any) -> Any:
-        made = self.around(original if type(original) is FunctionType else _as_function(original))
-
-        def wrapper(
-            _wrapped: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
-            return made(*args, **kwargs) if instance is None else made(instance, *args, **kwargs)
-
-        return wrapt.FunctionWrapper(original, wrapper)
-
-
-class WrappedMethod(NamedTuple):
-    """The same, written as wrapt has it, for what most operations pass."""
-
-    wrapper: Wrapper
-
-    def in_place_of(self, original: Any) -> Any:
-        return wrapt.FunctionWrapper(original, self.wrapper)
-
-
 class Subclass(NamedTuple):
     """What takes the place of a class, wherever it is looked up."""
 
     derive: Callable[[type], type]
-
-    def in_place_of(self, original: Any) -> type | None:
-        """None where another library has put something there that is no class."""
-        return self.derive(original) if type(original) is type else None
 
 
 def is_async(method: Any) -> bool:
@@ -118,17 +87,8 @@ def is_async(method: Any) -> bool:
     return inspect.iscoroutinefunction(inspect.unwrap(method))
 
 
-def _as_function(original: Any) -> Function:
-    """Another library's wrapper must see what it is called on."""
-
-    def function(instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return original.__get__(instance, type(instance))(*args, **kwargs)
-
-    return function
-
-
 Owner = type | ModuleType
-Replacement = Method | WrappedMethod | Subclass | Interceptor
+Replacement = Wrapper | Subclass | Interceptor
 Row = tuple[Owner, str, Replacement]
 """Whose attribute, its name, and what runs in its place."""
 

@@ -11,7 +11,7 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Method
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
@@ -19,32 +19,29 @@ from pymongo_resilience_instrumentation.telemetry.command_spans import Commands
 from pymongo_resilience_instrumentation.telemetry.listeners import Heartbeats, OurListener, Pools
 
 
-def constructor(runtime: Runtime) -> Method:
+def constructor(runtime: Runtime) -> Wrapper:
     """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
 
-    def around(original: Function) -> Function:
-        def construct(client: Any, *args: Any, **kwargs: Any) -> None:
-            # Also while it is switched off: an application that gives the option has to start.
-            (args, kwargs), adaptive = client_options.take(args, kwargs)
-            kwargs, tracing_option = client_tracing.take(kwargs)
-            # What is no sequence, None included, is the driver's to refuse.
-            refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
-            if refused or not runtime.enabled_flag.on:
-                original(client, *args, **kwargs)
-                return
-            client_options.refuse_negative_timeout(args, kwargs)
-            with shielded("before a client was made"):
-                own = kwargs.get("event_listeners", ())
-                ours = _configure(runtime, client, own, adaptive, tracing_option)
-                kwargs["event_listeners"] = ours
-                _select_for(runtime, client, kwargs)
-            original(client, *args, **kwargs)
-            with shielded("after a client was made"):
-                runtime.deprecated.register(client)
+    def construct(original: Function, client: Any, args: Any, kwargs: Any) -> None:
+        # Also while it is switched off: an application that gives the option has to start.
+        (args, kwargs), adaptive = client_options.take(args, kwargs)
+        kwargs, tracing_option = client_tracing.take(kwargs)
+        # What is no sequence, None included, is the driver's to refuse.
+        refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
+        if refused or not runtime.enabled_flag.on:
+            original(*args, **kwargs)
+            return
+        client_options.refuse_negative_timeout(args, kwargs)
+        with shielded("before a client was made"):
+            own = kwargs.get("event_listeners", ())
+            ours = _configure(runtime, client, own, adaptive, tracing_option)
+            kwargs["event_listeners"] = ours
+            _select_for(runtime, client, kwargs)
+        original(*args, **kwargs)
+        with shielded("after a client was made"):
+            runtime.deprecated.register(client)
 
-        return construct
-
-    return Method(around)
+    return construct
 
 
 def _configure(

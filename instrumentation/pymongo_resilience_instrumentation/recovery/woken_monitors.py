@@ -17,8 +17,8 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
     Function,
     Interceptor,
-    Method,
     Row,
+    Wrapper,
 )
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -103,20 +103,17 @@ class Read(Interceptor):
         return Entered(monitor, driver.monitors.reading(monitor, connection))
 
 
-def _after(enabled_flag: EnabledFlag, step: Callable[[Any], None]) -> Method:
+def _after(enabled_flag: EnabledFlag, step: Callable[[Any], None]) -> Wrapper:
     """In a weak reference's callback or under the driver's lock: nothing is logged."""
 
-    def around(original: Function) -> Function:
-        def method(monitor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(monitor, *args, **kwargs)
-            with suppress(Exception):
-                if enabled_flag.on:
-                    step(monitor)
-            return result
+    def wrapper(original: Function, monitor: Any, args: Any, kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        with suppress(Exception):
+            if enabled_flag.on:
+                step(monitor)
+        return result
 
-        return method
-
-    return Method(around)
+    return wrapper
 
 
 class Check(Interceptor):

@@ -14,7 +14,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
-from pymongo_resilience_instrumentation.interception.interceptor import Function, WrappedMethod
+from pymongo_resilience_instrumentation.interception.interceptor import Function
 
 Mark = Token["tuple[Address, ...]"]
 
@@ -65,7 +65,11 @@ def end(mark: Mark | None) -> None:
             _failed.reset(mark)
 
 
-def _select(original: Function, description: Any, args: Any, kwargs: Any) -> Any:
+def select(original: Function, description: Any, args: Any, kwargs: Any) -> Any:
+    """In place of the driver's look at the servers: those that failed last, where there are others.
+
+    An application's own selector may want none of the others: then all are shown to it.
+    """
     failed = _failed.get()
     if not failed:
         return original(*args, **kwargs)
@@ -89,10 +93,3 @@ def _select_others(  # noqa: PLR0917 - as the driver calls it
         # Where nothing else is left, the driver takes what it was to avoid.
         raise NoOtherServerError("no other server is eligible")
     return found or original(selector, address, custom_selector, None)
-
-
-select = WrappedMethod(_select)
-"""In place of the driver's look at the servers: those that failed last, where there are others.
-
-An application's own selector may want none of the others: then all are shown to it.
-"""

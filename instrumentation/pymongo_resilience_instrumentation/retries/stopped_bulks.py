@@ -20,33 +20,23 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Method, Row
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 Reply = dict[str, Any]
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    def around(execute: Function) -> Function:
-        def method(bulk: Any, bwc: Any, cmd: Any, *rest: Any) -> Any:
-            reply, *sent = execute(bulk, bwc, cmd, *rest)
-            return _checked(runtime, bulk, cmd, reply, sent[0]), *sent
+    def execute(original: Function, bulk: Any, args: Any, kwargs: Any) -> Any:
+        reply, *sent = original(*args, **kwargs)
+        return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
 
-        return method
-
-    def around_async(execute: Function) -> Function:
-        async def method(bulk: Any, bwc: Any, cmd: Any, *rest: Any) -> Any:
-            reply, *sent = await execute(bulk, bwc, cmd, *rest)
-            return _checked(runtime, bulk, cmd, reply, sent[0]), *sent
-
-        return method
+    async def execute_async(original: Function, bulk: Any, args: Any, kwargs: Any) -> Any:
+        reply, *sent = await original(*args, **kwargs)
+        return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
 
     for owner, asynchronous in driver.retry_loop.bulk_classes():
-        yield (
-            owner,
-            driver.retry_loop.EXECUTE_BATCH,
-            Method(around_async if asynchronous else around),
-        )
+        yield owner, driver.retry_loop.EXECUTE_BATCH, execute_async if asynchronous else execute
 
 
 def _checked(

@@ -26,8 +26,8 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
     Function,
     Interceptor,
-    Method,
     Row,
+    Wrapper,
 )
 
 CHECKS = 2
@@ -174,24 +174,22 @@ def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Row]:
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, logins
 
 
-def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins) -> Method:
+def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins) -> Wrapper:
     """Before a wait for a server. The async one is called here and awaited by the caller."""
     password_probe = PasswordProbe()
 
-    def around(original: Function) -> Function:
-        def waiting(condition: object, *args: Any, **kwargs: Any) -> Any:
-            error = None
-            call = calls.current() if enabled_flag.on else None
-            if call is not None:
-                with shielded("while a server was waited for"):
-                    error = _verdict(call, condition, rules, logins, password_probe)
-            if error is not None:
-                raise error
-            return original(condition, *args, **kwargs)
+    def wrapper(original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
+        error = None
+        call = calls.current() if enabled_flag.on else None
+        if call is not None:
+            with shielded("while a server was waited for"):
+                condition = args[0] if args else kwargs["condition"]
+                error = _verdict(call, condition, rules, logins, password_probe)
+        if error is not None:
+            raise error
+        return original(*args, **kwargs)
 
-        return waiting
-
-    return Method(around)
+    return wrapper
 
 
 def _verdict(

@@ -33,7 +33,7 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Method
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Wrapper
 
 from . import semconv
 from .client_tracing import DEFAULT, Tracing
@@ -263,21 +263,18 @@ KEY = "traceparent"
 PROPAGATOR = TraceContextTextMapPropagator()
 
 
-def comment(enabled_flag: EnabledFlag) -> Method:
+def comment(enabled_flag: EnabledFlag) -> Wrapper:
     """A connection's method that each command passes on its way, with the command."""
 
-    def around(original: Function) -> Function:
-        def method(connection: Any, *args: Any, **kwargs: Any) -> Any:
-            with shielded("before a command was sent"):
-                command, client = driver.commands.passing_command(args, kwargs)
-                # Without a client it is a handshake, an authentication or a monitor's.
-                if enabled_flag.on and client is not None and next(iter(command)) in COMMENTED:
-                    _add(connection, command)
-            return original(connection, *args, **kwargs)
+    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
+        with shielded("before a command was sent"):
+            command, client = driver.commands.passing_command(args, kwargs)
+            # Without a client it is a handshake, an authentication or a monitor's.
+            if enabled_flag.on and client is not None and next(iter(command)) in COMMENTED:
+                _add(connection, command)
+        return original(*args, **kwargs)
 
-        return method
-
-    return Method(around)
+    return wrapper
 
 
 def _add(connection: Any, command: Any) -> None:

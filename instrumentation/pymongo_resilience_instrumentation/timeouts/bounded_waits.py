@@ -31,9 +31,8 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
     Function,
     Interceptor,
-    Method,
     Row,
-    WrappedMethod,
+    Wrapper,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def within_wait(seconds: float) -> AbstractContextManager[None]:
     return driver.csot.Timeout.from_now(max(seconds, RESOLUTION)).resume()
 
 
-def selection_timeout(enabled_flag: EnabledFlag) -> WrappedMethod:
+def selection_timeout(enabled_flag: EnabledFlag) -> Wrapper:
     """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
     selection leaves."""
 
@@ -110,7 +109,7 @@ def selection_timeout(enabled_flag: EnabledFlag) -> WrappedMethod:
             logger.exception("internal error in pymongo-resilience before a selection")
             return timeout
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 class For(Enum):
@@ -303,31 +302,29 @@ class ConnectAsync(Connect):
         return interface
 
 
-def _kept_while_sending(enabled_flag: EnabledFlag) -> Method:
+def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
     """Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
     result. pymongo sends and waits by it; under a deadline, every command."""
 
-    def send(original: Function) -> Function:
-        async def async_sendall(conn: Any, buf: bytes) -> None:
-            if not enabled_flag.on:
-                await original(conn, buf)
-                return
-            try:
-                await wait_for(conn.write(buf), conn.gettimeout)
-            except TimeoutError as error:
-                # asyncio's own has no text.
-                raise TimeoutError("timed out") from error
+    async def wrapper(original: Function, _pool: Any, args: Any, kwargs: Any) -> None:
+        if not enabled_flag.on:
+            await original(*args, **kwargs)
+            return
+        conn, buf = args
+        try:
+            await wait_for(conn.write(buf), conn.gettimeout)
+        except TimeoutError as error:
+            # asyncio's own has no text.
+            raise TimeoutError("timed out") from error
 
-        return async_sendall
-
-    return Method(send)
+    return wrapper
 
 
-def _kept_while_waiting(enabled_flag: EnabledFlag) -> WrappedMethod:
+def _kept_while_waiting(enabled_flag: EnabledFlag) -> Wrapper:
     def wrapper(original: Function, _lock: Any, args: Any, kwargs: Any) -> Any:
         return (wait_for if enabled_flag.on else original)(*args, **kwargs)
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names

@@ -29,7 +29,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Function,
     Interceptor,
     Row,
-    WrappedMethod,
+    Wrapper,
     is_async,
 )
 
@@ -41,7 +41,7 @@ def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
         yield module, name, reply(enabled_flag, is_async(vars(module)[name]))
 
 
-def limit(enabled_flag: EnabledFlag) -> WrappedMethod:
+def limit(enabled_flag: EnabledFlag) -> Wrapper:
     """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
 
     A cursor's first command has none by iteration; an attempt may have a shorter one.
@@ -72,7 +72,7 @@ def limit(enabled_flag: EnabledFlag) -> WrappedMethod:
             logger.exception("internal error in pymongo-resilience while limiting a command")
         return result
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 def _adjust(
@@ -96,7 +96,7 @@ def _adjust(
         raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
 
 
-def reply(enabled_flag: EnabledFlag, asynchronous: bool) -> WrappedMethod:
+def reply(enabled_flag: EnabledFlag, asynchronous: bool) -> Wrapper:
     """A reply is awaited no longer than ``attempt_timeout_ms``."""
     limited, found = Reply().wrapper(enabled_flag, asynchronous), calls.found
 
@@ -106,7 +106,7 @@ def reply(enabled_flag: EnabledFlag, asynchronous: bool) -> WrappedMethod:
             return original(*given, **kwargs)
         return limited(original, call, given, kwargs)
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 class Reply(Interceptor):

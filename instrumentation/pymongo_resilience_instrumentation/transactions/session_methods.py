@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
     Function,
     Interceptor,
-    WrappedMethod,
+    Wrapper,
 )
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -52,7 +52,7 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, In
     yield "abort_transaction", EndTransaction(runtime, ABORT)
 
 
-def start_session() -> WrappedMethod:
+def start_session() -> Wrapper:
     """Takes the option that is ours before the driver refuses it, also while switched off."""
 
     def wrapper(original: Function, _client: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def start_session() -> WrappedMethod:
             set_default(session, default)
         return session
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 class EndTransaction(CallInterceptor):
@@ -184,7 +184,7 @@ class WithTransaction(Interceptor):
         return error
 
 
-def within_time_limit(runtime: Runtime) -> WrappedMethod:
+def within_time_limit(runtime: Runtime) -> Wrapper:
     """Whether with_transaction may repeat something after a pause: under a deadline that alone says
     it, and not pymongo's own limit of 120 s."""
 
@@ -195,7 +195,7 @@ def within_time_limit(runtime: Runtime) -> WrappedMethod:
         pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
         return left > pause
 
-    return WrappedMethod(wrapper)
+    return wrapper
 
 
 def take_default(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Policy]:

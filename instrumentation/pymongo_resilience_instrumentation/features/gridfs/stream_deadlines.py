@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Entered,
     Interceptor,
-    WrappedMethod,
+    Wrapper,
 )
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
@@ -53,7 +53,7 @@ OF_A_STREAM = (
 )  # fmt: skip
 
 
-def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, WrappedMethod | Interceptor]]:
+def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Interceptor]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
     for owner in gridfs.gridfs_buckets():
         yield owner, "find", cursor_creation.find(runtime, gridfs.files_of_bucket)
