@@ -179,35 +179,27 @@ class EventLog:
         extra = {EXTRA: fields}
         if isinstance(event, BreakerOpened):
             fields["event"] = "circuit_breaker.opened"
-            breaker_logger.warning(
-                "the circuit breaker of %s is open: %d of %d calls failed; next probe in %.3f s",
-                event.server,
-                event.failures,
-                event.calls,
-                event.next_probe_in,
-                extra=extra,
+            message = (
+                "the circuit breaker of %(server)s is open: %(failures)d of %(calls)d calls failed;"
+                " next probe in %(next_probe_in).3f s"
             )
+            breaker_logger.warning(message, fields, extra=extra)
         elif isinstance(event, BreakerClosed):
             fields["event"] = "circuit_breaker.closed"
-            message = "the circuit breaker of %s is closed again"
-            breaker_logger.info(message, event.server, extra=extra)
+            message = "the circuit breaker of %(server)s is closed again"
+            breaker_logger.info(message, fields, extra=extra)
         elif isinstance(event, RetryEvent):
             fields["reason"] = event.reason.value
-            failed = "%s %s: attempt %d failed on %s (%s%s)"
-            facts = (
-                event.operation,
-                event.namespace,
-                event.attempt,
-                event.server or "no server",
-                event.reason.value,
-                event.error and f": {event.error}",
-            )
+            where, error = event.server or "no server", event.error and f": {event.error}"
+            shown = {**fields, "server": where, "error": error}
+            failed = "%(operation)s %(namespace)s: attempt %(attempt)d failed on %(server)s "
+            failed += "(%(reason)s%(error)s), "
             if isinstance(event, RetryScheduled):
                 fields["event"] = "retry.scheduled"
-                again = f"{failed}, again in %.3f s{HELD_BACK if event.held_back else ''}"
-                retry_logger.info(again, *facts, event.delay, extra=extra)
+                again = f"again in %(delay).3f s{HELD_BACK if event.held_back else ''}"
+                retry_logger.info(failed + again, shown, extra=extra)
             else:
                 fields |= {"event": "retry.declined", "rule": event.rule.value}
+                shown["why"] = event.why or event.rule.value
                 level = logging.WARNING if event.attempt > 1 else logging.DEBUG
-                why = event.why or event.rule.value
-                retry_logger.log(level, f"{failed}, not repeated: %s", *facts, why, extra=extra)
+                retry_logger.log(level, failed + "not repeated: %(why)s", shown, extra=extra)

@@ -58,31 +58,22 @@ class Run(NamedTuple):
 def phases(runs: Iterable[Run], policy: float) -> tuple[Phase, ...]:
     """``policy``: seconds before the first attempt. Nothing is shorter than 0, and what a wait was
     cut short by is not counted twice: the sum is when the last one ended."""
-    found = [Phase(POLICY, policy * 1000)] if policy else []
-    at = policy
-    backoff = 0.0
+    found = [Phase(POLICY, policy * 1000)]
+    at, backoff = policy, 0.0
     for run in runs:
-        cut = min(backoff, max(0.0, run.ended - at))
-        if cut:
-            found.append(Phase(BACKOFF, cut * 1000))
-            at += cut
         left = max(0.0, run.ended - at)
+        parts = [(BACKOFF, backoff)]
         for wait in run.waits:
-            seconds = min(wait.seconds, left)
-            left -= seconds
-            connecting = min(wait.connecting, seconds)
             name = SELECTION if wait.for_server else POOL
-            if seconds > connecting:
-                found.append(Phase(name, (seconds - connecting) * 1000))
-            if connecting:
-                found.append(Phase(CONNECTING, connecting * 1000))
-        if run.server is None:
-            # None was selected, so that is what it was about.
-            found.append(Phase(SELECTION, left * 1000, reason=run.reason))
-        else:
-            found.append(Phase(ATTEMPT, left * 1000, run.server, run.reason))
-        at = max(at, run.ended)
-        backoff = run.delay
+            parts += [(name, wait.seconds - wait.connecting), (CONNECTING, wait.connecting)]
+        for name, seconds in parts:
+            part = min(max(seconds, 0.0), left)
+            left -= part
+            found.append(Phase(name, part * 1000))
+        # Where no server was selected, that is what it was about.
+        name = SELECTION if run.server is None else ATTEMPT
+        found.append(Phase(name, left * 1000, run.server, run.reason))
+        at, backoff = max(at, run.ended), run.delay
     return tuple(each for each in found if each.milliseconds > 0)
 
 

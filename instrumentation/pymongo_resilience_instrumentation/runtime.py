@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -35,7 +36,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import Sender
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
-from pymongo_resilience_instrumentation.telemetry.client_tracing import Providers, Warnings
+from pymongo_resilience_instrumentation.telemetry.client_tracing import Providers
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
@@ -82,7 +83,7 @@ class Runtime:
         self.owns_retries = state is State.ALL and not drivers
         """Whether retries are decided here, not in the driver's own loop."""
         self.enabled_flag = EnabledFlag()
-        self.warnings = Warnings()
+        self.warn_once: Callable[[str], None] = functools.cache(logger.warning)
         self.providers = Providers(settings.tracer_provider, settings.meter_provider)
         reported = Reported([EventLog(), *settings.listeners])
         listener = Broadcast([*self._telemetry(settings), reported], ours=True)

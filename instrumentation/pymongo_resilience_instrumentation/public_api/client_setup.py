@@ -62,7 +62,7 @@ def _configure(
     deferred.run_at_exit(True)
     budget = runtime.budgets.open(client, adaptive)
     state = runtime.clients.add(client, budget)
-    tracing = client_tracing.settle(tracing_option, runtime.warnings)
+    tracing = client_tracing.settle(tracing_option, runtime.warn_once)
     client_tracing.keep(client, tracing)
     return own + _listeners(runtime, state, tracing)
 
@@ -99,7 +99,7 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     chosen: list[Any] = []
     # Where pymongo's own loop decides, only a command's event shows which server it went to.
     if spans is not None or not runtime.owns_retries:
-        by_contrib = spans is not None and client_tracing.recorded_by_contrib(runtime.warnings)
+        by_contrib = spans is not None and client_tracing.recorded_by_contrib(runtime.warn_once)
         elsewhere = client_tracing.contrib_is_active if by_contrib else None
         chosen.append(Commands(spans, flag, tracing, elsewhere))
     if metrics is not None:

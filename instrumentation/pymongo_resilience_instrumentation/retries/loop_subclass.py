@@ -56,7 +56,7 @@ class OwnCall(CallInterceptor):
         loop = given[0]
         around = calls.found()
         if around is not None and around.reporting:
-            self.runtime.warnings.once(UNREPORTED)
+            self.runtime.warn_once(UNREPORTED)
             driver.next_attempt.retry_once_at_most(loop)
             return None
         client = driver.retry_loop.client(loop)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -118,14 +118,14 @@ def _of_variable(key: str) -> Any:
     return type(unset)()
 
 
-def settle(said: Mapping[str, Any] | None, warnings: Warnings) -> Tracing:
+def settle(said: Mapping[str, Any] | None, warn: Callable[[str], None]) -> Tracing:
     """What holds for a client that is being made, which said this of itself."""
     tracing = _settled(said or {})
     # Without the option and the variable, a driver's own tracing is off.
     asked = (said or {}).get("enabled") or os.environ.get(ENABLED_VARIABLE, "").strip()
     if not (tracing.enabled and asked and driver.clients.knows_tracing()):
         return tracing
-    warnings.once(
+    warn(
         "pymongo records the spans of this client itself: pymongo-resilience records none; "
         "retries and metrics are not affected"
     )
@@ -149,23 +149,11 @@ class Providers:
         return self.record
 
 
-class Warnings:
-    """Logs each warning once in an ``instrument()``. Thread-safe; at worst it warns twice."""
-
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
-    def once(self, text: str) -> None:
-        if text not in self._logged:
-            self._logged.add(text)
-            logger.warning(text)
-
-
-def recorded_by_contrib(warnings: Warnings) -> bool:
+def recorded_by_contrib(warn: Callable[[str], None]) -> bool:
     """Whether OpenTelemetry's own instrumentation listens to a client that is being made."""
     if not contrib_is_active():
         return False
-    warnings.once(
+    warn(
         "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
         "pymongo-resilience only those of operations; to get both from here, uninstrument it "
         "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"

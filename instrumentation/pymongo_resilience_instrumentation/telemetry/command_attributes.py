@@ -38,25 +38,18 @@ def _constant_attributes(
     """What never changes for the same command on the same collection and server."""
     if command in AGAINST_ADMIN:
         database = "admin"
-    if database == "admin":
-        collection = None
-    attributes: dict[str, Any] = {
-        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
-        semconv.DB_NAMESPACE: database,
+    shown = None if database == "admin" else collection
+    return {
+        **semconv.namespace_attributes(database, collection),
         semconv.DB_COMMAND_NAME: command,
-        "db.query.summary": f"{command} {namespace_text(database, collection)}",
+        "db.query.summary": f"{command} {namespace_text(database, shown)}",
         "network.transport": "unix" if address[1] is None else "tcp",
         **semconv.address_attributes(address),
     }
-    if collection is not None:
-        attributes[semconv.DB_COLLECTION_NAME] = collection
-    return attributes
 
 
 def command_attributes(
-    event: monitoring.CommandStartedEvent,
-    driver_connection_id: int | None,
-    result: Mapping[str, Any],
+    event: monitoring.CommandStartedEvent, result: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Attributes of a command that is sent; ``result``: further ones."""
     command, name = event.command, event.command_name
@@ -69,7 +62,6 @@ def command_attributes(
     attributes = {**known, **result}
     for key, value in (
         (semconv.SERVER_CONNECTION_ID, event.server_connection_id),
-        ("db.mongodb.driver_connection_id", driver_connection_id),
         ("db.mongodb.txn_number", command.get("txnNumber")),
     ):
         # The server's word, or the application's: what is no number is left out.
@@ -77,9 +69,7 @@ def command_attributes(
             attributes[key] = int(value)
     lsid: Any = command.get("lsid")
     session = lsid.get("id") if hasattr(lsid, "get") else None
-    if isinstance(session, uuid.UUID):
-        attributes[semconv.LSID] = str(session)
-    elif isinstance(session, Binary) and len(session) == 16:  # noqa: PLR2004 - the size of a UUID
+    if isinstance(session, Binary) and len(session) == 16:  # noqa: PLR2004 - the size of a UUID
         attributes[semconv.LSID] = _uuid_text(bytes(session))
     return attributes
 

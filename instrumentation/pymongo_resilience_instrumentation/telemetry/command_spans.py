@@ -72,8 +72,7 @@ class SentCommand:
     """One command, and what its span shows. It belongs to one thread or task."""
 
     __slots__ = (
-        "_driver_connection_id", "_spans", "around", "ended_ns", "event", "result", "span",
-        "started_ns", "status",
+        "_spans", "around", "ended_ns", "event", "result", "span", "started_ns", "status",
     )  # fmt: skip
 
     def __init__(
@@ -82,10 +81,11 @@ class SentCommand:
         """``around``: the operation's span."""
         self._spans = spans
         self.event = event
-        self._driver_connection_id = call.driver_connection_id
         self.around = around
         self.result: dict[str, Any] = {}
         """Attributes beside those of what was sent."""
+        if call.driver_connection_id is not None:
+            self.result["db.mongodb.driver_connection_id"] = call.driver_connection_id
         self.span: Span | None = None
         """None where it is only started once the command has ended, if at all."""
         self.started_ns = time.time_ns()
@@ -97,13 +97,10 @@ class SentCommand:
             self.event.command_name,
             trace.set_span_in_context(self.around, context.get_current()),
             kind=SpanKind.CLIENT,
-            attributes=self.attributes(),
+            attributes=command_attributes(self.event, self.result),
             start_time=self.started_ns,
         )
         return self.span
-
-    def attributes(self) -> dict[str, Any]:
-        return command_attributes(self.event, self._driver_connection_id, self.result)
 
     def end(self, call: Call, ended_ns: int | None = None) -> None:
         """End its span, or keep it for the end of the operation. ``ended_ns``: None is now."""
@@ -144,7 +141,7 @@ class SentCommand:
         elif error is not None or call.reasons:
             self.record()
             return {}
-        return self.attributes()
+        return command_attributes(self.event, self.result)
 
 
 class Commands(OurListener, CommandListener):
@@ -268,21 +265,20 @@ def comment(enabled_flag: EnabledFlag) -> Wrapper:
 
     def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
         with shielded("before a command was sent"):
-            command, client = driver.commands.passing_command(args, kwargs)
-            # Without a client it is a handshake, an authentication or a monitor's.
-            if enabled_flag.on and client is not None and next(iter(command)) in COMMENTED:
-                _add(connection, command)
+            if enabled_flag.on:
+                _add(connection, *driver.commands.passing_command(args, kwargs))
         return original(*args, **kwargs)
 
     return wrapper
 
 
-def _add(connection: Any, command: Any) -> None:
+def _add(connection: Any, command: Any, client: Any) -> None:
     call = calls.current()
-    if call is None or call.span is None or command.get("comment") is not None:
+    # Without a client it is a handshake, an authentication or a monitor's; the document of a
+    # runCommand is the application's own: what is put there would stay there.
+    if call is None or call.span is None or client is None or call.operation == "runCommand":
         return
-    if call.operation == "runCommand":
-        # The document is the application's own: what is put there would stay there.
+    if next(iter(command)) not in COMMENTED or command.get("comment") is not None:
         return
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, trace.set_span_in_context(call.span))

@@ -25,7 +25,10 @@ def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
         # Its failure was final: what was left to do belongs to it.
         runs[-1] = runs[-1]._replace(ended=seconds)
     else:
-        runs.append(Run(seconds, _server(call), _waits(call)))
+        server = driver.retry_loop.address_of(call.selected)
+        if server is None and call.server is not None:
+            server = address_text(call.server)
+        runs.append(Run(seconds, server, _waits(call)))
     return timeline.phases(runs, call.policy_seconds)
 
 
@@ -57,13 +60,6 @@ def _waits(call: Call) -> tuple[Wait, ...]:
         Wait(each.seconds, each.what is For.SERVER, each.connecting or 0.0)
         for each in (call.waits or ())[taken:]
     )
-
-
-def _server(call: Call) -> str | None:
-    selected = call.server
-    if call.selected is not None:
-        selected = driver.selection.address(call.selected)
-    return None if selected is None else address_text(selected)
 
 
 UNREPORTED = (

@@ -43,13 +43,8 @@ def _duration_attributes(
     server: Address | None,
     error: str | None,
 ) -> Mapping[str, Any]:
-    attributes: dict[str, Any] = {
-        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
-        semconv.DB_NAMESPACE: database,
-        semconv.DB_OPERATION_NAME: operation,
-    }
-    if collection is not None:
-        attributes[semconv.DB_COLLECTION_NAME] = collection
+    attributes = semconv.namespace_attributes(database, collection)
+    attributes[semconv.DB_OPERATION_NAME] = operation
     if server is not None:
         attributes.update(semconv.address_attributes(server))
     if error is not None:
@@ -121,26 +116,19 @@ class OperationMetrics:
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
             return
+        call = calls.current()
+        attributes = {semconv.DB_OPERATION_NAME: call.operation if call else event.operation}
         if isinstance(event, ReadHedged):
-            winner = event.winner or semconv.NEITHER
-            self._hedged.add(
-                1, {semconv.DB_OPERATION_NAME: event.operation, semconv.HEDGE_WINNER: winner}
-            )
+            attributes[semconv.HEDGE_WINNER] = event.winner or semconv.NEITHER
+            self._hedged.add(1, attributes)
             return
+        attributes[semconv.REASON] = event.reason.value
         if isinstance(event, RetryScheduled):
-            decision = "scheduled"
+            attributes[semconv.DECISION] = "scheduled"
             self._backoff.record(event.delay, {semconv.REASON: event.reason.value})
         else:
-            decision = event.rule.value
-        call = calls.current()
-        self._retries.add(
-            1,
-            {
-                semconv.DB_OPERATION_NAME: event.operation if call is None else call.operation,
-                semconv.REASON: event.reason.value,
-                semconv.DECISION: decision,
-            },
-        )
+            attributes[semconv.DECISION] = event.rule.value
+        self._retries.add(1, attributes)
 
 
 def error_type(error: BaseException) -> str:

@@ -40,15 +40,8 @@ def _operation_attributes(
 ) -> tuple[str, Mapping[str, str]]:
     """The span's name, and what never changes for the same operation on the same collection."""
     name = f"{operation} {namespace_text(database, collection)}"
-    attributes = {
-        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
-        semconv.DB_NAMESPACE: database,
-        semconv.DB_OPERATION_NAME: operation,
-        "db.operation.summary": name,
-    }
-    if collection is not None and database != "admin":
-        attributes[semconv.DB_COLLECTION_NAME] = collection
-    return name, attributes
+    attributes = {semconv.DB_OPERATION_NAME: operation, "db.operation.summary": name}
+    return name, semconv.namespace_attributes(database, collection) | attributes
 
 
 class OperationSpans:
@@ -77,29 +70,25 @@ class OperationSpans:
             raise ForeignError(error) from error
         finally:
             call.reporting = call.ended = False
-        if not span.get_span_context().is_valid:
-            # There is no SDK, and the call is in no trace.
-            return
         call.span, call.outer_context = span, outer
         context.attach(trace.set_span_in_context(span, outer))
 
     def end(self, call: Call, error: BaseException | None, ended_ns: int | None = None) -> None:
         """``ended_ns``: since the epoch; None is now."""
         span = call.span
-        if span is None:
+        if span is None or not span.is_recording():
             return
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
             while call.command_spans:
                 call.command_spans.popitem()[1].interrupt(call, error, ended_ns)
-            if span.is_recording():
-                if call.waits:
-                    _add_waits(span, call.waits)
-                attributes = _retry_attributes(call)
-                attributes[semconv.OUTCOME] = outcome_of(call, error)
-                if call.only_command is not None:
-                    attributes |= call.only_command.settle(call, error)
-                span.set_attributes(attributes)
+            if call.waits:
+                _add_waits(span, call.waits)
+            attributes = _retry_attributes(call)
+            attributes[semconv.OUTCOME] = outcome_of(call, error)
+            if call.only_command is not None:
+                attributes |= call.only_command.settle(call, error)
+            span.set_attributes(attributes)
         finally:
             # A coroutine that is closed unfinished has left its client.
             hidden = error is None or call.withholds or isinstance(error, GeneratorExit)

@@ -6,14 +6,8 @@ from typing import Any
 
 from pymongo_resilience_instrumentation.addresses import Address
 
-DB_SYSTEM_NAME = "db.system.name"
-MONGODB = "mongodb"
-DB_NAMESPACE = "db.namespace"
-DB_COLLECTION_NAME = "db.collection.name"
 DB_OPERATION_NAME = "db.operation.name"
 DB_COMMAND_NAME = "db.command.name"
-SERVER_ADDRESS = "server.address"
-SERVER_PORT = "server.port"
 SERVER_CONNECTION_ID = "db.mongodb.server_connection_id"
 LSID = "db.mongodb.lsid"
 ERROR_TYPE = "error.type"
@@ -39,9 +33,16 @@ KNOWN_NAMES = 1024
 """Operations on more collections than this are recorded as well, without the cache."""
 
 
+def namespace_attributes(database: str, collection: str | None) -> dict[str, Any]:
+    attributes = {"db.system.name": "mongodb", "db.namespace": database}
+    if collection is not None and database != "admin":
+        attributes["db.collection.name"] = collection
+    return attributes
+
+
 def address_attributes(address: Address) -> dict[str, Any]:
     host, port = address
-    attributes: dict[str, Any] = {SERVER_ADDRESS: host}
+    attributes: dict[str, Any] = {"server.address": host}
     if port is not None:
-        attributes[SERVER_PORT] = port
+        attributes["server.port"] = port
     return attributes

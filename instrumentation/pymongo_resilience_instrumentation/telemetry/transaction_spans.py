@@ -104,7 +104,7 @@ class TransactionSpans:
         tracing = tracing_of(session.client)
         if not (tracing.enabled and is_instrumentation_enabled()):
             return
-        attributes = {semconv.DB_SYSTEM_NAME: semconv.MONGODB}
+        attributes = {"db.system.name": "mongodb"}
         start = partial(self._tracer.start_span, kind=SpanKind.CLIENT, attributes=attributes)
         span = calls.reported(foreign, start, "transaction")
         TransactionSpan(span, session, tracing.quotes, self._open)
