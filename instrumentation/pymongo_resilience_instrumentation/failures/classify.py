@@ -1,6 +1,6 @@
 """From a pymongo exception to the engine's facts: the one place that reads codes and labels.
 
-What they mean is the table in reasons.py. Sources: Retryable Reads ("Retryable Error"), Client
+What codes mean is the table in reasons.py. Sources: Retryable Reads ("Retryable Error"), Client
 Backpressure ("Terms"), Couchbase RFC 0049.
 """
 
@@ -46,8 +46,14 @@ from pymongo_resilience.rules.failure import (
 )
 from pymongo_resilience_instrumentation import driver
 
-from . import causes, reasons
-from .reasons import AttemptTimeoutError, InterruptedAttemptError, LostConnectionError
+from . import causes
+from .reasons import (
+    BY_CODE,
+    NOT_LISTED,
+    AttemptTimeoutError,
+    InterruptedAttemptError,
+    LostConnectionError,
+)
 
 LABELS = (
     NO_WRITES_PERFORMED,
@@ -56,7 +62,15 @@ LABELS = (
     RETRYABLE_WRITE,
     TRANSIENT_TRANSACTION,
 )
-
+OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
+UNSENT: Mapping[type[Exception], RetryReason] = {
+    ServerSelectionTimeoutError: RetryReason.NODE_NOT_AVAILABLE,
+    CircuitBreakerOpenError: RetryReason.CIRCUIT_BREAKER_OPEN,
+    OverloadShedError: RetryReason.LOAD_SHED,
+    # The pool is full of this process's own work; a repetition would wait once more.
+    WaitQueueTimeoutError: RetryReason.UNKNOWN,
+}
+"""Errors of attempts that had no connection."""
 MAX_TIME_EXPIRED = 50
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
@@ -117,12 +131,12 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     document = _document(cause)
     labels = _labels(cause, document)
     if isinstance(cause.__cause__, AttemptTimeoutError):
-        labels -= reasons.OVERLOADED.labels  # the driver's, for a connection that it gave up
+        labels -= OVERLOADED  # the driver's, for a connection that it gave up
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
     executed = _executed(cause, document)
     shed = isinstance(cause, OverloadShedError) and not attempt.reached_connection
-    rejected = not (executed or shed) and reasons.OVERLOADED.labels <= labels
+    rejected = not (executed or shed) and labels >= OVERLOADED
     reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
     return Failure(
@@ -138,12 +152,15 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
         terminal=causes.terminal_cause(cause) is not None,
-        listed_retryable=refusal is None and _listed_retryable(labels, code),
-        transaction_over=_says(document, TRANSIENT_TRANSACTION),
+        listed_retryable=refusal is None
+        and (RETRYABLE_WRITE in labels or labels >= OVERLOADED or code not in NOT_LISTED),
+        transaction_over=TRANSIENT_TRANSACTION in labels
+        and TRANSIENT_TRANSACTION in document.get("errorLabels", ()),
         executed=executed,
         timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT
         and (code == MAX_TIME_EXPIRED if isinstance(cause, OperationFailure) else expired(cause)),
-        pool_paused=_pool_paused(cause, attempt),
+        # The driver makes this error of one of its own, and every other one of the system's.
+        pool_paused=not attempt.reached_connection and type(cause.__cause__) is AutoReconnect,
         next_probe_in=attribute(refusal, "next_probe_in"),
         elsewhere=bool(attribute(refusal, "elsewhere")),
     )
@@ -190,22 +207,12 @@ def _codes(error: OperationFailure) -> Iterator[Any]:
     yield from (each.get("code") for each in said if isinstance(each, Mapping))
 
 
-_NEVER_SENT = (
-    ServerSelectionTimeoutError,
-    WaitQueueTimeoutError,
-    CircuitBreakerOpenError,
-    OverloadShedError,
-)
-
-
 def stage_of(error: Exception) -> Stage:
     """How far an attempt came that timed out outside of the driver's loop."""
     if isinstance(error, OperationTimeoutError):
         return error.stage
     cause = _cause(error)
-    if isinstance(cause, _NEVER_SENT):
-        return Stage.NOT_SENT
-    if _refused_by_driver(cause, _document(cause)):
+    if isinstance(cause, tuple(UNSENT)) or _refused_by_driver(cause, _document(cause)):
         return Stage.NOT_SENT
     return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
@@ -236,17 +243,11 @@ def _cause(error: Exception) -> Exception:
 
 
 def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
-    if not isinstance(error, PyMongoError):
-        return frozenset()
-    if not isinstance(document.get("errorLabels", []), (list, tuple)):
-        # The driver takes whatever it can iterate over, the keys of a document for example.
+    # The driver takes whatever it can iterate over, the keys of a document for example.
+    is_list = isinstance(document.get("errorLabels", []), (list, tuple))
+    if not (isinstance(error, PyMongoError) and is_list):
         return frozenset()
     return frozenset(label for label in LABELS if error.has_error_label(label))
-
-
-def _says(document: Mapping[str, Any], label: str) -> bool:
-    said = document.get("errorLabels")
-    return isinstance(said, (list, tuple)) and label in said
 
 
 def _document(error: Exception) -> Mapping[str, Any]:
@@ -297,18 +298,15 @@ def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
 def _reason(
     error: Exception, labels: frozenset[str], code: int | None, attempt: Attempt
 ) -> RetryReason:
-    for row in (reasons.NODE_NOT_AVAILABLE, reasons.CIRCUIT_BREAKER_OPEN, reasons.LOAD_SHED):
-        if isinstance(error, row.errors):
+    for cls, reason in UNSENT.items():
+        if isinstance(error, cls):
             # One that comes from within an attempt is another client's, a key vault's say: it
             # proves nothing about this command.
             if attempt.reached_connection:
                 return RetryReason.UNKNOWN
             given_up = causes.terminal_cause(error)
-            return row.reason if given_up is None else causes.TERMINAL[given_up]
-    if isinstance(error, reasons.UNKNOWN.errors):
-        # The pool is full of this process's own work; a repetition would wait once more.
-        return RetryReason.UNKNOWN
-    if isinstance(error, reasons.NOT_PRIMARY.errors):
+            return reason if given_up is None else causes.TERMINAL[given_up]
+    if isinstance(error, NotPrimaryError):
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
         lost = error.__cause__
@@ -321,16 +319,10 @@ def _reason(
         if _refused_by_tls(error):
             return RetryReason.TLS_ERROR
         return RetryReason.SOCKET_NOT_AVAILABLE
-    if code is not None and code in reasons.BY_CODE:
-        return reasons.BY_CODE[code]
-    if reasons.TEMPORARILY_UNAVAILABLE.labels <= labels:
-        return RetryReason.TEMPORARILY_UNAVAILABLE
-    return RetryReason.UNKNOWN
-
-
-def _pool_paused(error: Exception, attempt: Attempt) -> bool:
-    """The driver makes this error of one of its own, and every other one of the system's."""
-    return not attempt.reached_connection and type(error.__cause__) is AutoReconnect
+    if code in BY_CODE:
+        return BY_CODE[code]
+    labelled = RETRYABLE_WRITE in labels
+    return RetryReason.TEMPORARILY_UNAVAILABLE if labelled else RetryReason.UNKNOWN
 
 
 def _refused_by_tls(error: Exception) -> bool:
@@ -341,12 +333,6 @@ def _refused_by_tls(error: Exception) -> bool:
         and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
         and not isinstance(error, NetworkTimeout)
     )
-
-
-def _listed_retryable(labels: frozenset[str], code: int | None) -> bool:
-    """Whether the texts list an error that has a reason; they list those of the network."""
-    labelled = RETRYABLE_WRITE in labels or reasons.OVERLOADED.labels <= labels
-    return labelled or code not in reasons.NOT_LISTED
 
 
 def _base_backoff(document: Mapping[str, Any]) -> float | None:
