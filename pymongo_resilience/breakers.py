@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pymongo_resilience.clock import Clock, RollingCounts
 from pymongo_resilience.rules.failure import Evidence
@@ -205,53 +204,3 @@ class CircuitBreaker:
         counts = RollingCounts(2, self.settings.window, now)
         self._period = _Period(state, now, counts, opened_by)
         return self._period
-
-
-Server = TypeVar("Server", bound="Hashable")
-
-
-class Breakers(Generic[Server]):
-    """The breakers of one client, made as its servers are called; ``changed`` also gets the server.
-    Thread- and task-safe: each step is one of a dict's."""
-
-    def __init__(
-        self,
-        settings: BreakerSettings,
-        clock: Clock,
-        changed: Callable[[Server, Snapshot], object] = lambda *_: None,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._changed = changed
-        self._by_server: dict[Server, CircuitBreaker] = {}
-
-    def known(self, server: Server) -> CircuitBreaker | None:
-        """None for one that no call was meant for yet."""
-        return self._by_server.get(server)
-
-    def of(self, server: Server) -> CircuitBreaker:
-        found = self._by_server.get(server)
-        if found is None:
-            made = CircuitBreaker(self._settings, self._clock, partial(self._changed, server))
-            found = self._by_server.setdefault(server, made)
-        return found
-
-    def keep(self, servers: Collection[Server]) -> None:
-        """Forget the others: they have left. One that returns begins again."""
-        for each in self._by_server.copy():
-            if each not in servers:
-                self._by_server.pop(each, None)
-
-    def refusing(self) -> dict[Server, float]:
-        """The servers to which nothing may be sent now, with the seconds until it is worth asking
-        again."""
-        waits = {server: it.next_probe_in() for server, it in self._by_server.copy().items()}
-        return {server: wait for server, wait in waits.items() if wait > 0}
-
-    def snapshots(self) -> dict[Server, Snapshot]:
-        return {server: breaker.snapshot() for server, breaker in self._by_server.copy().items()}
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: see CircuitBreaker."""
-        for breaker in self._by_server.values():
-            breaker.reset_after_fork()

@@ -74,26 +74,3 @@ class LoadShedder:
         # One request more, so that something is always sent, unless higher ones are.
         most = requests + 1 if higher == 0 else max(1, requests)
         return min(1.0, max(0.0, (requests + higher - k * accepted) / most))
-
-
-class LoadShedders:
-    """Those of one client, by server as ``"host:port"``. Thread- and task-safe."""
-
-    def __init__(self, clock: Clock, random: Random) -> None:
-        self._clock = clock
-        self._random = random
-        self._by_server: dict[str, LoadShedder] = {}
-
-    def of(self, server: str) -> LoadShedder:
-        try:
-            return self._by_server[server]
-        except KeyError:
-            return self._by_server.setdefault(server, LoadShedder(self._clock, self._random))
-
-    def rejected(self, server: str) -> None:
-        """It rejected an attempt as overloaded."""
-        self.of(server).rejected()
-
-    def reset_after_fork(self) -> None:
-        for each in list(self._by_server.values()):
-            each.reset_after_fork()

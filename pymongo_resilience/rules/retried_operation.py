@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .budget import RetryBudget
     from .failure import Failure
-    from .load_shedding import LoadShedders
+    from .load_shedding import LoadShedder
     from .strategy import RetryStrategy
 
 DISTRESS = UNHEALTHY | {RetryReason.NOT_PRIMARY}
@@ -72,8 +72,8 @@ class Operation:
     """The client's, where it has one."""
     part: bool = False
     """Whether the library repeats its whole transaction: what becomes of it is decided there."""
-    shedders: LoadShedders | None = field(default=None, repr=False)
-    """The client's, with load shedding."""
+    shedders: Mapping[str, LoadShedder] | None = field(default=None, repr=False)
+    """The client's, by server, with load shedding."""
     method: str = ""
     """The driver's method that the application called, for example ``"update_many"``; of a cursor's
     later batch ``"find/getMore"``. Empty where it is not known."""
@@ -106,7 +106,7 @@ class Operation:
         """Count one failed attempt."""
         rejected = failure.overloaded and failure.stage is not Stage.NOT_SENT
         if rejected and self.shedders is not None and failure.server is not None:
-            self.shedders.rejected(failure.server)
+            self.shedders[failure.server].rejected()
         if self.budget is not None and failure.reason is not RetryReason.LOAD_SHED:
             distress = failure.overloaded or failure.reason in DISTRESS
             retried = self.attempts > 0

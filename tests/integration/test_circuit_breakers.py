@@ -12,6 +12,7 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, retry_loops, wait_until
 from support.telemetry import Instrument, Telemetry
@@ -19,7 +20,7 @@ from support.transactions import run, session_of
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, explain_selection, status
-from pymongo_resilience.breakers import Breakers, CircuitBreaker
+from pymongo_resilience.breakers import CircuitBreaker
 from pymongo_resilience.client_status import SelectionRule
 from pymongo_resilience.errors import CircuitBreakerOpenError, RetryReason
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, RetryDeclined, RetryScheduled
@@ -516,7 +517,7 @@ def test_a_fault_of_ours_sends_what_was_to_be_sent(
     def raises(_: Any) -> Any:
         raise LookupError("ours")
 
-    owner: Any = Breakers if broken == "refusing" else CircuitBreaker
+    owner: Any = ClientBreakers if broken == "refusing" else CircuitBreaker
     monkeypatch.setattr(owner, broken, raises)
     side.do(coll.find_one)
     # What chooses among servers runs under the driver's lock, which a log handler may want, too.

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pymongo_resilience_instrumentation.selection.refusals import ByServer
 
 from pymongo_resilience.breakers import (
     RECHECK,
-    Breakers,
     BreakerSettings,
     CircuitBreaker,
     Evidence,
@@ -345,38 +345,16 @@ def test_afresh_in_a_forked_child(
     assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
 
 
-def test_one_breaker_for_each_server(clock: FakeClock) -> None:
-    breakers: Breakers[str] = Breakers(SETTINGS, clock)
-    assert breakers.snapshots() == {}
-    opened(breakers.of("one:27017"))
-    assert breakers.of("one:27017").snapshot().state is State.OPEN
-    assert breakers.of("two:27017").next_probe_in() == 0
-    assert {server: it.state for server, it in breakers.snapshots().items()} == {
-        "one:27017": State.OPEN,
-        "two:27017": State.CLOSED,
-    }
-
-
-def test_a_server_that_left_is_forgotten(clock: FakeClock) -> None:
-    breakers: Breakers[str] = Breakers(SETTINGS, clock)
-    stayed = opened(breakers.of("one:27017"))
-    opened(breakers.of("two:27017"))
-    breakers.keep({"one:27017", "three:27017"})
-    assert set(breakers.snapshots()) == {"one:27017"}
-    assert breakers.of("one:27017") is stayed
-    assert breakers.of("two:27017").next_probe_in() == 0
-
-
 @pytest.mark.usefixtures("restless_threads")
 def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) -> None:
-    breakers: Breakers[int] = Breakers(SETTINGS, clock)
+    breakers: ByServer[int, CircuitBreaker] = ByServer(lambda _: CircuitBreaker(SETTINGS, clock))
     together = threading.Barrier(8)
 
     def ask(_: int) -> list[CircuitBreaker]:
         asked = []
         for server in range(50):
             together.wait(10)
-            asked.append(breakers.of(server))
+            asked.append(breakers[server])
         return asked
 
     with ThreadPoolExecutor(8) as pool:
@@ -386,42 +364,12 @@ def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) ->
 
 
 def test_all_breakers_afresh_in_a_forked_child(clock: FakeClock) -> None:
-    breakers: Breakers[str] = Breakers(SETTINGS, clock)
-    one = opened(breakers.of("one:27017"))
+    breakers: ByServer[str, CircuitBreaker] = ByServer(lambda _: CircuitBreaker(SETTINGS, clock))
+    one = opened(breakers["one:27017"])
     inherited = one.lock
     with inherited:
         breakers.reset_after_fork()
         assert one.lock is not inherited
     assert one.next_probe_in() == 0
-    assert breakers.of("one:27017") is one
-    assert breakers.of("two:27017").next_probe_in() == 0
-
-
-def test_a_client_s_breakers_tell_which_server_s_has_opened_and_closed(clock: FakeClock) -> None:
-    told: list[tuple[str, Snapshot]] = []
-    breakers = Breakers(SETTINGS, clock, lambda server, change: told.append((server, change)))
-    call(breakers.of("one"), "++--")
-    call(breakers.of("other"), "++++")
-    assert told == [("one", Snapshot(State.OPEN, 4, 2, 8.0))]
-    clock.advance(8)
-    call(breakers.of("one"), "-")
-    assert told[1:] == [("one", Snapshot(State.OPEN, 4, 2, 8.0))]
-    clock.advance(8)
-    call(breakers.of("one"), "++")
-    assert told[2:] == [("one", Snapshot(State.CLOSED, 0, 0, 0.0))]
-
-
-def test_which_servers_refuse_and_for_how_long(clock: FakeClock) -> None:
-    breakers: Breakers[str] = Breakers(SETTINGS, clock)
-    opened(breakers.of("one"))
-    call(breakers.of("other"), "+")
-    clock.advance(2)
-    assert breakers.refusing() == {"one": 6.0}
-    assert breakers.known("other") is breakers.of("other")
-    assert breakers.known("third") is None
-    clock.advance(6)
-    assert breakers.refusing() == {}
-    permits = [permit_of(breakers.of("one")) for _ in range(SETTINGS.probes)]
-    assert breakers.refusing() == {"one": RECHECK}
-    permits[0].report(Evidence.NONE)
-    assert breakers.refusing() == {}
+    assert breakers["one:27017"] is one
+    assert breakers["two:27017"].next_probe_in() == 0

@@ -40,12 +40,13 @@ from support.hostile_input import (
     strange_floats,
 )
 
-from pymongo_resilience.breakers import Snapshot, State
+from pymongo_resilience.breakers import BreakerSettings, CircuitBreaker
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules
 from pymongo_resilience.rules.strategy import BestEffort
+from pymongo_resilience.testing import FakeClock
 
 pytestmark = pytest.mark.oldest
 
@@ -147,10 +148,9 @@ def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
 
 
 def refused_by_a_breaker() -> Exception:
-    opened = Snapshot(State.OPEN, 20, 12, 5.0)
-    return breaker_error(
-        "db1:27017", opened, window=10.0, next_probe_in=5.0, elsewhere=False, labels=[]
-    )
+    breaker = CircuitBreaker(BreakerSettings(), FakeClock())
+    at = "db1", 27017
+    return breaker_error(at, breaker, next_probe_in=5.0, elsewhere=False, labels=[])
 
 
 def refused_by_the_client() -> Exception:

@@ -15,7 +15,7 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.load_shedding import WINDOW_S, LoadShedder, LoadShedders
+from pymongo_resilience.rules.load_shedding import WINDOW_S, LoadShedder
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
 from pymongo_resilience.rules.strategy import BestEffort
@@ -121,14 +121,6 @@ def test_a_server_that_recovers_gets_all_of_it_again(priority: Priority) -> None
     assert all(admitted[-300:])
 
 
-def test_each_server_counts_by_itself() -> None:
-    some = LoadShedders(FakeClock(), lambda: 0.0)
-    some.of(SERVER).admits()
-    some.rejected(SERVER)
-    assert not some.of(SERVER).admits()
-    assert some.of("db2:27017").admits()
-
-
 def failure(reason: RetryReason, stage: Stage, *labels: str) -> Failure:
     return Failure(RuntimeError(), stage, reason, labels=frozenset(labels), server=SERVER)
 
@@ -145,11 +137,11 @@ OVERLOAD = SYSTEM_OVERLOADED, RETRYABLE
     (failure(RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, Stage.IN_FLIGHT), False),
 ])  # fmt: skip
 def test_only_what_a_server_rejected_counts(failed: Failure, counts: bool) -> None:
-    some = LoadShedders(FakeClock(), lambda: 1.0)
-    operation = Operation("find", "db.c", Kind.READ, BestEffort(), shedders=some)
-    some.of(SERVER).admits()
+    shedder = LoadShedder(FakeClock(), lambda: 1.0)
+    operation = Operation("find", "db.c", Kind.READ, BestEffort(), shedders={SERVER: shedder})
+    shedder.admits()
     operation.record(failed)
-    assert (some.of(SERVER).refused() > 0) is counts
+    assert (shedder.refused() > 0) is counts
 
 
 def test_what_was_refused_is_not_repeated() -> None:
@@ -160,8 +152,7 @@ def test_what_was_refused_is_not_repeated() -> None:
 
 
 def test_in_a_forked_child_no_lock_is_held() -> None:
-    some = LoadShedders(FakeClock(), lambda: 0.0)
-    held = some.of(SERVER)
+    held = LoadShedder(FakeClock(), lambda: 0.0)
     before = held._lock
-    some.reset_after_fork()
+    held.reset_after_fork()
     assert held._lock is not before

@@ -59,7 +59,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error and error_text(each.error, at),
                 lost_connections=driver.connections.lost(driver.connections.pool_of(client, at)),
-                load_shed=None if shedders is None else shedders.of(address).refused(),
+                load_shed=None if shedders is None else shedders[address].refused(),
             )
             for each in servers_of(described)
             for at, address in [(each.address, address_text(each.address))]

@@ -8,19 +8,21 @@ never refused, but counted. killCursors and endSessions are neither refused nor 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from random import random
-from typing import Any
+from typing import Any, TypeVar
 
 from pymongo.errors import AutoReconnect
 
 from pymongo_resilience import errors
-from pymongo_resilience.breakers import Breakers, BreakerSettings, Permit, Snapshot, State
+from pymongo_resilience.breakers import BreakerSettings, CircuitBreaker, Permit, Snapshot, State
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.option_types import NORMAL
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
-from pymongo_resilience.rules.load_shedding import LoadShedders
+from pymongo_resilience.rules.load_shedding import LoadShedder
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.calls import Call
@@ -34,7 +36,28 @@ class OverloadShedError(errors.OverloadShedError, AutoReconnect):
     """An AutoReconnect, as every ``except`` clause knows one: nothing was sent."""
 
 
-class ClientBreakers(Breakers["Address"]):
+Server = TypeVar("Server")
+Kept = TypeVar("Kept", CircuitBreaker, LoadShedder)
+
+
+class ByServer(dict[Server, Kept]):
+    """What one client has for each server, made as it is used. Thread- and task-safe: each step is
+    one of a dict's."""
+
+    def __init__(self, make: Callable[[Server], Kept]) -> None:
+        super().__init__()
+        self._make: Callable[[Server], Kept] = make
+
+    def __missing__(self, server: Server) -> Kept:
+        return self.setdefault(server, self._make(server))
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: new locks, and no breaker is open."""
+        for each in self.values():
+            each.reset_after_fork()
+
+
+class ClientBreakers(ByServer[Address, CircuitBreaker]):
     """The breakers of one client, which is not held alive. Thread- and task-safe."""
 
     def __init__(
@@ -47,9 +70,8 @@ class ClientBreakers(Breakers["Address"]):
         always: bool,
     ) -> None:
         """``always``: also for operations that could go nowhere else."""
-        super().__init__(settings, clock, self._publish)
+        super().__init__(lambda at: CircuitBreaker(settings, clock, partial(self._publish, at)))
         self._client = weakref.ref(client)
-        self._window = settings.window
         self._listener = listener
         self._always = always
 
@@ -59,18 +81,16 @@ class ClientBreakers(Breakers["Address"]):
         if not self._always and not driver.selection.has_choice(loop):
             return None
         address = driver.selection.address(server)
-        if self.known(address) is None:
-            self._keep_known({address})
-        found = self.of(address)
-        answer = found.try_acquire()
+        if address not in self:
+            self._forget_all_but({address})
+        answer = self[address].try_acquire()
         if isinstance(answer, Permit):
             return answer
         if driver.selection.is_bound(loop):
             return None
         raise breaker_error(
-            address_text(address),
-            found.snapshot(),
-            window=self._window,
+            address,
+            self[address],
             next_probe_in=answer,
             elsewhere=self._is_elsewhere(loop, address),
             labels=_transient(loop),
@@ -84,23 +104,27 @@ class ClientBreakers(Breakers["Address"]):
             return False
         return any(other != address and other not in refusing for other in others)
 
+    def refusing(self) -> set[Address]:
+        """The servers to which nothing may be sent now."""
+        return {at for at, breaker in self.copy().items() if breaker.next_probe_in() > 0}
+
     def without_open(self, servers: list[Any]) -> list[Any]:
         """The descriptions whose breaker lets attempts pass; all where none does. Never logs: the
         driver's lock is held."""
-        refusing = self.refusing() if len(servers) > 1 else None
-        if not refusing:
-            return servers
+        refusing = self.refusing()
         return [each for each in servers if each.address not in refusing] or servers
 
     def snapshots(self) -> dict[Address, Snapshot]:
         """By server, of those that an attempt was meant for."""
-        self._keep_known(set())
-        return super().snapshots()
+        self._forget_all_but(set())
+        return {at: breaker.snapshot() for at, breaker in self.copy().items()}
 
-    def _keep_known(self, more: set[Address]) -> None:
+    def _forget_all_but(self, more: set[Address]) -> None:
+        """Of the servers that have left, the breaker begins anew if they return."""
         client = self._client()
         if client is not None:
-            self.keep(driver.selection.known_addresses(client) | more)
+            for left in self.copy().keys() - driver.selection.known_addresses(client) - more:
+                self.pop(left, None)
 
     def _publish(self, address: Address, change: Snapshot) -> None:
         server = address_text(address)
@@ -110,11 +134,11 @@ class ClientBreakers(Breakers["Address"]):
         self._listener.on_event(event)
 
 
-class ClientShedders(LoadShedders):
-    """The load shedders of one client, by server. Thread- and task-safe."""
+class ClientShedders(ByServer[str, LoadShedder]):
+    """The load shedders of one client, by server as ``"host:port"``."""
 
     def __init__(self, clock: Clock, rules: NamespaceRules) -> None:
-        super().__init__(clock, random)
+        super().__init__(lambda _: LoadShedder(clock, random))
         self._rules = rules
 
     def admit(self, loop: object, server: object, call: Call) -> None:
@@ -122,7 +146,7 @@ class ClientShedders(LoadShedders):
         if driver.selection.is_bound(loop):
             return
         address = address_text(driver.selection.address(server))
-        shedder, priority = self.of(address), call.wanted(self._rules, "priority") or NORMAL
+        shedder, priority = self[address], call.wanted(self._rules, "priority") or NORMAL
         if shedder.admits(priority):
             return
         refused = shedder.refused(priority)
@@ -137,29 +161,29 @@ class ClientShedders(LoadShedders):
 
 
 def breaker_error(
-    server: str,
-    breaker: Snapshot,
+    address: Address,
+    breaker: CircuitBreaker,
     *,
-    window: float,
     next_probe_in: float,
     elsewhere: bool,
     labels: list[str],
 ) -> CircuitBreakerOpenError:
-    """``window`` and ``next_probe_in`` in seconds; ``server`` as ``"host:port"``."""
-    half_open = breaker.state is State.HALF_OPEN
+    """``next_probe_in``: in seconds."""
+    server, found = address_text(address), breaker.snapshot()
+    half_open = found.state is State.HALF_OPEN
     error = CircuitBreakerOpenError(
         f"nothing was sent: the circuit breaker of {server} is "
         f"{'half-open, and its probes are under way' if half_open else 'open'}; "
-        f"{breaker.failures} of {breaker.calls} calls within {window:g} s had failed; next probe "
-        f"in {next_probe_in:.3f} s "
+        f"{found.failures} of {found.calls} calls within {breaker.settings.window:g} s had failed; "
+        f"next probe in {next_probe_in:.3f} s "
         "(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off switches circuit breakers off)",
         {"errorLabels": labels},
     )
     vars(error).update(
         server=server,
         next_probe_in=next_probe_in,
-        calls=breaker.calls,
-        failures=breaker.failures,
+        calls=found.calls,
+        failures=found.failures,
         elsewhere=elsewhere,
     )
     return error
