@@ -22,16 +22,10 @@ OVERLOAD_PAUSE_S = 3.0
 PERCENTILE = 0.95
 LEAST_READS = 20
 """Fewer tell nothing of a percentile of 95."""
-READS_PER_PERCENTILE = 10
+READS_PER_PERCENTILE = 20
 """Computed again after so many."""
-REMEMBERED_READS = 1000
-"""Once there are as many, all count half: what is slower now is known soon."""
+REMEMBERED_READS = 500
 REMEMBERED_NAMESPACES = 256
-SHORTEST_S = 0.0001
-GROWTH = 1.1
-"""From one bucket to the next: so exact is a percentile."""
-BUCKETS = 150
-"""From a tenth of a millisecond to more than two minutes."""
 
 
 class HedgeBudget:
@@ -80,32 +74,24 @@ class HedgeBudget:
 
 
 class Latencies:
-    """How long the reads of one namespace took. Thread- and task-safe: of two that are noted at the
-    same moment one may be lost."""
+    """How long the last reads of one namespace took. Thread- and task-safe: of two that are noted
+    at the same moment one may be lost."""
 
     def __init__(self) -> None:
-        self._counts = [0] * BUCKETS
+        self._last: list[float] = []
         self._total = 0
         self.percentile: float | None = None
         """The seconds that at most 5 % took longer than; None while too few are known."""
 
     def add(self, seconds: float) -> None:
-        bucket = math.ceil(math.log(max(seconds, SHORTEST_S) / SHORTEST_S, GROWTH))
-        self._counts[min(bucket, BUCKETS - 1)] += 1
+        if self._total < REMEMBERED_READS:
+            self._last.append(seconds)
+        else:
+            self._last[self._total % REMEMBERED_READS] = seconds
         self._total += 1
         if self._total >= LEAST_READS and self._total % READS_PER_PERCENTILE == 0:
-            self.percentile = self._percentile()
-        if self._total >= REMEMBERED_READS:
-            self._counts = [each // 2 for each in self._counts]
-            self._total = sum(self._counts)
-
-    def _percentile(self) -> float:
-        longer, most = 0, self._total * (1 - PERCENTILE)
-        for bucket in range(BUCKETS - 1, 0, -1):
-            longer += self._counts[bucket]
-            if longer > most:
-                return SHORTEST_S * GROWTH**bucket
-        return SHORTEST_S
+            last = sorted(self._last)
+            self.percentile = last[math.ceil(len(last) * PERCENTILE) - 1]
 
 
 class Hedging:

@@ -88,7 +88,6 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a selection's clock": (driver.csot, "now", _find_one),
     "no limit": (driver.commands, "lift_limits", _without_end),
     "a stream's next": (driver.cursors, "timeout_of_each_next", _watch),
-    "a session is started": (session_methods, "set_default", _transaction),
     "a transaction is begun": (session_methods, "default_of", _transaction),
     "a transaction is ended": (driver.csot.Timeout, "from_now", _transaction),
     "a file": (stream_deadlines._Method, "_begin", _file),

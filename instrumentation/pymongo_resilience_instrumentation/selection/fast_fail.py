@@ -5,7 +5,7 @@ For the strategy ``fast_fail`` only, before each of the driver's waits for a ser
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -83,20 +83,15 @@ class TerminalDetector:
         if not all(each.is_terminal(now) for each in self.found.values()):
             return None
         common = {each.cause for each in self.found.values()}
-        if len(common) != 1 or self._may_be_served_by_another(topology):
+        electing = topology.topology_type_name == NO_PRIMARY
+        reached = [each for each in servers.values() if each.is_server_type_known]
+        if len(common) != 1 or any(self._may_serve(each, electing) for each in reached):
             return None
         return common.pop()
 
-    def _may_be_served_by_another(self, topology: Any) -> bool:
-        """Whether a server that is reached, and does not serve, may do so later."""
-        electing = topology.topology_type_name == NO_PRIMARY
-        return any(
-            description.is_server_type_known and self._may_serve(description, electing)
-            for description in topology.server_descriptions().values()
-        )
-
     def _may_serve(self, description: Any, electing: bool) -> bool:
-        """It may recover, catch up or be elected, unless the primary it names has an error."""
+        """A server that is reached, and does not serve, may recover, catch up or be elected, unless
+        the primary that it names has an error."""
         kind = description.server_type_name
         if electing and kind in (SECONDARY, ARBITER):
             return description.primary not in self.found
@@ -153,13 +148,6 @@ class PasswordProbe:
         self._begun[refusal] = now
         return True
 
-    def take_first(self, refusal: Exception, now: float) -> bool:
-        """Whether the caller is the one to have the server checked that refused one login."""
-        if refusal in self._begun:
-            return False
-        self._begun[refusal] = now
-        return True
-
     def under_way(self, refusal: Exception, now: float) -> bool:
         """Whether a try that was begun may still come to its end."""
         begun = self._begun.get(refusal)
@@ -212,15 +200,15 @@ def _verdict(
         return None
     topology = client.topology_description
     now = driver.csot.now()
-    cause = terminal_detector.look(topology, now, functools.partial(logins.refusals, client))
+    cause = terminal_detector.look(topology, now, lambda at: logins.refusals(client, at))
     if cause is None:
         for address, found in terminal_detector.found.items():
             # Of one connection, perhaps: the next login shows whether the password is wrong, and it
             # cannot be tried before the server was checked.
-            if found.cause is Symptom.PASSWORD and password_probe.take_first(
-                found.description.error, now
-            ):
-                driver.waits.cancel_checks(client, [address])
+            if found.cause is Symptom.PASSWORD:
+                refusal = found.description.error
+                if password_probe.take(refusal, -math.inf, now):
+                    driver.waits.cancel_checks(client, [address])
         return None
     if cause is Symptom.PASSWORD:
         return _refusal(client, terminal_detector, password_probe, now)

@@ -18,15 +18,10 @@ from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
 from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernError
 
-from pymongo_resilience.clock import Clock, Deadline, MonotonicClock
+from pymongo_resilience.clock import Deadline, MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.events import (
-    Broadcast,
-    Listener,
-    RetryDeclined,
-    RetryScheduled,
-    of_both_events,
-)
+from pymongo_resilience.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
+from pymongo_resilience.executor import Executor
 from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import override
@@ -79,10 +74,9 @@ class Repetition:
         self._call = call
         name = "transaction" if call is None else call.operation
         self._method = "retry_transaction" if call is None else call.method
-        parts = None if runtime is None else runtime.executor
-        self.clock: Clock = MonotonicClock() if parts is None else parts.clock
-        self._rules = RetryRules() if parts is None else parts.retry_rules
-        self._listener: Listener = Broadcast(()) if parts is None else parts.listener
+        off = Executor(RetryRules(), MonotonicClock(), Broadcast(()))
+        self._executor = off if runtime is None else runtime.executor
+        self.clock = self._executor.clock
         self._operation = Operation(
             name,
             "admin" if call is None else call.namespace,
@@ -139,18 +133,20 @@ class Repetition:
         )
         operation = self._operation
         operation.deadline, operation.retry_window = self._limits()
-        verdict = retry_rules.transaction_verdict(self._rules, operation, failure, what)
+        verdict = retry_rules.transaction_verdict(
+            self._executor.retry_rules, operation, failure, what
+        )
         facts = of_both_events(operation, failure)
         if isinstance(verdict, Retry):
             self.follows, self.delay = what, verdict.delay
             self._scheduled = RetryScheduled(
                 *facts, verdict.delay, failure.error_name, verdict.held_back
             )
-            self._listener.on_event(self._scheduled)
+            self._executor.listener.on_event(self._scheduled)
             return
         rule, why = verdict.rule, why_not_repeated(verdict.rule, operation, failure)
         if part is not None or what is not Repeat.NOTHING:
-            self._listener.on_event(RetryDeclined(*facts, rule, why, failure.error_name))
+            self._executor.listener.on_event(RetryDeclined(*facts, rule, why, failure.error_name))
         if applied:
             why = COMMITTED
         elif committing and error.has_error_label(retry_rules.UNKNOWN_COMMIT):

@@ -53,13 +53,15 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, In
 
 
 def start_session() -> Wrapper:
-    """Takes the option that is ours before the driver refuses it, also while switched off."""
+    """Takes the option that is ours before the driver refuses it, also while switched off. Raises
+    ConfigurationError (pymongo's) for what is no timeout."""
 
     def wrapper(original: Function, _client: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        kwargs, default = take_default(kwargs)
+        given = kwargs.pop(OPTION, None)
+        if given is not None and not TIMEOUT_MS.legal(given):
+            raise ConfigurationError(f"{OPTION}={shown(given)}: expected {TIMEOUT_MS.allowed}")
         session = original(*args, **kwargs)
-        with shielded("after a session was started"):
-            set_default(session, default)
+        setattr(session, _DEFAULT, NOTHING if given is None else Policy(timeout_ms=given))
         return session
 
     return wrapper
@@ -196,22 +198,6 @@ def within_time_limit(runtime: Runtime) -> Wrapper:
         return left > pause
 
     return wrapper
-
-
-def take_default(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Policy]:
-    """The arguments of start_session without ``default_timeout_ms``, and what it said. Raises
-    ConfigurationError (pymongo's) for what is no timeout."""
-    rest = kwargs.copy()
-    said = rest.pop(OPTION, None)
-    if said is None:
-        return rest, NOTHING
-    if not TIMEOUT_MS.legal(said):
-        raise ConfigurationError(f"{OPTION}={shown(said)}: expected {TIMEOUT_MS.allowed}")
-    return rest, Policy(timeout_ms=said)
-
-
-def set_default(session: Any, default: Policy) -> None:
-    setattr(session, _DEFAULT, default)
 
 
 def default_of(session: Any) -> Policy:
