@@ -11,8 +11,8 @@ Source: Server Selection, "operationCount-based selection within the latency win
 from __future__ import annotations
 
 import random
-import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,54 +28,38 @@ from .refusals import ClientBreakers
 
 
 class OperationCounts:
-    """Counts one client's attempts by server. Thread- and task-safe: a reentrant lock."""
+    """Counts one client's attempts in progress, each on one server. Thread- and task-safe: each
+    step is one of a dict's."""
 
     def __init__(self, latencies: PeakEwma | None = None) -> None:
         """``latencies``: None where they do not matter."""
         self.latencies = latencies
-        self._lock = threading.RLock()
-        self._attempts: dict[str, set[AttemptCount]] = {}
+        self.servers: dict[AttemptCount, str] = {}
 
     @property
-    def by_address(self) -> dict[str, int]:
+    def by_address(self) -> Mapping[str, int]:
         """The servers that have some."""
-        # A copy, made in one step: others may change it meanwhile.
-        return {address: len(each) for address, each in self._attempts.copy().items() if each}
+        return Counter(self.servers.copy().values())
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the attempts in progress are the parent's, and so may be the lock."""
-        self._lock = threading.RLock()
-        self._attempts.clear()
+        """In a forked child: the attempts in progress are the parent's."""
+        self.servers.clear()
 
     def of_attempt(self) -> AttemptCount:
         return AttemptCount(self)
 
-    def enter(self, address: str, attempt: AttemptCount) -> None:
-        with self._lock:
-            self._attempts.setdefault(address, set()).add(attempt)
-
-    def leave(self, address: str, attempt: AttemptCount) -> None:
-        """Once more, it changes nothing."""
-        with self._lock:
-            self._attempts.get(address, set()).discard(attempt)
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class AttemptCount:
-    """Where one attempt is counted: on one server at most. Belongs to its thread or task. The
-    server is set first and unset last: ``release`` takes it back, whatever was raised in
-    between."""
+    """One attempt, counted on one server at most. Belongs to its thread or task."""
 
     _counts: OperationCounts
-    _address: str | None = None
     _began: float | None = None
 
     def take(self, address: str) -> None:
         """The attempt goes to this server, wherever it was counted before."""
-        if address != self._address:
-            self.release()
-            self._address = address
-            self._counts.enter(address, self)
+        if self._counts.servers.get(self) != address:
+            self._counts.servers[self], self._began = address, None
 
     def measure(self) -> None:
         """The attempt's server was chosen among several: its duration is a sample of latency."""
@@ -83,13 +67,11 @@ class AttemptCount:
             self._began = self._counts.latencies.begin()
 
     def release(self, *, succeeded: bool = False) -> None:
-        """The attempt is over."""
-        if self._address is not None:
-            began, self._began = self._began, None
-            if began is not None and self._counts.latencies is not None:
-                self._counts.latencies.end(self._address, began, succeeded=succeeded)
-            self._counts.leave(self._address, self)
-            self._address = None
+        """The attempt is over. Once more, it changes nothing."""
+        began, self._began = self._began, None
+        address = self._counts.servers.pop(self, None)
+        if address is not None and began is not None and self._counts.latencies is not None:
+            self._counts.latencies.end(address, began, succeeded=succeeded)
 
 
 class ServerSelector:
