@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+REPOSITORY: str = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
 WIDE = 4
 """Columns of a table from which on its page has no table of contents beside it."""
 LONG = 25
@@ -13,7 +17,7 @@ LONG = 25
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:  # noqa: ARG001 - mkdocs' names
-    """A link that leaves docs/: its text stays, its target is named."""
+    """A link that leaves docs/ goes to the repository, or names its file."""
     rows = re.findall(r"^\|.*\|$", markdown, re.MULTILINE)
     if any(row.count(" | ") >= WIDE - 1 for row in rows):
         page.meta.setdefault("hide", []).append("toc")
@@ -21,10 +25,13 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:  # noqa: A
 
     def named(link: re.Match[str]) -> str:
         text, target = link.groups()
-        path = posixpath.normpath(posixpath.join(folder, target.partition("#")[0]))
+        path, mark, anchor = target.partition("#")
+        path = posixpath.normpath(posixpath.join(folder, path))
         if "://" in target or not path.startswith("../"):
             return link[0]
         name = path.removeprefix("../")
+        if REPOSITORY:
+            return f"[{text}]({REPOSITORY}/blob/main/{name}{mark}{anchor})"
         return text if name in text else f"{text} (`{name}`)"
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", named, markdown)

@@ -65,7 +65,15 @@ def options_table() -> str:
 
 
 def _option_row(option: Option) -> str:
-    return f"| `{option.name}` | {_default(option)} | {option.kind.allowed} | {option.sentence} |"
+    return f"| `{option.name}` | {_default(option)} | {_legal(option)} | {option.sentence} |"
+
+
+def _legal(option: Option) -> str:
+    """What an error says is allowed, as short as a table needs it."""
+    text = option.kind.allowed
+    for left_out in (" to 2147483647", "an integer ", "a number ", "one of "):
+        text = text.replace(left_out, "")
+    return text
 
 
 def _default(option: Option) -> str:
