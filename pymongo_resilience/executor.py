@@ -1,9 +1,9 @@
-"""Attempt, decide, wait, again: the same steps for threads and tasks."""
+"""Attempt, decide, wait, again. Both executors decide alike; they differ in what they await."""
 
 from __future__ import annotations
 
 import inspect
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience import internal_errors
@@ -12,11 +12,8 @@ from pymongo_resilience.internal_errors import is_closing, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
-from pymongo_resilience.steps import Steps, run, run_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.rules.budget import RetryBudget
@@ -64,6 +61,126 @@ OURS = frozenset(map(type, NAMED.values()))
 """What any other strategy raises is caught, whatever it is."""
 
 
+_End = float | Exception | Callable[[], Any]
+"""Seconds to wait before the next attempt, the error to raise, or what runs instead."""
+
+
+class _Retries:
+    """Decides on the failed attempts of one work. Belongs to one thread or task."""
+
+    operation: Operation
+    failure: Failure
+    verdict: Verdict | NeedsStrategy
+
+    def __init__(self, executor: Executor, work: Work) -> None:
+        self.executor = executor
+        self.work = work
+        self.failed = False
+
+    def succeeded(self) -> None:
+        if self.work.budget is not None:
+            self.work.budget.succeeded(retried=self.failed)
+
+    def classify(self, error: Exception) -> Callable[[], Any] | None:
+        """What releases what the failed attempt held, if anything."""
+        if is_closing(error):
+            raise error
+        if not self.failed:
+            self.operation, self.failed = self.work.operation(), True
+        self.failure = self.work.classify(error, self.operation)
+        return self.work.release_attempt(self.failure)
+
+    def ask(self) -> Any:
+        """The strategy's answer, in tasks perhaps to be awaited; None where none is needed."""
+        operation, executor, answer = self.operation, self.executor, None
+        operation.record(self.failure)
+        self.verdict = executor.retry_rules.check_rules(operation, self.failure)
+        if isinstance(self.verdict, NeedsStrategy):
+            try:
+                answer = operation.strategy.retry_after(operation, self.failure)
+            except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+                self._no_answer(error)
+            if inspect.isawaitable(answer) and not executor.asynchronous:
+                self._not_awaited(answer)
+                return None
+        return answer
+
+    async def awaited(self, answer: Any) -> Any:
+        """An answer that perhaps is to be awaited."""
+        try:
+            return await answer if inspect.isawaitable(answer) else answer
+        except Exception as error:  # noqa: BLE001 - as above
+            self._no_answer(error)
+
+    def decide(self, answer: Any) -> _End:
+        """Who prepares it and who listens may take their time: the wait ends when it was to end."""
+        operation, failure, verdict = self.operation, self.failure, self.verdict
+        executor, decided = self.executor, self.executor.clock.now()
+        if isinstance(verdict, NeedsStrategy):
+            answer = self._checked(answer)
+            verdict = executor.retry_rules.apply_strategy(operation, failure, answer)
+        facts = of_both_events(operation, failure)
+        if isinstance(verdict, GiveUp):
+            if not operation.part:
+                why = why_not_repeated(verdict.rule, operation, failure)
+                declined = RetryDeclined(*facts, verdict.rule, why, failure.error_name)
+                executor.listener.on_event(declined)
+            return self.work.final_error(failure, verdict.rule, operation)
+        operation.waited += verdict.delay
+        self.work.prepare(failure, operation)
+        executor.listener.on_event(
+            RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
+        )
+        return verdict.delay - (executor.clock.now() - decided)
+
+    def __enter__(self) -> None:
+        """The wait for the next attempt begins."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self.operation.never_repeated(self.failure)
+
+    def undecided(self, error: Exception, fault: Exception) -> _End:
+        if is_closing(error):
+            return error
+        text = "internal error in pymongo-resilience while classifying %s"
+        logger.error(text, type(error).__name__, exc_info=fault)
+        return self.work.undecided(error) or error
+
+    def _checked(self, answer: Any) -> Answer:
+        """A strategy need not be type-checked code."""
+        try:
+            if answer is not None and not isinstance(answer, RetryAction):
+                raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
+            # Made anew, and so checked: a subclass need not have done that.
+            return None if answer is None else RetryAction(answer.delay)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._no_answer(error)
+            return None
+
+    def _no_answer(self, error: Exception) -> None:
+        strategy = type(self.operation.strategy)
+        ours = strategy in OURS and not isinstance(error, internal_errors.faults)
+        if is_closing(error) or ours:
+            raise error
+        text = "the retry strategy %s raised on %s: not retried"
+        logger.error(text, strategy.__name__, self.operation.name, exc_info=error)
+
+    def _not_awaited(self, answer: Any) -> None:
+        # Python warns of a coroutine that is never awaited, long after and far from its making.
+        if inspect.iscoroutine(answer):
+            answer.close()
+        name = type(self.operation.strategy).__name__
+        if name not in self.executor.warned:
+            self.executor.warned.add(name)
+            logger.error(
+                "the retry strategy %s must be awaited, which sync clients cannot do: %s is not "
+                "retried; further cases are not logged",
+                name,
+                self.operation.name,
+            )
+
+
 class Executor:
     """Runs work in the calling thread. Thread-safe: but for names that are only ever added to a
     set, nothing changes."""
@@ -82,115 +199,36 @@ class Executor:
 
         ``error``: what a first attempt that the caller made has raised.
         """
-        return run(self._steps(work, error, self.clock.sleep))
-
-    def _steps(  # noqa: PLR0912 - one way
-        self, work: Work, error: Exception | None, sleep: Callable[[float], Any]
-    ) -> Steps:
-        operation = failure = end = None
+        retries = _Retries(self, work)
+        end: _End = 0.0
         try:
             while True:
                 if error is None:
                     try:
-                        result = yield work.attempt
+                        result = work.attempt()
                     except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                         error = raised
                     else:
-                        if work.budget is not None:
-                            work.budget.succeeded(retried=operation is not None)
+                        retries.succeeded()
                         return result
-                if is_closing(error):
-                    raise error
                 try:
-                    operation = operation or work.operation()
-                    failure = work.classify(error, operation)
-                    release = work.release_attempt(failure)
+                    release = retries.classify(error)
                     if release is not None:
-                        yield release
-                    operation.record(failure)
-                    verdict = self.retry_rules.check_rules(operation, failure)
-                    if isinstance(verdict, NeedsStrategy):
-                        answer = yield from self._ask(operation, failure)
-                        verdict = self.retry_rules.apply_strategy(operation, failure, answer)
-                    end = self._conclude(work, operation, failure, verdict)
-                except internal_errors.faults:
-                    text = "internal error in pymongo-resilience while classifying %s"
-                    logger.exception(text, type(error).__name__)
-                    instead = work.undecided(error)
-                    break
+                        release()
+                    end = retries.decide(retries.ask())
+                except internal_errors.faults as fault:
+                    end = retries.undecided(error, fault)
                 if isinstance(end, Exception):
                     raise end
+                if callable(end):
+                    return end()
                 if end > 0:
-                    try:
-                        yield partial(sleep, end)
-                    except BaseException:
-                        operation.never_repeated(failure)
-                        raise
+                    with retries:
+                        self.clock.sleep(end)
                 error = None
-            if instead is None:
-                raise error
-            return (yield instead)
         finally:
             # The frames of errors hold this one.
-            del error, failure, end
-
-    def _ask(self, operation: Operation, failure: Failure) -> Generator[Any, Any, Answer]:
-        answer: Any = None
-        try:
-            answer = operation.strategy.retry_after(operation, failure)
-            if inspect.isawaitable(answer):
-                if not self.asynchronous:
-                    self._not_awaited(operation)
-                    return None
-                answer = yield partial(_given, answer)
-            # A strategy need not be type-checked code.
-            if answer is not None and not isinstance(answer, RetryAction):
-                raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
-            # Made anew, and so checked: a subclass need not have done that.
-            return None if answer is None else RetryAction(answer.delay)
-        except Exception as error:
-            ours = type(operation.strategy) in OURS
-            if is_closing(error) or (ours and not isinstance(error, internal_errors.faults)):
-                raise
-            text = "the retry strategy %s raised on %s: not retried"
-            logger.exception(text, type(operation.strategy).__name__, operation.name)
-            return None
-        finally:
-            # Python warns of a coroutine that is never awaited, long after and far from its making.
-            if inspect.iscoroutine(answer):
-                answer.close()
-
-    def _conclude(
-        self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
-    ) -> Exception | float:
-        """The error to raise, or the seconds to wait before the next attempt.
-
-        Who prepares it and who listens may take their time: the wait ends when it was to end.
-        """
-        decided = self.clock.now()
-        facts = of_both_events(operation, failure)
-        if isinstance(verdict, GiveUp):
-            if not operation.part:
-                why = why_not_repeated(verdict.rule, operation, failure)
-                self.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
-            return work.final_error(failure, verdict.rule, operation)
-        operation.waited += verdict.delay
-        work.prepare(failure, operation)
-        self.listener.on_event(
-            RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
-        )
-        return verdict.delay - (self.clock.now() - decided)
-
-    def _not_awaited(self, operation: Operation) -> None:
-        name = type(operation.strategy).__name__
-        if name not in self.warned:
-            self.warned.add(name)
-            logger.error(
-                "the retry strategy %s must be awaited, which sync clients cannot do: %s is not "
-                "retried; further cases are not logged",
-                name,
-                operation.name,
-            )
+            del error, retries, end
 
 
 class AsyncExecutor(Executor):
@@ -199,8 +237,33 @@ class AsyncExecutor(Executor):
     asynchronous = True
 
     async def run(self, work: Work, error: Exception | None = None) -> Any:
-        return await run_async(self._steps(work, error, self.clock.sleep_async))
-
-
-def _given(awaitable: Any) -> Any:
-    return awaitable
+        retries = _Retries(self, work)
+        end: _End = 0.0
+        try:
+            while True:
+                if error is None:
+                    try:
+                        result = await work.attempt()
+                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                        error = raised
+                    else:
+                        retries.succeeded()
+                        return result
+                try:
+                    release = retries.classify(error)
+                    if release is not None:
+                        await release()
+                    end = retries.decide(await retries.awaited(retries.ask()))
+                except internal_errors.faults as fault:
+                    end = retries.undecided(error, fault)
+                if isinstance(end, Exception):
+                    raise end
+                if callable(end):
+                    return await end()
+                if end > 0:
+                    with retries:
+                        await self.clock.sleep_async(end)
+                error = None
+        finally:
+            # The frames of errors hold this one.
+            del error, retries, end
