@@ -157,7 +157,7 @@ class Relay:
                 await delay.over()
                 shown = dict(reply.body)
                 self._member.describe(shown)
-                reply = reply.with_body(shown)
+                reply = wire.reply_to(request, shown, next(self._request_ids))
                 # An error, of a server that shuts down for example, ends the stream.
                 streams = streams and "topologyVersion" in shown
                 await self._send(_rewritten(verdict, reply.streamed() if streams else reply))

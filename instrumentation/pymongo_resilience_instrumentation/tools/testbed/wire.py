@@ -1,8 +1,9 @@
 """MongoDB's wire messages, as far as a proxy has to understand them.
 
 ``OP_MSG`` carries every command; ``OP_QUERY`` and ``OP_REPLY`` survive in the first handshake of
-drivers that do not yet know whether the server speaks ``OP_MSG``. Anything else, a compressed
-message above all, is a :class:`WireError`: the proxy never offers compression.
+drivers that do not yet know whether the server speaks ``OP_MSG``. The proxy reads a query as the
+command that it is, and sends that on. Anything else, a compressed message above all, is a
+:class:`WireError`: the proxy never offers compression.
 """
 
 from __future__ import annotations
@@ -59,8 +60,6 @@ class Message:
     """The whole message as it was read, header included."""
     sequences: tuple[bytes, ...] = field(default=(), repr=False)
     """The document sequence sections of ``OP_MSG``, untouched, in their order."""
-    namespace: bytes = b""
-    """``OP_QUERY`` only: the full collection name, for example ``b"admin.$cmd"``."""
 
     @property
     def command_name(self) -> str:
@@ -75,12 +74,12 @@ class Message:
     @property
     def more_to_come(self) -> bool:
         """A request that wants no reply, or a reply that another one follows unasked."""
-        return self.opcode == OP_MSG and bool(self.flags & MORE_TO_COME)
+        return bool(self.flags & MORE_TO_COME)
 
     @property
     def exhaust_allowed(self) -> bool:
         """The client accepts several replies to this one request."""
-        return self.opcode == OP_MSG and bool(self.flags & EXHAUST_ALLOWED)
+        return bool(self.flags & EXHAUST_ALLOWED)
 
     @property
     def is_inside_transaction(self) -> bool:
@@ -156,9 +155,11 @@ def parse(raw: bytes) -> Message:
         if opcode == OP_MSG:
             return _parse_msg(raw, request_id, response_to)
         if opcode == OP_QUERY:
-            return _parse_query(raw, request_id, response_to)
-        if opcode == OP_REPLY:
-            return _parse_reply(raw, request_id, response_to)
+            end = raw.index(b"\0", _HEADER.size + _UINT32.size)
+            document = raw[end + 1 + _OP_QUERY_NUMBERS.size :]
+            (size,) = _INT32.unpack_from(document)
+            body = {**bson.decode(document[:size], _CODEC), "$db": "admin"}
+            return replace(command(body, request_id), opcode=OP_QUERY)
     except (struct.error, ValueError, bson.errors.BSONError) as exc:
         raise WireError(f"malformed message: {exc}") from exc
     raise WireError(f"opcode {opcode} is not supported")
@@ -188,35 +189,14 @@ def _parse_msg(raw: bytes, request_id: int, response_to: int) -> Message:
     return Message(request_id, response_to, OP_MSG, flags, body, raw, tuple(sequences))
 
 
-def _parse_query(raw: bytes, request_id: int, response_to: int) -> Message:
-    (flags,) = _UINT32.unpack_from(raw, _HEADER.size)
-    start = _HEADER.size + _UINT32.size
-    end = raw.index(b"\0", start)
-    document = raw[end + 1 + _OP_QUERY_NUMBERS.size :]
-    (size,) = _INT32.unpack_from(document)
-    body = bson.decode(document[:size], _CODEC)
-    return Message(request_id, response_to, OP_QUERY, flags, body, raw, namespace=raw[start:end])
-
-
-def _parse_reply(raw: bytes, request_id: int, response_to: int) -> Message:
-    flags, _, _, count = _OP_REPLY_FIELDS.unpack_from(raw, _HEADER.size)
-    if count != 1:
-        raise WireError(f"a command's reply has one document, not {count}")
-    body = bson.decode(raw[_HEADER.size + _OP_REPLY_FIELDS.size :], _CODEC)
-    return Message(request_id, response_to, OP_REPLY, flags, body, raw)
-
-
 def _encode(message: Message) -> bytes:
     document = bson.encode(message.body, codec_options=_CODEC)
-    if message.opcode == OP_MSG:
+    opcode = OP_REPLY if message.opcode == OP_REPLY else OP_MSG
+    if opcode == OP_REPLY:
+        payload = _OP_REPLY_FIELDS.pack(message.flags, 0, 0, 1) + document
+    else:
         sections = [bytes([_BODY]) + document]
         sections += [bytes([_SEQUENCE]) + sequence for sequence in message.sequences]
         payload = _UINT32.pack(message.flags) + b"".join(sections)
-    elif message.opcode == OP_QUERY:
-        numbers = _OP_QUERY_NUMBERS.pack(0, -1)
-        payload = _UINT32.pack(message.flags) + message.namespace + b"\0" + numbers + document
-    else:
-        payload = _OP_REPLY_FIELDS.pack(message.flags, 0, 0, 1) + document
     length = _HEADER.size + len(payload)
-    header = _HEADER.pack(length, message.request_id, message.response_to, message.opcode)
-    return header + payload
+    return _HEADER.pack(length, message.request_id, message.response_to, opcode) + payload
