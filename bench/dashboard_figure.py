@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+from figures import save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -60,7 +60,7 @@ PAUSE_S = 0.02
 SCRAPED_MS = 500
 RATE = "5s"
 COLUMNS = 3
-LINES = 6
+LINES = 4
 """Of a legend; a panel that has more shows the highest."""
 VARIABLES = dict.fromkeys(("job", "instance", "client", "server", "namespace"), ".*")
 # Okabe and Ito's.
@@ -169,9 +169,7 @@ def measured(seconds: float) -> tuple[dict[str, dict[Panel, list[Line]]], list[S
         ReplicaSet(server.address, port=MEMBERS) as replica_set,
         scraping(Path(home)),
     ):
-        instrument(
-            Config(timeout_ms=8_000, metrics="all", retry_budget="tokens", circuit_breaker="on")
-        )
+        instrument(Config(timeout_ms=8_000))
         began = time.time()
         replica_set.observer = lambda fault, _, took: faults.append(
             (time.time() - took - began, took, type(fault).__name__)
@@ -202,41 +200,45 @@ def measured(seconds: float) -> tuple[dict[str, dict[Panel, list[Line]]], list[S
 def draw(
     found: dict[str, dict[Panel, list[Line]]], faults: list[Span], seconds: float, file: Path
 ) -> None:
-    mpl.rcParams["svg.hashsalt"] = "dashboard"
-    mpl.rcParams["svg.fonttype"] = "none"
-    mpl.rcParams["path.simplify_threshold"] = 0.5
     heights = [-(-len(panels) // COLUMNS) for panels in found.values()]
-    figure = Figure(figsize=(12, 2.1 * sum(heights)), layout="constrained")
+    figure = Figure(figsize=(9, 1.9 * sum(heights)), layout="constrained")
     for part, (row, panels) in zip(
         figure.subfigures(len(found), height_ratios=heights), found.items(), strict=True
     ):
-        part.suptitle(row, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        part.suptitle(row, x=0.01, ha="left", fontsize=10, fontweight="bold")
         grid = list(part.subplots(-(-len(panels) // COLUMNS), COLUMNS, squeeze=False).flat)
         for axes, (panel, lines) in zip(grid, panels.items(), strict=False):
-            _panel(axes, panel, lines, faults)
+            _panel(axes, panel, lines, faults, names=axes is grid[0] and row == next(iter(found)))
             axes.set_xlim(0, seconds)
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    # Hundredths of a point will do.
-    file.write_text(re.sub(r"(\.\d\d)\d+", r"\1", file.read_text()))
+    save(figure, file, "dashboard")
 
 
-def _panel(axes: Axes, panel: Panel, lines: list[Line], faults: list[Span]) -> None:
+def _panel(axes: Axes, panel: Panel, lines: list[Line], faults: list[Span], *, names: bool) -> None:
+    """``names``: those of the faults, on their stripes."""
     axes.set_title(panel.title, fontsize=8, loc="left")
+    across = axes.get_xaxis_transform()
     for began, seconds, name in faults:
         axes.axvspan(began, began + max(seconds, 0.3), color="#d9534f", alpha=0.15, linewidth=0)
-        axes.text(began, 0.02, name, fontsize=5, rotation=90, transform=axes.get_xaxis_transform())
+        if names:
+            axes.text(began, 0.3, name, fontsize=7, rotation=90, transform=across, va="bottom")
     ordered = sorted(lines, key=lambda line: -max(line[2], default=0.0))[:LINES]
     for number, (name, times, values) in enumerate(ordered):
         axes.plot(times, values, label=name, color=COLOURS[number % len(COLOURS)], linewidth=1)
     if ordered:
-        axes.legend(fontsize=5.5, loc="upper left", ncols=2, framealpha=0.6, handlelength=1)
-    suffix = {"s": " s", "ops": " /s"}.get(panel.unit, "")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{suffix}"))
+        axes.legend(fontsize=7, loc="upper left", frameon=False, handlelength=1, labelspacing=0.2)
+    else:
+        axes.text(
+            0.5, 0.5, "empty at default settings", fontsize=7, ha="center", transform=axes.transAxes
+        )
+    factor, suffix = {"s": (1, " s"), "ops": (1, " /s"), "percentunit": (100, " %")}.get(
+        panel.unit, (1, "")
+    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:g}{suffix}"))
     # The legend is above the lines.
-    axes.set_ylim(0, 1.5 * axes.get_ylim()[1])
-    axes.tick_params(labelsize=6)
+    axes.set_ylim(0, (1.2 + 0.2 * len(ordered)) * axes.get_ylim()[1])
+    axes.tick_params(labelsize=7)
     axes.grid(alpha=0.3)
 
 

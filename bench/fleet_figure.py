@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+from figures import save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
@@ -23,8 +23,6 @@ STYLES = (
 
 def draw(outcomes: list[dict[str, Any]], file: Path, mark: str = "") -> None:
     """The same outcomes make the same file; ``mark`` names them in it."""
-    # A number names what the figure refers to in itself, instead of a random one.
-    mpl.rcParams["svg.hashsalt"] = "fleet"
     figure = Figure(figsize=(9, 6), layout="constrained")
     steady = [each for each in outcomes if each["case"] == "steady"]
     for place, clients in enumerate(sorted({each["clients"] for each in steady}), 1):
@@ -40,7 +38,7 @@ def draw(outcomes: list[dict[str, Any]], file: Path, mark: str = "") -> None:
     panel.set_xlabel("seconds", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
-    figure.savefig(file, format="svg", metadata={"Date": None, "Description": mark})
+    save(figure, file, "fleet", mark)
 
 
 def _lines(panel: Axes, some: list[dict[str, Any]], x: str, y: str, title: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+from figures import save
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
@@ -27,8 +27,6 @@ PANELS = (
 
 def draw(points: list[dict[str, Any]], file: Path, mark: str = "") -> None:
     """The same points make the same file; ``mark`` names them in it."""
-    # A number names what the figure refers to in itself, instead of a random one.
-    mpl.rcParams["svg.hashsalt"] = "overload"
     figure = Figure(figsize=(9, 7), layout="constrained")
     names = list(dict.fromkeys(point["side"] for point in points))
     loads = sorted({point["load"] for point in points})
@@ -67,4 +65,4 @@ def draw(points: list[dict[str, Any]], file: Path, mark: str = "") -> None:
     figure.legend(
         handles, labels, loc="outside upper center", ncols=(len(names) + 1) // 2, fontsize=8
     )
-    figure.savefig(file, format="svg", metadata={"Date": None, "Description": mark})
+    save(figure, file, "overload", mark)

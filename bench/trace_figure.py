@@ -24,6 +24,10 @@ from pymongo_resilience.testbed import CutAfter, Latency, ReplicaSet
 FILE = Path(__file__).parent.parent / "docs" / "trace.svg"
 TITLE = "One update_one whose reply is lost twice: three attempts, applied once"
 WIDTH, NAMES, ROW, TOP = 900, 230, 46, 62
+STYLE = (
+    "<style>.page{fill:#fff}text{fill:#1f2328}"
+    "@media(prefers-color-scheme:dark){.page{fill:#0d1117}text{fill:#e6edf3}}</style>"
+)
 COLOURS = {"ok": "#0072B2", "failed": "#D55E00", "around": "#8c8c8c"}
 
 
@@ -73,7 +77,8 @@ def draw(spans: Sequence[ReadableSpan]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
             'font-family="system-ui, sans-serif" font-size="13">'
         ),
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        STYLE,
+        f'<rect class="page" width="{WIDTH}" height="{height}"/>',
         _text(12, 22, TITLE, "b"),
     ]
     for quarter in range(5):
@@ -82,7 +87,7 @@ def draw(spans: Sequence[ReadableSpan]) -> str:
         parts += [
             (
                 f'<line x1="{x(time):.1f}" x2="{x(time):.1f}" y1="{TOP - 10}" y2="{height - 24}" '
-                'stroke="#dddddd"/>'
+                'stroke="#8884"/>'
             ),
             _text(x(time), TOP - 14, f"{(time - begin) / 1e6:.1f} ms", "m", anchor),
         ]
@@ -125,7 +130,7 @@ def _row(span: ReadableSpan, depth: int, y: float, x: Callable[[int], float]) ->
 
 
 def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
-    how = {"b": ' font-weight="600"', "m": ' fill="#555555" font-size="11"'}.get(style, "")
+    how = {"b": ' font-weight="600"', "m": ' opacity="0.75" font-size="11"'}.get(style, "")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{how}>{escape(text)}</text>'
 
 

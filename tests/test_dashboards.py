@@ -73,6 +73,21 @@ def test_each_alert_has_a_test_a_severity_and_a_runbook() -> None:
             assert alert.count(part) == 1, (name, part)
 
 
+def test_each_alert_leads_to_a_panel_of_the_dashboard() -> None:
+    drawn: dict[str, Any] = json.loads(content(DASHBOARD))
+    panels = {panel["id"] for panel in drawn["panels"] if panel["type"] != "row"}
+    variables = {f"var-{variable['name']}" for variable in drawn["templating"]["list"]}
+    links = re.findall(r'dashboard: "(.+)"', content(RULES))
+    assert len(links) == content(RULES).count("- alert: ")
+    for link in links:
+        path, _, query = link.partition("?")
+        (view, *chosen) = [each.split("=", 1) for each in query.split("&")]
+        assert path == f"/d/{drawn['uid']}"
+        assert view[0] == "viewPanel"
+        assert int(view[1]) in panels
+        assert {name for name, _ in chosen} <= variables
+
+
 def test_the_dashboard_has_its_variables_and_panels_side_by_side() -> None:
     drawn: dict[str, Any] = json.loads(content(DASHBOARD))
     variables = [variable["name"] for variable in drawn["templating"]["list"]]

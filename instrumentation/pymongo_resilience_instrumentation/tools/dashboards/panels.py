@@ -59,6 +59,11 @@ def per_second(counter: str, by: str, labels: str = ALL) -> str:
     return f"sum by ({by}) (rate({counter}{labels}{RATE}))"
 
 
+def total(labels: str) -> str:
+    """Operations per second, of all together."""
+    return f"sum(rate({OPERATIONS}_count{labels}{RATE}))"
+
+
 def rate(counter: str, by: str, labels: str = ALL, shown: str = "") -> Query:
     return Query(per_second(counter, by, labels), shown or legend(by))
 
@@ -81,6 +86,25 @@ def panel(title: str, unit: str, description: str, *queries: Query) -> Panel:
 
 
 ROWS = {
+    "At a glance": (
+        panel(
+            "Error ratio", "percentunit", "The part of calls that raised.",
+            Query(f"({total(FAILED)} or 0 * {total(OPERATION)}) / ({total(OPERATION)} > 0)",
+                  "errors"),
+        ),
+        panel(
+            "Duration (p99)", "s", "How long all but one in a hundred calls take.",
+            Query(quantile(0.99, OPERATIONS, labels=OPERATION), "p99", True),
+        ),
+        panel(
+            "Retries per operation", "short", "0 where nothing is repeated.",
+            Query(
+                per_second(RETRIES, "db_operation_name", SCHEDULED)
+                + " / " + per_second(f"{OPERATIONS}_count", "db_operation_name"),
+                legend("db_operation_name"),
+            ),
+        ),
+    ),
     "Operations": (
         panel(
             "Operations", "ops", "Calls of the public API, their retries included.",
@@ -117,14 +141,6 @@ ROWS = {
             "Failed attempts that were final, by the rule that declined to repeat them.",
             rate(RETRIES, "pymongo_resilience_decision, pymongo_resilience_reason", DECLINED,
                  "{{pymongo_resilience_decision}}: {{pymongo_resilience_reason}}"),
-        ),
-        panel(
-            "Retries per operation", "short", "0 where nothing is repeated.",
-            Query(
-                per_second(RETRIES, "db_operation_name", SCHEDULED)
-                + " / " + per_second(f"{OPERATIONS}_count", "db_operation_name"),
-                legend("db_operation_name"),
-            ),
         ),
         panel(
             "Outcomes", "ops",
