@@ -79,17 +79,6 @@ def assert_stands_alone(text: str) -> None:
         ET.fromstring(drawn)  # noqa: S314 - written above
 
 
-def test_operations_are_told_apart_by_when_faults_were() -> None:
-    side = Side(
-        "ours",
-        operations=[operation(at) for at in (0.0, 1.95, 2.5, 3.05, 3.5, 4.2, 9.0)],
-        faults=[Fault(2.0, "a", 1.0, 1), Fault(2.2, "b", 0.1, 1), Fault(4.0, "c", 1.0, 1)],
-    )
-    found = {name: each.operations for name, each in records.stretches(side).items()}
-    assert found == {"before": 1, "during": 3, "between": 2, "after": 1}
-    assert records.stretches(Side("x", operations=[operation(1.0)])).keys() == {"before"}
-
-
 def test_quantiles_and_errors() -> None:
     times = [operation(0.0, each / 100) for each in range(1, 100)]
     found = records.latency([*times, operation(0.0, 1.0, "AutoReconnect")])

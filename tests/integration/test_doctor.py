@@ -15,7 +15,7 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.doctor import examination
+from pymongo_resilience_instrumentation.tools.doctor import Level, examination
 from pymongo_resilience_instrumentation.tools.doctor.compared_members import of_probe
 from pymongo_resilience_instrumentation.tools.doctor.examination import (
     Examination,
@@ -23,7 +23,6 @@ from pymongo_resilience_instrumentation.tools.doctor.examination import (
     as_text,
     examine,
 )
-from pymongo_resilience_instrumentation.tools.doctor.findings import Level
 from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
 from pymongo_resilience_instrumentation.tools.doctor.uri import read, resolved
 from pymongo_resilience_instrumentation.tools.testbed.fault import Answer

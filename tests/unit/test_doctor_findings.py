@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.tools.doctor import compared_members, login
+from pymongo_resilience_instrumentation.tools.doctor import Finding, Level, compared_members, login
 from pymongo_resilience_instrumentation.tools.doctor.examination import Examination, as_text, decide
-from pymongo_resilience_instrumentation.tools.doctor.findings import Finding, Level
 from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
 from pymongo_resilience_instrumentation.tools.doctor.uri import read
 

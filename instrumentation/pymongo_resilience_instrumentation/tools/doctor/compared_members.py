@@ -12,7 +12,7 @@ from pymongo import common
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 
-from .findings import Finding, Level, diagnosed
+from . import Finding, Level, diagnosed
 from .probe import Probe
 from .uri import Target
 

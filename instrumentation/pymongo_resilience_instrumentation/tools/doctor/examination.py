@@ -25,8 +25,7 @@ from pymongo_resilience_instrumentation.driver.private_names import parts
 from pymongo_resilience_instrumentation.failures.causes import Found, diagnose
 from pymongo_resilience_instrumentation.self_check import State, missing
 
-from . import compared_members
-from .findings import Finding, Level
+from . import Finding, Level, compared_members
 from .login import Login
 from .probe import Probe, Prober, of_idle, unanswered
 from .uri import Target, read, resolved

@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 from pymongo_resilience_instrumentation.selection.selection_explained import diagnosis
 
-from .findings import Finding, Level, diagnosed
+from . import Finding, Level, diagnosed
 from .uri import Target
 
 APPLICATION: Final = "pymongo-resilience doctor"

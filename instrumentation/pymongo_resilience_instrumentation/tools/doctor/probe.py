@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.failures.causes import symptom_of
 from pymongo_resilience_instrumentation.tools.testbed.real_members import tls_context
 from pymongo_resilience_instrumentation.tools.testbed.wire import WireError, exchange
 
-from .findings import Finding, Level
+from . import Finding, Level
 from .uri import Target
 
 ROUND_TRIPS: Final = 5

@@ -25,7 +25,7 @@ from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients.client_options import OPTION
 
-from .findings import Finding, Level
+from . import Finding, Level
 
 SRV = "mongodb+srv://"
 PLAIN = "mongodb://"

@@ -73,7 +73,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         result = yield
         passed = True
     finally:
-        unstruck = [text for each in deployments if (text := _cleared(each))]
+        unstruck = []
+        for each in deployments:
+            try:
+                each.clear(strict=True)
+            except _testbed().TestbedError as error:
+                unstruck.append(str(error))
         if passed and unstruck:
             pytest.fail("; ".join(unstruck), pytrace=False)
     return result
@@ -95,15 +100,6 @@ def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None =
         else:
             # A marker outlives the test: of a table, all rows have the same one.
             deployment.inject(copy.deepcopy(fault), on)
-
-
-def _cleared(deployment: Deployment) -> str | None:
-    """Says which faults never struck."""
-    try:
-        deployment.clear(strict=True)
-    except _testbed().TestbedError as error:
-        return str(error)
-    return None
 
 
 def _scope(fixture_name: str, config: pytest.Config) -> Any:
@@ -139,7 +135,10 @@ def mongo_database(mongo_server: EmbeddedServer) -> Iterator[str]:
     """The name of a database of the test's own, which is dropped after it."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
     yield name
-    _drop(mongo_server, name)
+    ask = _testbed().processes.ask
+    # A transaction that a test has left open would keep what drops its database waiting.
+    ask(mongo_server.address, {"killAllSessions": [], "$db": "admin"})
+    ask(mongo_server.address, {"dropDatabase": 1, "$db": name})
 
 
 @pytest.fixture
@@ -162,10 +161,3 @@ def _running(config: pytest.Config, deployment: Deployment) -> Iterator[Any]:
         config.stash[_RUNNING].append(deployment)
         yield deployment
         config.stash[_RUNNING].remove(deployment)
-
-
-def _drop(server: EmbeddedServer, name: str) -> None:
-    ask = _testbed().processes.ask
-    # A transaction that a test has left open would keep what drops its database waiting.
-    ask(server.address, {"killAllSessions": [], "$db": "admin"})
-    ask(server.address, {"dropDatabase": 1, "$db": name})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -37,42 +37,37 @@ svg{width:100%;font-size:12px;fill:currentColor}
 
 
 def page(sides: Sequence[Side], title: str) -> str:
+    """The whole file."""
     seconds = max(each.end for each in sides)
     counts = sum((records.reasons(each) for each in sides), Counter[str]())
     named = [reason for reason, _ in counts.most_common(len(COLOURS) - 1)]
-
-    def servers(found: Callable[[Side], Mapping[str, tuple[Any, Any]]]) -> Iterator[list[Any]]:
-        for side in sides:
-            yield from ([f"{side.name}, {name}", *each] for name, each in found(side).items())
-
-    keys = _keys({reason: colour(reason, named) for reason in sorted(counts)})
-    body = [f"<h1>{escape(title)}</h1>", "<h2>Sides</h2>", _sides(sides)]
+    keys = " ".join(
+        f'<span class="key" style="background:{colour(reason, named)}"></span> {escape(reason)}'
+        for reason in sorted(counts)
+    )
+    body = [f"<h1>{escape(title)}</h1>", "<h2>Sides</h2>"]
+    body.append(_table(["side", *_HEADINGS, *_OF_SIDES], map(_side, sides)))
     if PLAIN not in {each.name for each in sides}:
         body.append("<p>Plain pymongo was not recorded: there is nothing to compare with.</p>")
     body += ["<h2>Timelines</h2>", f"<p>Retries: {keys}</p>"]
     body.append("<p>Latency: from the median to the longest; red: errors the application got.</p>")
     for side in sides:
         body += [f"<h3>{escape(side.name)}</h3>", timeline(side, seconds, named)]
-    rows = [
-        [f"{side.name}, {name}", *_figures(found)]
-        for name in records.STRETCHES
-        for side in sides
-        if (found := records.stretches(side).get(name)) is not None
-    ]
-    body += ["<h2>Latency around the faults</h2>", _table(["", *_HEADINGS], rows)]
     by_side = [records.reasons(side) for side in sides]
     rows = [[reason, *(each[reason] for each in by_side)] for reason, _ in counts.most_common()]
-    names = [side.name for side in sides]
-    body += ["<h2>Retries by reason</h2>", _table(["reason", *names], rows)]
+    body += ["<h2>Retries by reason</h2>", _table(["reason", *(s.name for s in sides)], rows)]
     if any(each.hedges for each in sides):
         rows = [
-            [name, *(winners[each] for each in WINNERS), _ms(waited)]
-            for name, winners, waited in servers(records.hedges)
+            [f"{side.name}, {server}", *(winners[each] for each in WINNERS), _ms(waited)]
+            for side in sides
+            for server, (winners, waited) in records.hedges(side).items()
         ]
         headings = ["slow server, by who answered first", *WINNERS, "hedged after (median)"]
         body += ["<h2>Hedged reads</h2>", _table(headings, rows)]
     rows = [
-        [name, *_figures(latency), failed] for name, latency, failed in servers(records.by_server)
+        [f"{side.name}, {server}", *_figures(latency), failed]
+        for side in sides
+        for server, (latency, failed) in records.by_server(side).items()
     ]
     body += ["<h2>Servers</h2>", _table(["server", *_HEADINGS, "failed attempts"], rows)]
     rows = [
@@ -96,21 +91,14 @@ def page(sides: Sequence[Side], title: str) -> str:
     )
 
 
-def _sides(sides: Sequence[Side]) -> str:
-    rows = [
-        [
-            side.name,
-            *_figures(records.latency(side.operations)),
-            len(side.faults),
-            records.reasons(side).total(),
-            *(side.balance or ("", "")),
-        ]
-        for side in sides
-    ]
-    return _table(["side", *_HEADINGS, "faults", "retries", "writes lost", "doubled"], rows)
-
-
 _HEADINGS: Final = ("operations", "errors", "median", "p99", "longest")
+_OF_SIDES: Final = ("faults", "retries", "writes lost", "doubled")
+
+
+def _side(side: Side) -> list[Any]:
+    retries, balance = records.reasons(side).total(), side.balance or ("", "")
+    figures = _figures(records.latency(side.operations))
+    return [side.name, *figures, len(side.faults), retries, *balance]
 
 
 def _figures(found: Latency) -> list[Any]:
@@ -122,20 +110,13 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1000:,.1f} ms"
 
 
-def _keys(colours: Mapping[str, str]) -> str:
-    return " ".join(
-        f'<span class="key" style="background:{fill}"></span> {escape(name)}'
-        for name, fill in colours.items()
-    )
-
-
-def _table(headings: Iterable[str], rows: Sequence[Sequence[Any]]) -> str:
-    if not rows:
-        return "<p>none</p>"
+def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     head = "".join(f"<th>{escape(each)}</th>" for each in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     )
+    if not body:
+        return "<p>none</p>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

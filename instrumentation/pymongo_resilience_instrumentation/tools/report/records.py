@@ -15,8 +15,6 @@ from typing import Any, Final, NamedTuple
 LOG_FIELD: Final = "pymongo_resilience"
 """Of a log line, the attribute that EventLog gives its records."""
 TIMES: Final = ("at", "timestamp", "@timestamp", "time", "ts", "created", "asctime")
-STRETCHES: Final = ("before", "during", "between", "after")
-"""When an operation ran, by the faults."""
 
 
 class ReportError(ValueError):
@@ -176,24 +174,6 @@ def latency(operations: Sequence[Operation]) -> Latency:
         return Latency(0, errors, None, None, None)
     middle, late = (times[math.ceil(share * len(times)) - 1] for share in (0.5, 0.99))
     return Latency(len(times), errors, middle, late, times[-1])
-
-
-def stretches(side: Side) -> Mapping[str, Latency]:
-    """By when an operation ran: while a fault was in force, or before, between or after them."""
-    found: dict[str, list[Operation]] = {name: [] for name in STRETCHES}
-    first = min((each.at for each in side.faults), default=math.inf)
-    last = max((each.at + each.seconds for each in side.faults), default=math.inf)
-    for each in side.operations:
-        began, ended = each.at, each.at + each.seconds
-        if ended < first:
-            name = "before"
-        elif began > last:
-            name = "after"
-        else:
-            struck = any(one.at <= ended and began <= one.at + one.seconds for one in side.faults)
-            name = "during" if struck else "between"
-        found[name].append(each)
-    return {name: latency(each) for name, each in found.items() if each}
 
 
 def by_server(side: Side) -> Mapping[str, tuple[Latency, int]]:

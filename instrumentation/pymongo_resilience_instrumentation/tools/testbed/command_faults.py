@@ -187,7 +187,7 @@ class FailWriteConcern(OnCommand):
         labels: Sequence[str] = (),
     ) -> None:
         super().__init__(command, times)
-        error = {**_error(code), "codeName": name}
+        error = _error(code) | ({"codeName": name} if name else {})
         self._fields: Document = {"writeConcernError": error} | _labelled(labels)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:

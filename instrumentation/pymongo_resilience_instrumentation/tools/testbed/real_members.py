@@ -176,7 +176,7 @@ class RealReplicaSet(PassThrough):
         try:
             addresses = [each.address for each in self.members]
             initiate(SET_NAME, addresses, **_SETTINGS)
-            self._call(self._settle(len(self.members))).result()
+            self._call(self._settle()).result()
         except BaseException:
             self.stop()
             raise
@@ -215,7 +215,7 @@ class RealReplicaSet(PassThrough):
                 member.keep_waiting(cause)
                 await asyncio.to_thread(process.start, deadline)
             await member.listen(cause)
-        await self._settle(len(self.members))
+        await self._settle()
 
     async def silence(self, member: Member, seconds: float) -> None:
         """Stop a process for a while; it notices nothing."""
@@ -226,20 +226,19 @@ class RealReplicaSet(PassThrough):
         finally:
             process.signal(signal.SIGCONT)
 
-    async def _settle(self, count: int) -> None:
-        """Until there is a primary, and so many members follow or lead."""
+    async def _settle(self) -> None:
+        """Wait until there is a primary, and all other members follow it."""
         deadline = time.monotonic() + self._startup_timeout
         while time.monotonic() < deadline:
-            if await self.find_primary() is not None and await self._in_service() >= count:
-                return
+            if await self.find_primary() is not None:
+                async with await self.members[0].backend.connect() as upstream:
+                    status = await upstream.ask({"replSetGetStatus": 1, "$db": "admin"})
+                states = [each["stateStr"] for each in status.get("members", ())]
+                serving = sum(state in {"PRIMARY", "SECONDARY"} for state in states)
+                if serving >= len(self.members):
+                    return
             await asyncio.sleep(_RETRY_INTERVAL)
         raise TestbedError("the members have no primary")
-
-    async def _in_service(self) -> int:
-        async with await self.members[0].backend.connect() as upstream:
-            status = await upstream.ask({"replSetGetStatus": 1, "$db": "admin"})
-        states = [each["stateStr"] for each in status.get("members", ())]
-        return sum(state in {"PRIMARY", "SECONDARY"} for state in states)
 
     async def _backends(self) -> Sequence[Backend]:
         return [Backend(each.address) for each in self._processes]
