@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pymongo_resilience.internal_errors import is_closing
 
@@ -11,11 +13,8 @@ class EnabledFlag:
     """Wrappers and listeners that are still in place pass through while it is off."""
 
     def __init__(self, *, on: bool = False) -> None:
-        self._turned = on
-        self._blocks: dict[object, bool] = {}
-        """The values of ``set_active`` blocks that are not left yet, the newest last."""
         self.on = on
-        """The newest block's value, else the last one of ``turn``."""
+        self._turns = 0
 
     def acts(self) -> bool:
         """Whether it is on, and no coroutine is being closed: the cleanup there is the driver's
@@ -24,24 +23,19 @@ class EnabledFlag:
         return self.on and (error is None or not is_closing(error))
 
     def turn(self, *, on: bool) -> None:
-        """Permanently; enclosing blocks end."""
-        self._blocks, self._turned = {}, on
-        self._decide()
+        """Permanently: blocks that are not left yet have no effect any more."""
+        self._turns += 1
+        self.on = on
 
-    def enter(self, *, active: bool) -> object:
-        """Begin a block; what ``leave`` needs to end it."""
-        block = object()
-        self._blocks[block] = active
-        self._decide()
-        return block
-
-    def leave(self, block: object) -> None:
-        """In any order; a block that ``turn`` has ended is left as it is."""
-        self._blocks.pop(block, None)
-        self._decide()
-
-    def _decide(self) -> None:
-        self.on = [self._turned, *self._blocks.values()][-1]
+    @contextmanager
+    def set_to(self, on: bool) -> Iterator[None]:
+        """Inside of the block."""
+        turns, before, self.on = self._turns, self.on, on
+        try:
+            yield
+        finally:
+            if turns == self._turns:
+                self.on = before
 
 
 current = EnabledFlag()

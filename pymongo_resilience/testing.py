@@ -1,35 +1,11 @@
-"""For tests, ours and users': a manual clock, recorded decisions, the library switched off."""
+"""For tests: recorded decisions, the library switched off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience.events import Event
-
-
-class FakeClock:
-    """A clock that moves only when something waits on it. For one thread or event loop."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-        self.sleeps: list[float] = []
-        """Every wait, in seconds, in order."""
-
-    def now(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass without anyone waiting."""
-        self._now += seconds
-
-    def sleep(self, seconds: float, /) -> None:
-        self.sleeps.append(seconds)
-        self._now += seconds
-
-    async def sleep_async(self, seconds: float, /) -> None:
-        self.sleep(seconds)
 
 
 class RecordingListener:
@@ -51,16 +27,9 @@ def is_active() -> bool:
     return enabled_flag.current.on
 
 
-@contextmanager
-def set_active(active: bool) -> Iterator[None]:
+def set_active(active: bool) -> AbstractContextManager[None]:
     """Inside the block the instrumentation acts, or stands aside, in the whole process.
 
-    Of blocks that overlap, the newest that is not left yet holds; to enter or leave two of them in
-    two threads at once is not safe.
+    Blocks nest, also across threads: the one that is entered last is left first.
     """
-    current = enabled_flag.current
-    block = current.enter(active=active)
-    try:
-        yield
-    finally:
-        current.leave(block)
+    return enabled_flag.current.set_to(active)

@@ -19,10 +19,8 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
 from traceback import walk_stack
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar, Unpack, cast
-
-from pymongo_resilience.internal_errors import is_closing
 
 from .policy import NOTHING, Policy, PolicyFields
 
@@ -158,19 +156,11 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             block.end()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
+        # The next caller skips the block: to set a context variable is not safe in a finalizer.
         try:
             block = self._leaving()
             block.end()
-            # CPython 3.11 collects inside of ContextVar.set as well, where setting one is not safe
-            # (CPython issue 148891): after a finalizer the next caller skips the block.
-            if not is_closing(error) and _innermost.get() is block:
-                _innermost.set(_living(block.outer))
         except BaseException:
             # A signal's handler may raise: end them all rather than leave one in force.
             for each in self._entered:
@@ -182,13 +172,8 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
     async def __aenter__(self) -> Policy:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
+    async def __aexit__(self, *raised: object) -> None:
+        self.__exit__()
 
     def __call__(self, function: _F) -> _F:
         # An object with __call__ is what that is.

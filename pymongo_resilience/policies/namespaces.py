@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,7 @@ KEYS = {**FIELDS, "strategy": one_of(*NAMED)}
 
 def matches(pattern: str, name: str) -> bool:
     """Whether ``name`` is ``pattern``, where each ``*`` stands for any text, the empty one too."""
-    start, *rest = pattern.split("*")
-    if not rest:
-        return name == start
-    *middle, end = rest
-    at, last = len(start), len(name) - len(end)
-    if at > last or not name.startswith(start) or not name.endswith(end):
-        return False
-    for piece in middle:
-        found = name.find(piece, at, last)
-        if found < 0:
-            return False
-        at = found + len(piece)
-    return True
+    return fnmatchcase(name, re.sub(r"([?[])", r"[\1]", pattern))
 
 
 def is_pattern(text: str) -> bool:

@@ -20,6 +20,7 @@ from pymongo_resilience.option_types import (
     PRIORITY,
     TIMEOUT_MODE,
     TIMEOUT_MS,
+    OptionType,
     Priority,
     TimeoutMode,
     names_its_fields,
@@ -32,22 +33,6 @@ T = TypeVar("T")
 ATTRIBUTE = "_pymongo_resilience_policy"
 BOUND_CLASSES = 64
 """How many are kept: there are four, and those an application derives from them."""
-
-FIELDS = {
-    name: kind._replace(optional=True)
-    for name, kind in {
-        "timeout_ms": TIMEOUT_MS,
-        "attempt_timeout_ms": ATTEMPT_TIMEOUT_MS,
-        "timeout_mode": TIMEOUT_MODE,
-        "idempotent": BOOLEAN,
-        "priority": PRIORITY,
-        "hedge": HEDGE,
-        "resumable": BOOLEAN,
-        "atomic": BOOLEAN,
-        "data": MAPPING,
-    }.items()
-}
-"""The fields of a Policy but for its strategy, and which values are legal."""
 
 
 class PolicyFields(TypedDict, total=False):
@@ -74,25 +59,25 @@ class Policy:
     that does not exist and for what is no strategy.
     """
 
-    idempotent: bool | None = None
+    idempotent: bool | None = field(default=None, metadata={"kind": BOOLEAN})
     """The caller declares that repeating the writes it holds for does no harm."""
     strategy: RetryStrategy | None = None
-    data: Mapping[str, Any] | None = field(default=None, repr=False)
+    data: Mapping[str, Any] | None = field(default=None, repr=False, metadata={"kind": MAPPING})
     """The caller's own facts; only the strategy sees them, as ``operation.data``."""
-    timeout_ms: int | None = None
+    timeout_ms: int | None = field(default=None, metadata={"kind": TIMEOUT_MS})
     """Milliseconds that each operation has, its retries included; 0 disables the timeout."""
-    timeout_mode: TimeoutMode | None = None
+    timeout_mode: TimeoutMode | None = field(default=None, metadata={"kind": TIMEOUT_MODE})
     """Whether a cursor has the timeout for its whole life, or for each batch it fetches."""
-    attempt_timeout_ms: int | None = None
+    attempt_timeout_ms: int | None = field(default=None, metadata={"kind": ATTEMPT_TIMEOUT_MS})
     """Milliseconds that what was sent may stay unanswered, before it is given up and repeated."""
-    priority: Priority | None = None
+    priority: Priority | None = field(default=None, metadata={"kind": PRIORITY})
     """Which operations are refused first with load shedding; normal where nothing names one."""
-    hedge: bool | int | None = None
+    hedge: bool | int | None = field(default=None, metadata={"kind": HEDGE})
     """Milliseconds after which an unanswered read is sent to a second server as well; True is the
     95th percentile of its collection, False is never."""
-    resumable: bool | None = None
+    resumable: bool | None = field(default=None, metadata={"kind": BOOLEAN})
     """Whether a find goes on after a batch that failed; for finds in the order of ``_id``."""
-    atomic: bool | None = None
+    atomic: bool | None = field(default=None, metadata={"kind": BOOLEAN})
     """Writes to many documents run in a transaction of the library's, which is repeated."""
 
     def __post_init__(self) -> None:
@@ -120,6 +105,12 @@ def shorter(one: _Number, other: _Number) -> _Number:
     return min(one, other) or max(one, other)
 
 
+FIELDS: Mapping[str, OptionType] = {
+    each.name: each.metadata["kind"]._replace(optional=True)
+    for each in fields(Policy)
+    if each.metadata
+}
+"""The types of all but the strategy."""
 NOTHING = Policy()
 
 

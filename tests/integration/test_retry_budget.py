@@ -14,6 +14,7 @@ from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.by_client import Budgets
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side, wait_until
+from support.engine.fake_clock import FakeClock
 from support.telemetry import Instrument
 
 from pymongo_resilience import status
@@ -21,7 +22,7 @@ from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
-from pymongo_resilience.testing import FakeClock, set_active
+from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 

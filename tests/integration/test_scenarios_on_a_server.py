@@ -25,6 +25,7 @@ from pymongo_resilience_instrumentation.clients import by_client
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import Side
 from support.engine.failing_work import START
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import quarter
 from support.engine.scenarios import SCENARIOS, Scenario
 from support.scenario_calls import DOCUMENTS, Maker, RealCall
@@ -41,7 +42,6 @@ from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.strategies import Failure, Operation
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience.testing import FakeClock
 
 BOUND = "a transaction is refused at its beginning alone; test_circuit_breakers.py has its end"
 NO_TLS = "the test bed does not speak TLS"

@@ -23,6 +23,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import calls, driver, runtime
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.clients import Side
+from support.engine.fake_clock import FakeClock
 from support.examples import scaled
 from support.telemetry import Instrument
 from support.wait_helpers import half_of, wait_for_server
@@ -30,7 +31,6 @@ from support.wait_helpers import half_of, wait_for_server
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.testbed import ReplicaSet
-from pymongo_resilience.testing import FakeClock
 
 pytestmark = pytest.mark.oldest
 

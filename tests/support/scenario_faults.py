@@ -15,11 +15,11 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import (
 )
 from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.engine.failing_work import Call, Fault
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.testbed import Fail, Interception, Overload
-from pymongo_resilience.testing import FakeClock
 
 CODES = {
     RetryReason.NOT_PRIMARY: 10107,

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect, PyMongoError
 from support.clients import Side, wait_until
+from support.engine.fake_clock import FakeClock
 from support.engine.scenarios import Scenario
 from support.scenario_faults import LOGIN, FaultsInOrder, is_refusal
 
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.testbed import CutBefore, ReplicaSet
-from pymongo_resilience.testing import FakeClock
 
 SHORT_MS = 1000
 """Of an attempt that is to run out of the driver's own time."""

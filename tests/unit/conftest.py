@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import engine
+from support.engine.fake_clock import FakeClock
 from support.examples import scaled
-
-from pymongo_resilience.testing import FakeClock
 
 
 def pytest_configure(config: pytest.Config) -> None:

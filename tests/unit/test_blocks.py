@@ -640,6 +640,7 @@ def test_ended_blocks_are_not_kept() -> None:
         before.__exit__(None, None, None)
         assert chain() <= 2
     blocks_[-1].__exit__(None, None, None)
+    assert current() is NOTHING
     assert innermost() is None
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pymongo_resilience_instrumentation.selection.refusals import ByServer
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.breakers import (
     RECHECK,
@@ -20,7 +21,6 @@ from pymongo_resilience.breakers import (
     Snapshot,
     State,
 )
-from pymongo_resilience.testing import FakeClock
 
 PROMPT = 1e-6
 """Seconds between two switches of threads: races that there are, are met."""

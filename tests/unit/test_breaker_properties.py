@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.breakers import (
     RECHECK,
@@ -29,7 +30,6 @@ from pymongo_resilience.breakers import (
     Snapshot,
     State,
 )
-from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from support.engine.failing_work import START, AwaitedWork, BlockingWork
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import FAST_FAIL, half, waiting
 from support.engine.scenarios import CUT, OVERLOAD, READ
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.budget import TokenBucket
 from pymongo_resilience.rules.retry_rules import RetryRules
-from pymongo_resilience.testing import FakeClock, RecordingListener
+from pymongo_resilience.testing import RecordingListener
 
 both = pytest.mark.parametrize("kind", [BlockingWork, AwaitedWork], ids=["thread", "task"])
 RETRY_RULES = RetryRules(random=half)

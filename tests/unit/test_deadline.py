@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 from support.engine.failing_work import START
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.clock import Deadline
-from pymongo_resilience.testing import FakeClock
 
 
 def test_it_counts_from_now_on_its_clock() -> None:

@@ -18,6 +18,7 @@ from support.engine.failing_work import (
     run_in_task,
     run_in_thread,
 )
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import AT_ONCE, FAST_FAIL, Answering, half, waiting
 from support.engine.scenarios import CUT, NOT_PRIMARY, OVERLOAD, READ, UNKNOWN
 
@@ -25,7 +26,7 @@ from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.rules.strategy import RetryAction
-from pymongo_resilience.testing import FakeClock, RecordingListener
+from pymongo_resilience.testing import RecordingListener
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

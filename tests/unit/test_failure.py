@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 
 import pytest
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
-from pymongo_resilience.testing import FakeClock
 
 REASONS = {
     # name: value, allows_non_idempotent_retry, always_retry

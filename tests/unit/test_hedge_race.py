@@ -12,10 +12,10 @@ import pytest
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE, RESERVED_HEDGES
 from pymongo_resilience.steps import Steps, run
-from pymongo_resilience.testing import FakeClock
 
 DELAY = 0.25
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.server_choice.hedging import (
     LEAST_READS,
@@ -15,7 +16,6 @@ from pymongo_resilience.server_choice.hedging import (
     Hedging,
     Latencies,
 )
-from pymongo_resilience.testing import FakeClock
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from pymongo_resilience_instrumentation.telemetry import operation_spans, semcon
 from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import timeout_errors as timeouts
 from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
+from support.engine.fake_clock import FakeClock
 from support.hostile_input import (
     BOTH_OVERLOAD_LABELS,
     error_documents,
@@ -46,7 +47,6 @@ from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules
 from pymongo_resilience.rules.strategy import BestEffort
-from pymongo_resilience.testing import FakeClock
 
 pytestmark = pytest.mark.oldest
 

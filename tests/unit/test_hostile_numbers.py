@@ -17,6 +17,7 @@ from support.engine.failing_work import (
     run_in_task,
     run_in_thread,
 )
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB, half
 from support.hostile_input import examples, strange_floats
 
@@ -32,7 +33,6 @@ from pymongo_resilience.rules.failure import (
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
 from pymongo_resilience.rules.strategy import RetryAction, RetryStrategy
-from pymongo_resilience.testing import FakeClock
 
 READING = Call(kind=Kind.READ)
 numbers = st.floats() | strange_floats

@@ -6,6 +6,7 @@ import random
 from typing import Literal
 
 import pytest
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.option_types import PRIORITIES
 from pymongo_resilience.rules.failure import (
@@ -19,7 +20,6 @@ from pymongo_resilience.rules.load_shedding import WINDOW_S, LoadShedder
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
 from pymongo_resilience.rules.strategy import BestEffort
-from pymongo_resilience.testing import FakeClock
 
 Priority = Literal["high", "normal", "low"]
 SERVER = "db1:27017"

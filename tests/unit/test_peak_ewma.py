@@ -8,9 +8,9 @@ import math
 import random
 
 import pytest
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.server_choice.server_load import DECAY, PeakEwma, choose
-from pymongo_resilience.testing import FakeClock
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import BEST_EFFORT, MONGODB, half
 
 from pymongo_resilience.clock import Deadline
@@ -31,7 +32,6 @@ from pymongo_resilience.rules.failure import (
 from pymongo_resilience.rules.retried_operation import DISTRESS, Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.rules.strategy import RetryAction
-from pymongo_resilience.testing import FakeClock
 
 OVERLOAD = Failure(
     RuntimeError(),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.clock import Deadline
@@ -13,7 +14,6 @@ from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.testing import FakeClock
 
 SECRET = "a value of a document"
 FAILURE = Failure(ValueError(SECRET), Stage.IN_FLIGHT, RetryReason.ACCESS_ERROR, code_name=SECRET)

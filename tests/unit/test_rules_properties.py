@@ -39,6 +39,7 @@ from support.engine.failing_work import (
     run_in_task,
     run_in_thread,
 )
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import AT_ONCE, MONGODB
 
 from pymongo_resilience.clock import Deadline
@@ -47,7 +48,6 @@ from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
 from pymongo_resilience.rules.strategy import RetryAction
-from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
     from pymongo_resilience.rules.failure import Failure

@@ -6,10 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience.clock import Clock, MonotonicClock
-from pymongo_resilience.testing import FakeClock, RecordingListener, is_active, set_active
+from pymongo_resilience.testing import RecordingListener, is_active, set_active
 
 
 def test_the_fake_clock_moves_only_by_hand_and_by_waiting() -> None:
@@ -47,32 +48,12 @@ def test_set_active_is_undone_after_an_error() -> None:
     assert is_active() is before
 
 
-def test_set_active_blocks_that_overlap_leave_nothing_behind() -> None:
-    before = is_active()
-    first, second = set_active(not before), set_active(before)
-    first.__enter__()
-    second.__enter__()
-    assert is_active() is before
-    first.__exit__(None, None, None)
-    assert is_active() is before
-    second.__exit__(None, None, None)
-    assert is_active() is before
-    first, second = set_active(before), set_active(not before)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert is_active() is not before, "the newer block has not ended"
-    second.__exit__(None, None, None)
-    assert is_active() is before
-
-
 @pytest.mark.parametrize("active", [True, False])
 def test_a_switch_that_is_turned_off_for_good_stays_off_after_the_block(active: bool) -> None:
     ours = enabled_flag.EnabledFlag(on=True)
-    block = ours.enter(active=active)
-    ours.turn(on=False)
-    assert ours.on is False
-    ours.leave(block)
+    with ours.set_to(active):
+        ours.turn(on=False)
+        assert ours.on is False
     assert ours.on is False
 
 

@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from support.engine.fake_clock import FakeClock
+
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.testing import FakeClock, RecordingListener
+from pymongo_resilience.testing import RecordingListener
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator

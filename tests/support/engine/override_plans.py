@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from support.engine.engine_inputs import Whimsical
 from support.engine.failing_work import AwaitedWork, BlockingWork, FakeWork, Final
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.events import RetryDeclined
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

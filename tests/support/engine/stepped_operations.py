@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from support.engine.failing_work import RESULT, AttemptFailed, FakeWork, Final
+from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor
-from pymongo_resilience.testing import FakeClock, RecordingListener
+from pymongo_resilience.testing import RecordingListener
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
