@@ -26,7 +26,6 @@ DEFINITIONS = frozenset({
 CHANGES = WRITES | DEFINITIONS
 COMMIT, ABORT = "commitTransaction", "abortTransaction"
 """The ends of a transaction: what is sent to ``admin``, whatever it has changed."""
-END_SESSIONS = "endSessions"
 ALLOWED = frozenset({"aggregate", "find", "listCollections", "listIndexes"})
 """What ``cursor_command`` runs and can only read; it is the one command runner that is for reads
 alone. Source: Retryable Reads, "Supported Read Operations" (the SHOULD) and "Unsupported Read

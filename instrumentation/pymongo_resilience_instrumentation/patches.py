@@ -18,7 +18,7 @@ from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import operations
-from pymongo_resilience_instrumentation.clients import closings
+from pymongo_resilience_instrumentation.clients import background_work, closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
@@ -180,9 +180,12 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
 
 def _of_cleanup(runtime: Runtime) -> Iterator[Row]:
     for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
-        for name, session_at in driver.clients.KILLS.items():
-            yield owner, name, cleanup.KillCursors(runtime, asynchronous, session_at)
-        yield owner, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime, asynchronous)
+        yield owner, driver.clients.KILL, cleanup.KillCursors(runtime)
+        yield (
+            owner,
+            driver.clients.BACKGROUND,
+            background_work.BackgroundRun(runtime.closings, asynchronous),
+        )
         yield owner, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
 
 

@@ -9,13 +9,22 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from opentelemetry import context
+from opentelemetry.context import Context
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience.internal_errors import is_closing, shielded
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.deferred import pending, run_deferred
+from pymongo_resilience_instrumentation.driver.retry_loop import KILL_CURSORS
 from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
+from pymongo_resilience_instrumentation.interception.interceptor import Function, Interceptor
+from pymongo_resilience_instrumentation.operations import Target
 
 from .by_client import keep
+from .closings import Closings
 
 MOST = 1000
 """What is left for one task: where it does not run, nothing may grow for ever."""
@@ -29,13 +38,6 @@ LIFETIME = 60.0
 def leave(client: object, work: Callable[[], Any]) -> None:
     """Have the next run of the client's task call it; an async client's awaits what it returns."""
     keep(_left, client, deque(maxlen=MOST)).append(work)
-
-
-def taken(client: object) -> Iterator[Callable[[], Any]]:
-    """For that task alone."""
-    left = _left.get(id(client), deque())
-    for _ in range(len(left)):  # what they leave in turn has the next run
-        yield left.popleft()
 
 
 def reset_after_fork() -> None:
@@ -73,3 +75,62 @@ def _failed(client: Any, opened: OpenTransaction, until: float, error: PyMongoEr
     # An answer of the server's says that it has ended.
     if not isinstance(error, OperationFailure) and driver.csot.now() < until:
         leave_open(client, opened, until)
+
+
+class CleanupCall(Call):
+    """A killCursors or endSessions: no operation of the public API, though it has a span."""
+
+    has_operations = False
+
+    def __init__(self, client: object, operation: str, target: Target = ("", None)) -> None:
+        super().__init__(client, operation, target)
+        self.public = self.reads_inside = False
+
+
+class BackgroundCall(CleanupCall):
+    """One run of the task."""
+
+
+class BackgroundRun(Interceptor):
+    """Around a run of the task: it begins with what was left for it."""
+
+    def __init__(self, closings: Closings, asynchronous: bool) -> None:
+        self._closings = closings
+        self.send = self._send_async if asynchronous else self._send
+
+    def _send(self, call: BackgroundCall, original: Function, *given: Any) -> Any:
+        for work in self._left(call):
+            with shielded("in the background task"):
+                work()
+        return original(*given)
+
+    async def _send_async(self, call: BackgroundCall, original: Function, *given: Any) -> Any:
+        for work in self._left(call):
+            with shielded("in the background task"):
+                await work()
+        return await original(*given)
+
+    def _left(self, call: BackgroundCall) -> Iterator[Callable[[], Any]]:
+        left = _left.get(id(call.client), deque())
+        for _ in range(len(left)):  # what they leave in turn has the next run
+            yield left.popleft()
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundCall:
+        if pending:
+            run_deferred()
+        call = BackgroundCall(given[0], KILL_CURSORS)
+        call.token = calls.make_current(call)
+        if not self._closings.closed(given[0]):
+            # The task of an async client inherits the span of the client's first caller.
+            call.outer_context = context.get_current()
+            context.attach(Context())
+        return call
+
+    def succeeded(self, call: BackgroundCall, result: object) -> Any:
+        calls.leave(call)
+        return result
+
+    def failed(self, call: BackgroundCall | None, error: BaseException, *_: Any) -> BaseException:
+        if call is not None:
+            (calls.leave_unfinished if is_closing(error) else calls.leave)(call)
+        return error

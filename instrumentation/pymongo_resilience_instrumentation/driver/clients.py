@@ -13,13 +13,9 @@ from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
 
 LOOK = "apply_selector"
 
-KILLS = {"_kill_cursors": 4, "_kill_cursor_impl": 3}
-"""A client's methods that send killCursors, the first by the second, and where in their arguments
-the session is."""
-BACKGROUND, END_SESSIONS = "_process_kill_cursors", "_end_sessions"
-"""What the background task calls for cursors that wait to be killed; and what ``close()`` calls."""
-MOST_SESSIONS = 10_000
-"""How many of them one endSessions may name."""
+KILL, BACKGROUND, END_SESSIONS = "_kill_cursors", "_process_kill_cursors", "_end_sessions"
+"""What sends killCursors; what the background task calls for cursors that wait for that; and what
+``close()`` calls."""
 
 
 def both(name: str) -> Iterator[tuple[ModuleType, bool]]:
@@ -73,9 +69,9 @@ def cursor_namespace(address: Any) -> tuple[str, str]:
     return database, collection
 
 
-def kill_arguments(given: tuple[Any, ...], kwargs: dict[str, Any], session_at: int) -> list[Any]:
-    """The cursors' ids, their address and the session that one of ``KILLS`` was called with."""
-    places = ((1, "cursor_ids"), (2, "address"), (session_at, "session"))
+def kill_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The cursors' ids, their address and the session that ``KILL`` was called with."""
+    places = ((1, "cursor_ids"), (2, "address"), (4, "session"))
     return [given[at] if len(given) > at else kwargs.get(name) for at, name in places]
 
 
@@ -84,33 +80,29 @@ def kill_later(client: Any, cursor_id: int, address: Any) -> None:
     client._close_cursor_soon(cursor_id, address)
 
 
-def end_sessions(client: Any, ids: list[Any], call: Any, limit: Any) -> None:
-    """Send endSessions as the driver does, which hides errors; ``command()`` of a database would
-    make one more session. ``call`` gets the address."""
-    with limit:
-        server = client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
-        with client._checkout(server, None) as connection:
-            call.server = connection.address
-            for command, mode in _end_commands(connection, ids):
-                connection.command("admin", command, read_preference=mode, client=client)
+def send_cleanup(
+    client: Any,
+    name: str,
+    command: Any,
+    *,
+    database: str = "admin",
+    address: Any = None,
+    session: Any = None,
+) -> Any:
+    """Send killCursors or endSessions through the retry loop, which the driver's own methods pass
+    by, hiding errors; a coroutine in async clients. ``command()`` of a database would make one more
+    session. Without an address, any server will do."""
+    any_server, primary = ReadPreference.PRIMARY_PREFERRED, ReadPreference.PRIMARY
 
+    def send(_session: Any, _server: Any, connection: Any, mode: Any) -> Any:
+        mode = mode if address is None else primary
+        return connection.command(
+            database, command, read_preference=mode, session=session, client=client
+        )
 
-async def end_sessions_async(client: Any, ids: list[Any], call: Any, limit: Any) -> None:
-    with limit:
-        server = await client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
-        async with client._checkout(server, None) as connection:
-            call.server = connection.address
-            for command, mode in _end_commands(connection, ids):
-                await connection.command("admin", command, read_preference=mode, client=client)
-
-
-def _end_commands(connection: Any, ids: list[Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each with its read preference: a standalone server is sent none (Server Selection)."""
-    alone = connection.is_standalone
-    mode = ReadPreference.PRIMARY if alone else ReadPreference.PRIMARY_PREFERRED
-    if connection.supports_sessions:
-        for at in range(0, len(ids), MOST_SESSIONS):
-            yield {"endSessions": ids[at : at + MOST_SESSIONS]}, mode
+    return client._retry_internal(
+        send, None, None, name, is_read=True, address=address, read_pref=any_server
+    )
 
 
 client_of_collection = attrgetter("database.client")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import BACKGROUND, END_SESSIONS, KILLS, LOOK
+from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
 from .commands import LIMITED, PASSED
 from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
 from .cursors import AGGREGATE, RUN_OPERATION
@@ -37,8 +37,8 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
             "_select_server(self, server_selector, session, operation, address)",
             "_clients", "_close_cursor_soon", "_ensure_session",
             f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
-            f"{END_SESSIONS}(self, session_ids)",
-            *(f"{name}(self, cursor_ids, address)" for name in KILLS),
+            f"{END_SESSIONS}(self, session_ids)", f"{KILL}(self, cursor_ids, address)",
+            "_retry_internal(self, func, session, bulk, operation)",
         ),
         ("_closed", "_topology"),
     ),

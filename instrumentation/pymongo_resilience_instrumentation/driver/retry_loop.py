@@ -20,6 +20,7 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from .clients import both
 
 LOOP = "_ClientConnectionRetryable"
+KILL_CURSORS, END_SESSIONS = "killCursors", "endSessions"
 EXECUTE_BATCH = "_execute_batch"
 """A bulk's method that sends one command, and returns its reply and what was sent."""
 
@@ -178,6 +179,8 @@ def kind(loop: Any) -> Kind:
     name = operation_name(loop)
     if name in ("commitTransaction", "abortTransaction"):
         return Kind.TRANSACTION_END
+    if name in (KILL_CURSORS, END_SESSIONS):
+        return Kind.CLEANUP
     if loop._is_run_command:
         return Kind.COMMAND
     if not loop._is_read:
@@ -192,11 +195,11 @@ def kind(loop: Any) -> Kind:
 
 
 def retries_enabled(loop: Any, what: Kind) -> bool:
-    """retryReads, retryWrites, or both for a command runner."""
+    """retryReads, retryWrites, or both for a command runner and endSessions."""
     options = loop._client.options
-    if what in (Kind.READ, Kind.GET_MORE):
+    if what in (Kind.READ, Kind.GET_MORE) or operation_name(loop) == KILL_CURSORS:
         return bool(options.retry_reads)
-    if what is Kind.COMMAND:
+    if what in (Kind.COMMAND, Kind.CLEANUP):
         return bool(options.retry_reads and options.retry_writes)
     return bool(options.retry_writes)
 

@@ -40,6 +40,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
+from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.selector import AttemptCount
 
 
+CLOSING = 0.5
+"""Seconds after its first failure in which endSessions is repeated, and that a repetition may stay
+unanswered: close() must not take long."""
 NOT_OURS: Any = None
 """In place of a call: the driver's own ``run`` does it all."""
 
@@ -122,7 +126,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                     self.resumption.begin(self)
                 if call.hedge is not None:
                     call.hedge.began(self)
-            if runtime.admits:
+            if runtime.admits and call.has_operations:
                 if runtime.breakers is not None:
                     self.breakers = runtime.breakers.of(client)
                 if runtime.shedding is not None:
@@ -289,6 +293,9 @@ class Attempts(driver.retry_loop.DriverLoop):
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
         timeout, clock = driver.csot.timeout_in_force(), self.runtime.executor.clock
+        if self.call.operation == END_SESSIONS:
+            left, self.call.attempt_timeout = driver.csot.remaining(), CLOSING
+            return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
         if timeout is None:
             return None, None
         ends = driver.csot.deadline_on(clock)
