@@ -158,20 +158,12 @@ HELD_BACK = ", held back: the retry budget is spent"
 
 
 class EventLog:
-    """Writes events to loggers, with structured fields.
+    """Writes events to loggers, with structured fields in the record's attribute
+    ``pymongo_resilience``, as formatters for JSON and OpenTelemetry's handler show it.
 
-    The fields are a dict in the record's attribute ``pymongo_resilience``, as formatters for JSON
-    and OpenTelemetry's handler show it.
-
-    To ``pymongo_resilience.retry`` goes every decision: ``event`` (``"retry.scheduled"`` or
-    ``"retry.declined"``), ``operation``, ``namespace``, ``reason``, ``server``, ``attempt``,
-    ``error`` (class, code and code name), and ``delay`` (seconds) and ``held_back``, or ``rule``
-    and ``why``. Scheduled retries at INFO, declined ones at WARNING where at least one attempt had
-    been repeated, else at DEBUG: an ordinary error of the application is no news.
-
-    To ``pymongo_resilience.circuit_breaker`` goes that a breaker has opened (WARNING) or closed
-    (INFO): ``event`` (``"circuit_breaker.opened"`` or ``"circuit_breaker.closed"``), ``server``,
-    and where it opened ``calls``, ``failures`` and ``next_probe_in`` (seconds).
+    Scheduled retries at INFO, declined ones at WARNING where at least one attempt had been
+    repeated, else at DEBUG: an ordinary error of the application is no news. A breaker that has
+    opened at WARNING, one that has closed at INFO.
     """
 
     def on_event(self, event: Event, /) -> None:

@@ -34,7 +34,7 @@ from pymongo_resilience_instrumentation.deferred import defer, pending, run_defe
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.interception.interceptor import Sender
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.settings import Settings
+from pymongo_resilience_instrumentation.settings import HOOKS, Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Providers
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
@@ -131,13 +131,8 @@ class Runtime:
         yield CallLog()
         if config.traces:
             tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
-            self.command_spans = CommandSpans(
-                tracer,
-                config.command_spans,
-                request_hook=settings.request_hook,
-                response_hook=settings.response_hook,
-                failed_hook=settings.failed_hook,
-            )
+            hooks = {name: hook for name in HOOKS if (hook := getattr(settings, name)) is not None}
+            self.command_spans = CommandSpans(tracer, config.command_spans, hooks)
             self.transaction_spans = TransactionSpans(tracer)
             self.operation_spans = OperationSpans(tracer)
             yield self.operation_spans

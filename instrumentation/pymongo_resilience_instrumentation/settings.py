@@ -12,14 +12,8 @@ from pymongo_resilience.option_types import PREFIX, shown
 from pymongo_resilience.rules.strategy import RetryStrategy
 from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
 
-OBJECTS = (
-    "strategy",
-    "tracer_provider",
-    "meter_provider",
-    "request_hook",
-    "response_hook",
-    "failed_hook",
-)
+HOOKS = ("request_hook", "response_hook", "failed_hook")
+OBJECTS = ("strategy", "tracer_provider", "meter_provider", *HOOKS)
 ARGUMENTS = ("config", "policies", "listeners", *OBJECTS)
 """What ``instrument()`` takes. OpenTelemetry's loader gives none of them."""
 

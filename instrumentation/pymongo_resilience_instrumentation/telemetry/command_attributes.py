@@ -6,6 +6,7 @@ import functools
 import json
 import uuid
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from bson import json_util
@@ -106,38 +107,35 @@ LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
 def text_of(command: Mapping[str, Any], length: int) -> str:
     """A command as relaxed extended JSON of at most ``length`` characters; only what fits is
     converted. Source: OpenTelemetry (MongoDB driver specifications), "db.query.text"."""
-    shown, _ = _cut(
-        {name: value for name, value in command.items() if name not in LEFT_OUT}, length
-    )
-    return json.dumps(shown)[:length]
+    room = length
+    """Counts never more than is written, so what is left out is past the cut."""
 
+    def fits(_: object) -> bool:
+        return room > 0
 
-def _cut(value: Any, room: int) -> tuple[Any, int]:
-    """The value as ``json`` writes it, as far as there is room, and the room that is left. Counts
-    never more than is written, so what is left out is past the cut."""
-    if isinstance(value, Mapping):
-        document: dict[str, Any] = {}
-        for name, each in value.items():
-            if room <= 0:
-                break
-            document[str(name)], room = _cut(each, room - len(str(name)))
-        return document, room
-    if isinstance(value, (list, tuple)):
-        array = []
-        for each in value:
-            if room <= 0:
-                break
-            shown, room = _cut(each, room - 1)
-            array.append(shown)
-        return array, room
-    if type(value) in (str, bytes):
-        value = value[: max(room, 0)]
-    elif type(value) is Binary:
-        value = Binary(value[: max(room, 0)], value.subtype)
-    room -= len(value) if isinstance(value, str | bytes) else 1
-    if value is None or type(value) in (str, int, bool):
-        return value, room
-    try:
-        return json_util.default(value, json_util.RELAXED_JSON_OPTIONS), room
-    except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
-        return f"<{type(value).__name__}>", room
+    def converted(value: Any) -> Any:
+        nonlocal room
+        room -= 1
+        if isinstance(value, Mapping):
+            document = {}
+            for name, each in takewhile(fits, value.items()):
+                room -= len(str(name))
+                document[str(name)] = converted(each)
+            return document
+        if isinstance(value, (list, tuple)):
+            return [converted(each) for each in takewhile(fits, value)]
+        if type(value) in (str, bytes):
+            value = value[: max(room, 0)]
+        elif type(value) is Binary:
+            value = Binary(value[: max(room, 0)], value.subtype)
+        if isinstance(value, str | bytes):
+            room -= len(value)
+        if value is None or type(value) in (str, int, bool):
+            return value
+        try:
+            return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
+        except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
+            return f"<{type(value).__name__}>"
+
+    shown = {name: value for name, value in command.items() if name not in LEFT_OUT}
+    return json.dumps(converted(shown))[:length]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry import context, trace
@@ -43,19 +44,18 @@ from .operation_spans import error_attributes
 
 OTHER = "_OTHER"
 """The name of an unknown error in OpenTelemetry's conventions."""
-OK = Status()
 Hook = Callable[[Any, Any], object]
 
 
+@dataclass(frozen=True)
 class CommandSpans:
     """Whether and how commands are shown. As thread- and task-safe as the hooks."""
 
-    def __init__(self, tracer: Tracer, mode: str = ON_RETRY, **hooks: Hook | None) -> None:
-        """``mode``: of the option ``command_spans``."""
-        self.tracer = tracer
-        self.mode = mode
-        self.hooks = {name: hook for name, hook in hooks.items() if hook is not None}
-        self._raised: set[str] = set()
+    tracer: Tracer
+    mode: str = ON_RETRY
+    """Of the option ``command_spans``."""
+    hooks: Mapping[str, Hook] = field(default_factory=dict)
+    _raised: set[str] = field(default_factory=set)
 
     def call_hook(self, name: str, span: Span, event: object) -> None:
         """What it raises is logged once, and never hurts the operation."""
@@ -68,29 +68,20 @@ class CommandSpans:
                     logger.exception("the %s raised; later errors of it are not logged", name)
 
 
+@dataclass(slots=True, eq=False)
 class SentCommand:
     """One command, and what its span shows. It belongs to one thread or task."""
 
-    __slots__ = (
-        "_spans", "around", "ended_ns", "event", "result", "span", "started_ns", "status",
-    )  # fmt: skip
-
-    def __init__(
-        self, spans: CommandSpans, event: monitoring.CommandStartedEvent, call: Call, around: Span
-    ) -> None:
-        """``around``: the operation's span."""
-        self._spans = spans
-        self.event = event
-        self.around = around
-        self.result: dict[str, Any] = {}
-        """Attributes beside those of what was sent."""
-        if call.driver_connection_id is not None:
-            self.result["db.mongodb.driver_connection_id"] = call.driver_connection_id
-        self.span: Span | None = None
-        """None where it is only started once the command has ended, if at all."""
-        self.started_ns = time.time_ns()
-        self.ended_ns = 0
-        self.status = OK
+    _spans: CommandSpans
+    event: monitoring.CommandStartedEvent
+    around: Span
+    """The operation's."""
+    result: dict[str, Any]
+    """Attributes beside those of what was sent."""
+    span: Span | None = None
+    """None where it is only started once the command has ended, if at all."""
+    started_ns: int = field(default_factory=time.time_ns)
+    ended_ns: int = 0
 
     def start_span(self) -> Span:
         self.span = self._spans.tracer.start_span(
@@ -110,7 +101,7 @@ class SentCommand:
                 call.only_command = self
                 return
             if self is call.only_command:
-                if self.status is OK:
+                if semconv.ERROR_TYPE not in self.result:
                     return
                 call.has_command_spans, call.only_command = True, None
         calls.publish(call, self.record)
@@ -122,15 +113,15 @@ class SentCommand:
             span = self.start_span()
         else:
             span.set_attributes(self.result)
-        if self.status is not OK:
-            span.set_status(self.status)
+        if semconv.ERROR_TYPE in self.result:
+            message = self.result.get(semconv.EXCEPTION_MESSAGE)
+            span.set_status(Status(StatusCode.ERROR, message))
         span.end(self.ended_ns)
 
     def interrupt(self, call: Call, error: BaseException | None, ended_ns: int | None) -> None:
         """End it with the operation, where the driver did not report its end."""
         if error is not None:
-            attributes, self.status = _error_of(error)
-            self.result |= attributes
+            self.result |= _error_of(error)
         self.end(call, ended_ns)
 
     def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
@@ -181,12 +172,14 @@ class Commands(OurListener, CommandListener):
         earlier = call.command_spans.pop(event.request_id, None)
         if earlier is not None:
             earlier.interrupt(call, None, None)
-        sent = SentCommand(spans, event, call, around)
+        result: dict[str, Any] = {}
+        if call.driver_connection_id is not None:
+            result["db.mongodb.driver_connection_id"] = call.driver_connection_id
+        sent = SentCommand(spans, event, around, result)
         call.command_spans[event.request_id] = sent
         if self._tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
-            text = text_of(event.command, self._tracing.query_text_max_length)
-            sent.result["db.query.text"] = text
+            result["db.query.text"] = text_of(event.command, self._tracing.query_text_max_length)
         first: SentCommand | None = call.only_command
         if spans.mode == ON_RETRY and not (call.has_command_spans or first or call.reasons):
             call.only_command = sent
@@ -214,8 +207,7 @@ class Commands(OurListener, CommandListener):
         if sent is None or self._spans is None:
             return
         if isinstance(event, monitoring.CommandFailedEvent):
-            attributes, sent.status = _failure_of(event, quotes=self._tracing.quotes)
-            sent.result |= attributes
+            sent.result |= _failure_of(event, self._tracing.quotes)
         elif cursor_id := cursor_of(sent.event, event.reply):
             sent.result["db.mongodb.cursor_id"] = cursor_id
         try:
@@ -225,26 +217,20 @@ class Commands(OurListener, CommandListener):
             sent.end(call)
 
 
-def _failure_of(
-    event: monitoring.CommandFailedEvent, *, quotes: bool
-) -> tuple[dict[str, Any], Status]:
+def _failure_of(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
     # The driver reports the failure while it handles the exception, and so do we an interruption.
-    error = sys.exception()
-    is_an_interruption = not isinstance(error, Exception)
-    if error is not None and (is_an_interruption or isinstance(error, PyMongoError | OSError)):
-        attributes, status = _error_of(error, quotes=quotes)
-    else:
-        attributes, status = {semconv.ERROR_TYPE: OTHER}, Status(StatusCode.ERROR)
+    error, attributes = sys.exception(), {semconv.ERROR_TYPE: OTHER}
+    ours = isinstance(error, Exception) and not isinstance(error, PyMongoError | OSError)
+    if error is not None and not ours:
+        attributes = _error_of(error, quotes)
     code = number(event.failure.get("code")) if hasattr(event.failure, "get") else None
     if code is not None:
         attributes["db.response.status_code"] = attributes[semconv.ERROR_TYPE] = str(code)
-    return attributes, status
+    return attributes
 
 
-def _error_of(error: BaseException, *, quotes: bool = False) -> tuple[dict[str, Any], Status]:
-    attributes = error_attributes(error, quotes=quotes)
-    attributes[semconv.ERROR_TYPE] = qualified_name(error)
-    return attributes, Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE])
+def _error_of(error: BaseException, quotes: bool = False) -> dict[str, Any]:
+    return error_attributes(error, quotes) | {semconv.ERROR_TYPE: qualified_name(error)}
 
 
 COMMENTED = frozenset({

@@ -106,19 +106,16 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
         self.client.close_pool(event.address)
 
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
-        pool = self._pools.get(event.address)
-        if pool is not None:
+        if (pool := self._pools.get(event.address)) is not None:
             pool.created(event.connection_id)
 
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
-        pool = self._pools.get(event.address)
-        if pool is not None:
+        if (pool := self._pools.get(event.address)) is not None:
             pool.closed(event.connection_id)
 
     @guarded
     def _measure(self, address: Address, record: Callable[..., None], value: float | None) -> None:
-        pool = self._pools.get(address)
-        if pool is not None:
+        if (pool := self._pools.get(address)) is not None:
             measure(record, value, pool.attributes, calls.current())
 
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
@@ -133,8 +130,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
         if call is not None:
             call.driver_connection_id = event.connection_id
         if self._metrics.wait_time is not None and not calls.reporting():
-            pool = self._pools.get(event.address)
-            if pool is not None:
+            if (pool := self._pools.get(event.address)) is not None:
                 pool.checked_out(event.connection_id)
             self._measure(event.address, self._metrics.wait_time.record, event.duration)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from opentelemetry import context, trace
@@ -93,7 +94,7 @@ class OperationSpans:
             # A coroutine that is closed unfinished has left its client.
             hidden = error is None or call.withholds or isinstance(error, GeneratorExit)
             quotes = not hidden and tracing_of(call.client).quotes
-            end_span(span, error, quotes=quotes, ended_ns=ended_ns)
+            end_span(span, error, quotes, ended_ns)
 
     def on_event(self, event: Event, /) -> None:
         call = calls.current()
@@ -115,55 +116,61 @@ class OperationSpans:
 
 
 def add_decision(span: Span, event: RetryEvent) -> None:
-    attributes: dict[str, Any] = {semconv.REASON: event.reason.value}
-    if event.server is not None:
-        attributes[semconv.SERVER] = event.server
+    attributes: dict[str, Any] = {
+        semconv.REASON: event.reason.value,
+        semconv.SERVER: event.server,
+    }
     if isinstance(event, RetryScheduled):
-        span.add_event(
-            semconv.EVENT_SCHEDULED, attributes | {"pymongo_resilience.delay": event.delay}
-        )
+        attributes["pymongo_resilience.delay"] = event.delay
+        _add_event(span, semconv.EVENT_SCHEDULED, attributes)
     else:
-        span.add_event(
-            semconv.EVENT_DECLINED, attributes | {"pymongo_resilience.rule": event.rule.value}
-        )
+        attributes["pymongo_resilience.rule"] = event.rule.value
+        _add_event(span, semconv.EVENT_DECLINED, attributes)
 
 
 def _add_waits(span: Span, waits: Sequence[Any]) -> None:
     """Each that had to be, for a server or for a connection, at the time when it was over."""
     for wait in waits[-SHOWN_WAITS:]:
-        attributes: dict[str, Any] = {
+        attributes = {
             semconv.WAITED: wait.seconds,
-            semconv.OUTCOME: wait.outcome or "",
+            semconv.OUTCOME: wait.outcome,
+            "pymongo_resilience.connecting": wait.connecting,
         }
-        if wait.connecting is not None:
-            attributes["pymongo_resilience.connecting"] = wait.connecting
-        span.add_event(EVENTS[wait.what], attributes, wait.ended_ns)
+        _add_event(span, EVENTS[wait.what], attributes, wait.ended_ns)
 
 
 def _add_hedge(span: Span, event: ReadHedged) -> None:
-    attributes: dict[str, Any] = {semconv.SERVER: event.server, semconv.WAITED: event.waited}
-    if event.second_server is not None:
-        attributes["pymongo_resilience.hedge.server"] = event.second_server
-    span.add_event("read.hedged", attributes)
+    attributes = {
+        semconv.SERVER: event.server,
+        semconv.WAITED: event.waited,
+        "pymongo_resilience.hedge.server": event.second_server,
+    }
+    _add_event(span, "read.hedged", attributes)
     span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
+
+
+def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None = None) -> None:
+    known = {key: value for key, value in attributes.items() if value is not None}
+    span.add_event(name, known, at)
 
 
 def _retry_attributes(call: Call) -> dict[str, Any]:
     attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.reasons)}
     if call.reasons:
-        attributes["pymongo_resilience.retry.reasons"] = tuple(
-            reason.value for reason in call.reasons
-        )
+        reasons = tuple(reason.value for reason in call.reasons)
+        attributes["pymongo_resilience.retry.reasons"] = reasons
         attributes["pymongo_resilience.backoff.total"] = call.backoff
     if call.timeout:
         attributes["pymongo_resilience.deadline"] = call.timeout
     return attributes
 
 
-def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str, Any]:
+def error_attributes(error: BaseException, quotes: bool = False) -> dict[str, Any]:
     """The exception as attributes: class, code and code name, and the frames without their source.
     ``quotes``: with the server's text, which carries document values."""
-    message = _text(error) if quotes else safe_message(error)
+    message = safe_message(error)
+    with suppress(Exception):  # str(error) may raise
+        message = str(error) if quotes else message
     return {
         semconv.EXCEPTION_TYPE: qualified_name(error),
         semconv.EXCEPTION_MESSAGE: message,
@@ -172,24 +179,13 @@ def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str,
 
 
 def end_span(
-    span: Span,
-    error: BaseException | None,
-    *,
-    quotes: bool = False,
-    ended_ns: int | None = None,
+    span: Span, error: BaseException | None, quotes: bool = False, ended_ns: int | None = None
 ) -> None:
     """With what it ended with; ended in any case, whatever the error is like."""
     try:
         if error is not None and span.is_recording():
-            attributes = error_attributes(error, quotes=quotes)
+            attributes = error_attributes(error, quotes)
             span.set_attributes(attributes)
             span.set_status(Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE]))
     finally:
         foreign(span.end, ended_ns)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - str(error) may raise
-        return safe_message(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -23,39 +23,42 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
 
 
+Observe = Callable[[Any], Iterator[Observation]]
+
+
 class ServerGauges:
     """An SDK keeps the first callback of an instrument for good, so there is one of these for each
     provider, and each ``instrument()`` shows its own clients through it."""
 
     def __init__(self, meter: Meter) -> None:
         self.show(None)
-        for row in ROWS:
+        for name, unit, description, observe in ROWS:
             make: Callable[..., object] = meter.create_observable_gauge
-            if row.unit in ADDED_UP:
+            if unit in ADDED_UP:
                 make = meter.create_observable_up_down_counter
-            make(row.name, [partial(self._observe, row)], row.unit, row.description)
+            make(name, [partial(self._observe, name, observe)], unit, description)
 
     def show(
         self,
         clients: Clients | None,
         breakers: ByClient[ClientBreakers] | None = None,
-        without: Collection[str] = (),
+        without: Collection[Observe] = (),
     ) -> None:
-        """Show these from now on, or nothing; ``without``: instruments that cannot be read."""
+        """Show these from now on, or nothing; ``without``: what cannot be read."""
         self._clients, self._breakers, self._without = clients, breakers, without
 
-    def _observe(self, row: Row, _: CallbackOptions) -> Iterable[Observation]:
+    def _observe(self, name: str, observe: Observe, _: CallbackOptions) -> Iterable[Observation]:
         if pending:
             run_deferred()
         shown: Iterable[Any] = ()
-        if row.observe is _breaker_state:
+        if observe is _breaker_state:
             shown = () if self._breakers is None else self._breakers.all()
-        elif self._clients is not None and row.name not in self._without:
+        elif self._clients is not None and observe not in self._without:
             shown = self._clients.alive()
         for client in shown:
             observed: list[Observation] = []
-            with shielded(f"while observing {row.name} of one client"):
-                observed.extend(row.observe(client))
+            with shielded(f"while observing {name} of one client"):
+                observed.extend(observe(client))
             yield from observed
 
 
@@ -120,39 +123,27 @@ ADDED_UP = ("{connection}", "{request}")
 """Units of what adds up over pools."""
 
 
-class Row(NamedTuple):
-    """One instrument. Immutable."""
-
-    name: str
-    unit: str
-    description: str
-    observe: Callable[[Any], Iterator[Observation]]
-
-
-OF_POOLS = COUNT, PENDING = (
-    "db.client.connection.count",
-    "db.client.connection.pending_requests",
-)
+OF_POOLS = (_connections, _pending)
 """What needs names of the driver's pools."""
-ROWS = (
-    Row("pymongo_resilience.server.rtt", "s", "Average round-trip time of a server.", _rtt),
-    Row(
+ROWS: tuple[tuple[str, str, str, Observe], ...] = (
+    ("pymongo_resilience.server.rtt", "s", "Average round-trip time of a server.", _rtt),
+    (
         "pymongo_resilience.server.rtt.min", "s", "Minimum of the last ten round-trip times.",
         partial(_rtt, name="min_round_trip_time"),
     ),
     # For the unit "1" exporters to Prometheus end the name in "_ratio".
-    Row("pymongo_resilience.server.state", "{server}", "1 for the type of a server.", _state),
-    Row(
+    ("pymongo_resilience.server.state", "{server}", "1 for the type of a server.", _state),
+    (
         "pymongo_resilience.circuit_breaker.state", "{server}", "1 for a breaker's state.",
         _breaker_state,
     ),
-    Row(COUNT, "{connection}", "Connections of a pool by state.", _connections),
-    Row(PENDING, "{request}", "Operations that wait for a connection of the pool.", _pending),
-    Row("db.client.connection.max", "{connection}", "How many a pool may have.", _size),
-    Row("db.client.connection.idle.max", "{connection}", "How many may be idle: all.", _size),
-    Row(
+    ("db.client.connection.count", "{connection}", "Connections of a pool by state.", _connections),
+    ("db.client.connection.pending_requests", "{request}", "Operations that wait.", _pending),
+    ("db.client.connection.max", "{connection}", "How many a pool may have.", _size),
+    ("db.client.connection.idle.max", "{connection}", "How many may be idle: all.", _size),
+    (
         "db.client.connection.idle.min", "{connection}", "How many a pool keeps open.",
         partial(_size, largest=False),
     ),
-    Row("pymongo_resilience.retry_budget.tokens", "{token}", "What a client has left.", _tokens),
+    ("pymongo_resilience.retry_budget.tokens", "{token}", "What a client has left.", _tokens),
 )  # fmt: skip

@@ -77,7 +77,7 @@ class TransactionSpan:
             with suppress(AttributeError):
                 delattr(session, _SPAN)
         self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-        calls.reported(end_span, self.span, error, quotes=self._quotes, ended_ns=ended_ns)
+        calls.reported(end_span, self.span, error, self._quotes, ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -95,7 +95,6 @@ class TransactionSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._open: set[TransactionSpan] = set()
-        self._ends_at_exit = False
 
     def start(self, session: Any) -> None:
         before = span_of(session)
@@ -108,10 +107,9 @@ class TransactionSpans:
         start = partial(self._tracer.start_span, kind=SpanKind.CLIENT, attributes=attributes)
         span = calls.reported(foreign, start, "transaction")
         TransactionSpan(span, session, tracing.quotes, self._open)
-        if not self._ends_at_exit:
-            # As late as can be: what is registered last runs first, so before an SDK shuts down.
-            self._ends_at_exit = True
-            atexit.register(self.end_all)
+        # As late as can be: what is registered last runs first, so before an SDK shuts down.
+        atexit.unregister(self.end_all)
+        atexit.register(self.end_all)
 
     def end_all(self) -> None:
         """No span stays open: the process exits, or the instrumentation ends."""
