@@ -45,19 +45,20 @@ TIMEOUT = 60
 
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 ERRORS = ROOT / "docs" / "errors.md"
+COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 DEADLINES = ROOT / "tests" / "deadline-requirements.md"
 FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
 
 def options_table() -> str:
     rows = [
-        "| option | default | legal | |",
+        "| option | default | legal | meaning |",
         "|---|---|---|---|",
         *(_option_row(option) for option in OPTIONS if option.has_variable),
         "",
         "In code and in a file alone:",
         "",
-        "| option | default | legal | |",
+        "| option | default | legal | meaning |",
         "|---|---|---|---|",
         *(_option_row(option) for option in OPTIONS if not option.has_variable),
     ]
@@ -326,6 +327,12 @@ def test_the_readme_is_short_and_its_table_is_that_of_the_errors() -> None:
     assert {line.replace("](docs/", "](") for line in table} <= set(ERRORS.read_text().splitlines())
 
 
+def test_the_readme_names_the_server_of_the_last_run() -> None:
+    ran_on = re.search(r"^\| on (MongoDB [\d.]+) \|", COMPATIBILITY.read_text(), re.MULTILINE)
+    assert ran_on is not None
+    assert f"[{ran_on[1]}](docs/compatibility.md#on-a-real-server)" in README.read_text()
+
+
 def test_the_readme_shows_what_its_script_prints(server: EmbeddedServer) -> None:
     shown = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
     assert [run(code, server).stdout for code, _ in shown] == [printed for _, printed in shown]
@@ -341,7 +348,7 @@ def test_every_page_can_be_found(place: str) -> None:
 
 
 def test_each_trial_of_another_package_is_in_the_table() -> None:
-    document = (ROOT / "docs" / "compatibility.md").read_text()
+    document = COMPATIBILITY.read_text()
     trials = {path.name for path in (ROOT / "tests" / "compatibility").glob("try_*.py")}
     assert set(re.findall(r"\(\.\./tests/compatibility/(\w+\.py)\)", document)) == trials
 
