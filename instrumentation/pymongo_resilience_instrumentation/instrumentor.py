@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pymongo
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in __all__
@@ -60,14 +59,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     _state = State.OFF
     """What the installed pymongo allows."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made: Self | None = cls._instance
-        if made is None:
-            with _LOCK:
-                made = super().__new__(cls, *args, **kwargs)
-        # No lock: status() does not wait while another thread switches the library on or off.
-        return made
-
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED
 
@@ -103,9 +94,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             if self._state is State.OFF:
                 return
             # OpenTelemetry's check reads what is installed, for 5 ms: left to it is the refusal.
-            checks = {"skip_dep_check": _is_supported()} | {
-                name: kwargs[name] for name in CHECKS if name in kwargs
-            }
+            checks = {"skip_dep_check": (4, 19) <= pymongo.version_tuple[:2] < (5, 0)}
+            checks |= {name: kwargs[name] for name in CHECKS if name in kwargs}
             super().instrument(settings=settings, **checks)
             self._explicit = explicit
         elif explicit:
@@ -217,11 +207,6 @@ if hasattr(os, "register_at_fork"):  # there is no fork on Windows
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _is_supported() -> bool:
-    """Whether :data:`SUPPORTED` names the installed pymongo."""
-    return (4, 19) <= pymongo.version_tuple[:2] < (5, 0)
-
-
 def _check_client(client: object, function: str) -> None:
     if not isinstance(client, CLIENTS):
         raise TypeError(
@@ -243,7 +228,8 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
             _stay_off(error)
             return None
         if loaded.ignored:
-            _log_error("%s\n  the defaults are used instead", ConfigurationError(loaded.ignored))
+            problems = ConfigurationError(loaded.ignored)
+            logger.error("%s\n  the defaults are used instead", problems)
         config, source = loaded.config, source_of(loaded)
     else:
         loaded = apply_switches(config)
@@ -282,22 +268,7 @@ def _log_off(settings: Settings) -> None:
 
 
 def _stay_off(error: ConfigurationError) -> None:
-    _log_error("%s\n  pymongo-resilience stays switched off", error)
-
-
-def _log_error(message: str, error: ConfigurationError) -> None:
-    """Where logging is not set up yet, as before OpenTelemetry's loader: with level and time
-    all the same."""
-    if logger.logger.hasHandlers():
-        logger.error(message, error)
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.logger.addHandler(handler)
-    try:
-        logger.error(message, error)
-    finally:
-        logger.logger.removeHandler(handler)
+    logger.error("%s\n  pymongo-resilience stays switched off", error)
 
 
 def _reach_existing_clients(runtime: Runtime) -> None:
@@ -315,3 +286,7 @@ def _reach_existing_clients(runtime: Runtime) -> None:
             "retries, " if runtime.owns_retries else "",
             ", and servers chosen by load," if runtime.counts_in_flight else "",
         )
+
+
+# Made under the import's lock: two threads may switch on at once.
+PymongoResilienceInstrumentor()
