@@ -33,13 +33,16 @@ Operations"."""
 WRITE_STAGES = frozenset({"$out", "$merge"})
 
 
+_FindsTarget = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target]
+
+
 class PublicOperation(NamedTuple):
     """How calls of one method appear."""
 
     name: str
     client: Callable[[Any], Any]
     """From the object the method is called on to its client."""
-    target: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target] | None
+    target: _FindsTarget | None
     """From the object and the arguments; None for the object itself, a collection."""
     only_reads: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
     """From the arguments of a command runner: whether the command is one that can only read."""
@@ -106,13 +109,6 @@ _CURSORS = frozenset({
     "list_indexes", "list_search_indexes",
 })  # fmt: skip
 
-
-def _gives(method: str) -> Literal["cursor", "change stream"] | None:
-    if method == "watch":
-        return "change stream"
-    return "cursor" if method in _CURSORS else None
-
-
 _COLLECTION_METHODS = {
     "aggregate": "aggregate",
     "aggregate_raw_batches": "aggregate",
@@ -148,7 +144,7 @@ _COLLECTION_METHODS = {
     "watch": "aggregate",
 }
 
-_DATABASE_METHODS: dict[str, tuple[str, Any]] = {
+_DATABASE_METHODS: dict[str, tuple[str, _FindsTarget]] = {
     "aggregate": ("aggregate", _database),
     "command": ("runCommand", _database),
     "create_collection": ("createCollection", _named_collection),
@@ -161,7 +157,7 @@ _DATABASE_METHODS: dict[str, tuple[str, Any]] = {
     "watch": ("aggregate", _database),
 }
 
-_CLIENT_METHODS: dict[str, tuple[str, Any]] = {
+_CLIENT_METHODS: dict[str, tuple[str, _FindsTarget]] = {
     "bulk_write": ("bulkWrite", _admin),
     "drop_database": ("dropDatabase", _named_database),
     "list_database_names": ("listDatabases", _admin),
@@ -170,24 +166,26 @@ _CLIENT_METHODS: dict[str, tuple[str, Any]] = {
     "watch": ("aggregate", _admin),
 }
 
-COLLECTION: Mapping[str, PublicOperation] = {
-    method: PublicOperation(
-        name, driver.clients.client_of_collection, None, gives=_gives(method), method=method
-    )
-    for method, name in _COLLECTION_METHODS.items()
-}
-DATABASE: Mapping[str, PublicOperation] = {
-    method: PublicOperation(
-        name,
-        driver.clients.client_of_database,
-        target,
-        only_reads if method == "cursor_command" else None,
-        _gives(method),
-        method,
-    )
-    for method, (name, target) in _DATABASE_METHODS.items()
-}
-CLIENT: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, lambda c: c, target, gives=_gives(method), method=method)
-    for method, (name, target) in _CLIENT_METHODS.items()
-}
+
+def _public(
+    client: Callable[[Any], Any], methods: Mapping[str, tuple[str, _FindsTarget | None]]
+) -> Mapping[str, PublicOperation]:
+    return {
+        method: PublicOperation(
+            name,
+            client,
+            target,
+            only_reads if method == "cursor_command" else None,
+            "change stream" if method == "watch" else "cursor" if method in _CURSORS else None,
+            method,
+        )
+        for method, (name, target) in methods.items()
+    }
+
+
+COLLECTION = _public(
+    driver.clients.client_of_collection,
+    {method: (name, None) for method, name in _COLLECTION_METHODS.items()},
+)
+DATABASE = _public(driver.clients.client_of_database, _DATABASE_METHODS)
+CLIENT = _public(lambda client: client, _CLIENT_METHODS)
