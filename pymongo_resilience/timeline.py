@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from pymongo_resilience.redaction import RedactionFilter
 
-POLICY, SELECTION, POOL, CONNECTING, ATTEMPT, BACKOFF = (
-    "policy", "server_selection", "pool_wait", "connecting", "attempt", "backoff",
+SELECTION, POOL, CONNECTING, ATTEMPT, BACKOFF = (
+    "server_selection", "pool_wait", "connecting", "attempt", "backoff",
 )  # fmt: skip
 slow_logger = logging.getLogger("pymongo_resilience.slow")
 slow_logger.addFilter(RedactionFilter())
@@ -19,8 +19,8 @@ class Phase(NamedTuple):
     """One part of an operation's time."""
 
     name: str
-    """``policy`` (which timeout and rules hold), ``server_selection``, ``pool_wait``,
-    ``connecting``, ``attempt`` (sent to a server, until its answer or failure) or ``backoff``."""
+    """``server_selection``, ``pool_wait``, ``connecting``, ``attempt`` (sent to a server, until its
+    answer or failure) or ``backoff``."""
     milliseconds: float
     server: str | None = None
     """``"host:port"``, of an attempt."""
@@ -55,11 +55,11 @@ class Run(NamedTuple):
     """Seconds of back-off that followed it."""
 
 
-def phases(runs: Iterable[Run], policy: float) -> tuple[Phase, ...]:
-    """``policy``: seconds before the first attempt. Nothing is shorter than 0, and what a wait was
-    cut short by is not counted twice: the sum is when the last one ended."""
-    found = [Phase(POLICY, policy * 1000)]
-    at, backoff = policy, 0.0
+def phases(runs: Iterable[Run]) -> tuple[Phase, ...]:
+    """Nothing is shorter than 0, and what a wait was cut short by is not counted twice: the sum is
+    when the last one ended."""
+    found = []
+    at = backoff = 0.0
     for run in runs:
         left = max(0.0, run.ended - at)
         parts = [(BACKOFF, backoff)]

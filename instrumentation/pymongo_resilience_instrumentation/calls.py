@@ -90,11 +90,9 @@ class Call:
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
     selecting: Any = None
-    """An AttemptCount (selection/), while the driver selects a server, where they are counted."""
+    """An AttemptCount (selection/), of the run of the loop in progress, where they are counted."""
     has_command_spans = False
     """Each of its commands has a span; see the option ``command_spans``."""
-    policy_seconds = 0.0
-    """How long it took to find out what holds for it, where it has a timeout."""
     runs: Sequence[Run] = ()
     """Attempts that have failed, for its timeline."""
     backoff = 0.0

@@ -186,10 +186,8 @@ class Runtime:
             call.transaction = transaction_of(session)
         call.plain = call.within is NOTHING is call.bound and not self.rules.any
         call.timeout, call.deadline = self.timeouts.of_call(call)
-        if call.timeout is not None:
-            if whole_timeout and self.timeouts.csot_available:
-                call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
-            call.policy_seconds = time.perf_counter() - call.started
+        if call.timeout is not None and whole_timeout and self.timeouts.csot_available:
+            call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
         call.token = calls.make_current(call)
         records = self.providers.record or self.providers.found()
         if span and records and self.operation_spans is not None:

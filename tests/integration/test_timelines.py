@@ -58,9 +58,8 @@ def test_a_missed_deadline_says_where_the_time_went(
         durations(telemetry)["pymongo_resilience.OperationTimeoutError"], abs=1
     )
     assert caught.value.elapsed_s * 1000 <= whole + 1, "it is read before the call ends"
-    assert found[0].name == "policy"
     assert {each.name for each in found} <= {
-        "policy", "server_selection", "pool_wait", "connecting", "attempt", "backoff",
+        "server_selection", "pool_wait", "connecting", "attempt", "backoff",
     }  # fmt: skip
     ((shown),) = events(telemetry)[-1:]
     assert len(shown[PHASES]) == len(shown[MILLISECONDS]) == len(found)

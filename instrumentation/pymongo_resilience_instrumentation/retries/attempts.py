@@ -133,7 +133,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                     self.shedders = runtime.shedding.of(client)
                 counts = runtime.counts_of(client)
                 if counts is not None:
-                    self.count = counts.of_attempt()
+                    self.count = call.selecting = counts.of_attempt()
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before the driver's loop")
             self.release(None)
@@ -168,6 +168,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         if error is None and not self.began and runtime.budgets.incomplete:
             runtime.budgets.succeeded(driver.retry_loop.client(self))
         if self.count is not None:
+            call.selecting = None
             self._uncount(unfinished, succeeded=error is None)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
@@ -239,6 +240,8 @@ class Attempts(driver.retry_loop.DriverLoop):
 
         Raises CircuitBreakerOpenError or OverloadShedError, both also pymongo's AutoReconnect.
         """
+        if self.call is NOT_OURS:
+            return
         try:
             address = driver.retry_loop.address_of(server)
             if self.count is not None and address is not None:

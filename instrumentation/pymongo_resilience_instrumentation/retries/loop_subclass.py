@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import CallInte
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 
-from .attempts import NOT_OURS, Attempts
+from .attempts import Attempts
 
 Run = Callable[..., Any]
 """A method of the loop."""
@@ -154,14 +154,9 @@ def _get_server(runtime: Runtime, drivers: Run) -> Run:
     operation is bound to one, the selector is never called."""
 
     def get_server(loop: Any) -> Any:
-        if loop.call is NOT_OURS or loop.runtime is not runtime:
-            return drivers(loop)
-        loop.call.selecting = loop.count
-        try:
-            server = drivers(loop)
-        finally:
-            loop.call.selecting = None
-        loop.selected(server)
+        server = drivers(loop)
+        if loop.runtime is runtime:
+            loop.selected(server)
         return server
 
     return get_server
@@ -169,14 +164,9 @@ def _get_server(runtime: Runtime, drivers: Run) -> Run:
 
 def _async_get_server(runtime: Runtime, drivers: Run) -> Run:
     async def get_server(loop: Any) -> Any:
-        if loop.call is NOT_OURS or loop.runtime is not runtime:
-            return await drivers(loop)
-        loop.call.selecting = loop.count
-        try:
-            server = await drivers(loop)
-        finally:
-            loop.call.selecting = None
-        loop.selected(server)
+        server = await drivers(loop)
+        if loop.runtime is runtime:
+            loop.selected(server)
         return server
 
     return get_server

@@ -29,7 +29,7 @@ def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
         if server is None and call.server is not None:
             server = address_text(call.server)
         runs.append(Run(seconds, server, _waits(call)))
-    return timeline.phases(runs, call.policy_seconds)
+    return timeline.phases(runs)
 
 
 def show(call: Call, error: BaseException | None, seconds: float, slow: float | None) -> None:
