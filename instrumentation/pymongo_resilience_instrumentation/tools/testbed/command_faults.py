@@ -77,16 +77,11 @@ class OnCommand(Interception):
         if command is not None and (hint := _mistaken(command)) is not None:
             raise refused("command", command, f"the name of a command, or None for any{hint}")
         self._command = command
-        self._times = whole("times", times)
+        self.times = whole("times", times)
 
     def __repr__(self) -> str:
         command = "" if self._command is None else f"{self._command!r}, "
-        return f"{type(self).__name__}({command}times={self._times})"
-
-    @property
-    def is_over(self) -> bool:
-        """It has acted as often as it should."""
-        return self.injected >= self._times or super().is_over
+        return f"{type(self).__name__}({command}times={self.times})"
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Give the verdict if this is the command that is meant."""

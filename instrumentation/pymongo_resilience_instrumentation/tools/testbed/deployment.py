@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import threading
 import time
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 
 _STOP_TIMEOUT: Final = 5.0
 MAX_PORT: Final = 65535
+_REPLICATION_FIELDS: Final = (
+    "arbiters", "electionId", "hosts", "lastWrite", "me", "passives", "primary", "secondary",
+    "setName", "setVersion", "tags",
+)  # fmt: skip
 _NOT_RUNNING: Final = "the deployment is not running: use it in a with block"
 
 Target = Literal["all", "primary", "secondary"] | int
@@ -201,9 +204,10 @@ class Deployment(Running):
     def _parameters(self) -> str:
         return ""
 
-    @abstractmethod
     def describe(self, member: Member, hello: Document) -> None:
         """Turn the server's reply to a hello into the member's own, in place."""
+        for field in _REPLICATION_FIELDS:
+            hello.pop(field, None)
 
     def refusal(self, member: Member, request: Message) -> Document | None:
         """The error with which the member refuses a request, or ``None``."""

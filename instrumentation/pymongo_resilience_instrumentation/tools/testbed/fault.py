@@ -161,6 +161,8 @@ class Interception(Fault):
     """It strikes what the members of a set say to each other, too."""
     until = math.inf
     """When it is over at the latest, on the monotonic clock."""
+    times: float = math.inf
+    """After how many strikes it is over."""
 
     def __init__(self, seconds: float | None = None) -> None:
         super().__init__()
@@ -170,7 +172,7 @@ class Interception(Fault):
     @property
     def is_over(self) -> bool:
         """A member forgets an interception that is over."""
-        return time.monotonic() >= self.until
+        return self.injected >= self.times or time.monotonic() >= self.until
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Decide about one request; ``None`` leaves it to the next fault."""

@@ -44,11 +44,7 @@ class CutAtHandshake(Interception):
 
     def __init__(self, times: int = 1) -> None:
         super().__init__()
-        self._times = whole("times", times)
-
-    @property
-    def is_over(self) -> bool:
-        return self.injected >= self._times or super().is_over
+        self.times = whole("times", times)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         first = connection.hellos == 0 and connection.commands == 0
@@ -78,15 +74,6 @@ class Refuse(Fault):
             await deployment.bring_up(targets, self)
 
 
-class Reset(Fault):
-    """Resets every open connection once, monitors' too, whatever is under way on it."""
-
-    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        for member in targets:
-            member.reset()
-            self.injected += 1
-
-
 class PoolClearingStorm(Fault):
     """Resets every connection again and again, so that clients clear their pools each time.
 
@@ -106,6 +93,13 @@ class PoolClearingStorm(Fault):
             for member in targets:
                 member.reset()
                 self.injected += 1
+
+
+class Reset(PoolClearingStorm):
+    """Resets every open connection once, monitors' too, whatever is under way on it."""
+
+    def __init__(self) -> None:
+        super().__init__(times=1)
 
 
 class BlackHole(Interception):

@@ -63,6 +63,7 @@ class Relay:
         self._member = member
         self._connection = connection
         self._reader = reader
+        self._passes: bool = member.role.passes_hellos
         self._request_ids = itertools.count(1)
         self._upcoming: asyncio.Task[Message] | None = None
 
@@ -119,11 +120,6 @@ class Relay:
                 reply = reply.with_body({**reply.body, "topologyVersion": self._member.version})
             await self._send(_rewritten(verdict, reply))
             reply = await upstream.following() if reply.more_to_come else None
-
-    @property
-    def _passes(self) -> bool:
-        passes: bool = self._member.role.passes_hellos
-        return passes
 
     async def _answer_hello(self, request: Message, upstream: Upstream) -> None:
         """Answer a hello; one that is awaited, when there is news or its time is up.

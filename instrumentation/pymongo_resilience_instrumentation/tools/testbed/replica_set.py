@@ -24,10 +24,6 @@ _WRITES: Final = frozenset({
     "renameCollection", "update",
 })  # fmt: skip
 _TRANSACTION_WRITES: Final = frozenset({"bulkWrite", "delete", "findAndModify", "insert", "update"})
-_REPLICATION_FIELDS: Final = (
-    "arbiters", "electionId", "hosts", "lastWrite", "me", "passives", "primary", "secondary",
-    "setName", "setVersion", "tags",
-)  # fmt: skip
 _TOKEN: Final = {"recoveryShardId": "shard0"}
 """With it a commit can be finished through any router."""
 
@@ -180,8 +176,7 @@ class ShardedCluster(Deployment):
         await super()._open()
 
     def describe(self, member: Member, hello: Document) -> None:
-        for field in _REPLICATION_FIELDS:
-            hello.pop(field, None)
+        super().describe(member, hello)
         hello["msg"] = "isdbgrid"
 
     def refusal(self, member: Member, request: Message) -> Document | None:
@@ -212,10 +207,6 @@ class Standalone(Deployment):
     default_members: ClassVar[int] = 1
     most_members: ClassVar[int | None] = 1
     kind: ClassVar[Kind] = "standalone"
-
-    def describe(self, member: Member, hello: Document) -> None:
-        for field in _REPLICATION_FIELDS:
-            hello.pop(field, None)
 
     def refusal(self, member: Member, request: Message) -> Document | None:
         """Refuse transaction numbers, as a standalone mongod does."""
