@@ -9,14 +9,12 @@ Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from pymongo.errors import InvalidOperation, PyMongoError
 
 from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import is_closing, shielded
-from pymongo_resilience.steps import Steps, run, run_async
 
 from . import calls, driver
 from .calls import NO_DEADLINE
@@ -65,11 +63,7 @@ class KillCursors(CallInterceptor):
 
     def send(self, call: CleanupCall, _original: Function, *given: Any, **kwargs: Any) -> Any:
         ids, address, session = driver.clients.kill_arguments(given, kwargs)
-        database, collection = driver.clients.cursor_namespace(address)
-        command, address = {KILL_CURSORS: collection, "cursors": ids}, tuple(address)
-        return driver.clients.send_cleanup(
-            call.client, KILL_CURSORS, command, database=database, address=address, session=session
-        )
+        return driver.clients.kill_cursors(call.client, ids, address, session)
 
     def failed(
         self, call: Any, error: BaseException, given: tuple[Any, ...], kwargs: dict[str, Any]
@@ -114,7 +108,7 @@ class EndSessions(CallInterceptor):
 
     def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         super().__init__(runtime)
-        self._run: Any = run_async if asynchronous else run
+        self.send = self._send_async if asynchronous else self._send
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupCall | None:
         if calls.reporting():
@@ -123,13 +117,15 @@ class EndSessions(CallInterceptor):
         self.runtime.begin(call)
         return call
 
-    def send(self, _call: CleanupCall, _original: Function, client: Any, ids: Any) -> Any:
-        return self._run(self._steps(client, ids))
-
-    def _steps(self, client: Any, ids: Any) -> Steps:
+    def _send(self, _call: CleanupCall, _original: Function, client: Any, ids: Any) -> None:
         for at in range(0, len(ids), MOST_SESSIONS):
-            command = {END_SESSIONS: ids[at : at + MOST_SESSIONS]}
-            yield partial(driver.clients.send_cleanup, client, END_SESSIONS, command)
+            driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
+
+    async def _send_async(
+        self, _call: CleanupCall, _original: Function, client: Any, ids: Any
+    ) -> None:
+        for at in range(0, len(ids), MOST_SESSIONS):
+            await driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
 
     def failed(self, call: Any, error: BaseException, *rest: Any) -> BaseException | None:
         raised = super().failed(call, error, *rest)

@@ -12,6 +12,7 @@ from typing import Any
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
 
 LOOK = "apply_selector"
+ANY = ReadPreference.PRIMARY_PREFERRED
 
 KILL, BACKGROUND, END_SESSIONS = "_kill_cursors", "_process_kill_cursors", "_end_sessions"
 """What sends killCursors; what the background task calls for cursors that wait for that; and what
@@ -80,29 +81,30 @@ def kill_later(client: Any, cursor_id: int, address: Any) -> None:
     client._close_cursor_soon(cursor_id, address)
 
 
-def send_cleanup(
-    client: Any,
-    name: str,
-    command: Any,
-    *,
-    database: str = "admin",
-    address: Any = None,
-    session: Any = None,
-) -> Any:
-    """Send killCursors or endSessions through the retry loop, which the driver's own methods pass
-    by, hiding errors; a coroutine in async clients. ``command()`` of a database would make one more
-    session. Without an address, any server will do."""
-    any_server, primary = ReadPreference.PRIMARY_PREFERRED, ReadPreference.PRIMARY
+def kill_cursors(client: Any, ids: list[int], address: Any, session: Any) -> Any:
+    """Send killCursors through the retry loop, which the driver's own method passes by; a coroutine
+    in async clients."""
+    database, collection = cursor_namespace(address)
+    command = {"killCursors": collection, "cursors": ids}
 
-    def send(_session: Any, _server: Any, connection: Any, mode: Any) -> Any:
-        mode = mode if address is None else primary
-        return connection.command(
-            database, command, read_preference=mode, session=session, client=client
-        )
+    def send(*given: Any) -> Any:
+        return given[2].command(database, command, session=session, client=client)
 
     return client._retry_internal(
-        send, None, None, name, is_read=True, address=address, read_pref=any_server
+        send, None, None, "killCursors", is_read=True, address=tuple(address), read_pref=ANY
     )
+
+
+def end_sessions(client: Any, ids: list[Any]) -> Any:
+    """The same for endSessions. The driver's own method hides errors, and ``command()`` of a
+    database would make one more session."""
+
+    def send(*given: Any) -> Any:
+        _, _, connection, mode = given
+        command = {"endSessions": ids}
+        return connection.command("admin", command, read_preference=mode, client=client)
+
+    return client._retry_internal(send, None, None, "endSessions", is_read=True, read_pref=ANY)
 
 
 client_of_collection = attrgetter("database.client")
