@@ -19,10 +19,16 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Tracer
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.internal_errors import foreign, is_closing, shielded
+from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.internal_errors import foreign, shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
-from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Entered,
+    Function,
+    Interceptor,
+    Wrapper,
+)
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 
 from . import semconv
@@ -153,18 +159,15 @@ class StartTransaction(Interceptor):
         return result
 
 
-class EndSession(Interceptor):
-    """A session's ``end_session()``, and the end of its block."""
+def end_session(enabled_flag: EnabledFlag) -> Wrapper:
+    """A session's ``end_session()``, and the end of its block. The abort of an open transaction
+    ends its span; what is left is a commit whose result is unknown."""
 
-    def succeeded(self, entered: Entered, result: object) -> Any:
-        with shielded("after end_session"):
-            # Its abort may have ended it.
-            found = span_of(entered.instance)
-            if found is not None:
+    def wrapper(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
+        found: TransactionSpan | None = getattr(session, _SPAN, None)
+        if found is not None and enabled_flag.acts() and not session.in_transaction:
+            with shielded("before end_session"):
                 found.end()
-        return result
+        return original(*args, **kwargs)
 
-    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
-        if entered is not None and not is_closing(error):
-            self.succeeded(entered, None)
-        return error
+    return wrapper
