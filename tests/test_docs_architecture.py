@@ -16,12 +16,13 @@ TABLE, ENGINE_PICTURE, PICTURE = (
     PAGE.split("## The house")[0],
     *re.findall(r"```\n.*?```", PAGE, re.DOTALL),
 )
-NAMED = sorted(set(re.findall(r"`([\w./]+(?:\.py|/))`", TABLE)))
+HOPS = PAGE.partition("## One operation, hop by hop")[2]
+NAMED = sorted(set(re.findall(r"`([\w./]+(?:\.py|/))`", TABLE + HOPS)))
 """In backticks, with a folder or without: one beside the file named before."""
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_the_table_names_is_there(name: str) -> None:
+def test_what_it_names_is_there(name: str) -> None:
     if name.startswith("engine/"):
         assert (ENGINE / name.removeprefix("engine/")).exists()
     elif "/" in name.rstrip("/") or not name.endswith(".py"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.telemetry import Instrument
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
+HOPS = (ROOT / "docs" / "architecture.md").read_text().partition("hop by hop")[2]
 CROSSINGS, FRAMES = 16, 58
 """At most, between the driver and the library, and Python calls of the library's own functions."""
 
@@ -40,3 +43,15 @@ def test_a_healthy_operation_makes_few_calls(
     best = min((counted() for _ in range(3)), key=lambda each: len(each.frames))
     assert best.crossings <= CROSSINGS, best.frames
     assert len(best.frames) <= FRAMES, best.frames
+    if side == "sync":
+        assert modules(best.frames) <= set(re.findall(r"`([\w/]+\.py)`", HOPS))
+
+
+def modules(frames: list[str]) -> set[str]:
+    """As docs/architecture.md names them."""
+    paths = {each.partition(":")[0] for each in frames}
+    inside = {path.removeprefix("instrumentation/pymongo_resilience_") for path in paths}
+    return {
+        re.sub(r"^pymongo_resilience/", "engine/", path).removeprefix("instrumentation/")
+        for path in inside
+    }
