@@ -8,7 +8,7 @@ wins over the file. Namespace rules come from code and from the file alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -49,10 +49,6 @@ ALWAYS, ON_RETRY, NEVER = "always", "on_retry", "never"
 WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = "woken_checks", "quick_checks", "interruptions"
 
 
-def variable_of(name: str) -> str:
-    return PREFIX + name.upper()
-
-
 class Option(NamedTuple):
     """One row of the table of options."""
 
@@ -67,15 +63,7 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
-        return variable_of(self.name)
-
-    def value_of(self, text: str) -> Any:
-        """The value that a variable's text means. Raises ValueError where it is none."""
-        with suppress(ValueError, KeyError):
-            value = self.kind.normal(self.kind.parse(text.strip()))
-            if self.kind.legal(value):
-                return value
-        raise ValueError(f"{self.variable}={text!r}: expected {self.kind.allowed}")
+        return PREFIX + self.name.upper()
 
 
 def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> Any:
@@ -106,15 +94,14 @@ class Config:
     timeout_mode: str | None = _option(
         None,
         TIMEOUT_MODE,
-        "Whether the timeout of a cursor holds for its whole life or for each batch that it "
-        "fetches; unset is its life for one that the application sets, else each batch.",
+        "Whether a cursor's timeout is for its whole life or for each batch; unset, for its life "
+        "where the application sets one.",
         has_variable=False,
     )
     attempt_timeout_ms: int | None = _option(
         None,
         integer(1, LONGEST_MS),
-        "How long an attempt may wait for its reply before it is given up, and repeated where that "
-        "is safe; unset is as long as the operation has.",
+        "How long an attempt may wait for its reply before it is repeated, where that is safe.",
     )
     max_retries: int = _option(
         5,
@@ -136,36 +123,31 @@ class Config:
     retry_budget: str = _option(
         RATIO,
         one_of(RATIO, TOKENS, OFF),
-        "What limits the retries of each client: ratio, in proportion to what succeeds, for every "
-        "reason; tokens, the specification's bucket of 1,000, after overload errors; or nothing. A "
-        "client's own adaptiveRetries comes first, and means tokens.",
+        "What limits a client's retries: ratio, its successes, whatever the reason; tokens, the "
+        "specification's bucket, after overload errors; or nothing.",
     )
     load_shedding: bool = _option(
         False,
         BOOLEAN,
-        "Whether a client refuses operations itself, those of low priority first, while a server "
-        "rejects most of what it is sent.",
+        "Whether a client refuses operations, low priority first, while a server rejects most.",
     )
     overload_retargeting: bool | None = _option(
         None,
         BOOLEAN,
-        "Whether a retry after an overload error avoids the server that sent it; unset, all do but "
-        "reads with primaryPreferred or secondaryPreferred. On a sharded cluster every retry "
-        "does.",
+        "Whether retries avoid an overloaded server; unset, not for reads that prefer a member.",
         has_variable=False,
     )
     server_selection: str = _option(
         "driver",
         one_of("driver", "least_loaded", PEAK_EWMA),
-        "What chooses among the servers that an operation may go to: pymongo, or the library, by "
-        "the attempts in progress on each (least_loaded), or by these and its latency "
-        "(peak_ewma).",
+        "What chooses among suitable servers: pymongo, the attempts in progress on each "
+        "(least_loaded), or these and its latency (peak_ewma).",
     )
     circuit_breaker: str = _option(
         "off",
         one_of("off", "on", "always"),
-        "Whether a server that keeps failing gets no operations for a time, where they may go "
-        "elsewhere; with always also writes to a replica set, and a server that is the only one.",
+        "Whether a server that keeps failing gets no operations for a time: with on where they "
+        "may go elsewhere, with always in any case.",
     )
     circuit_breaker_failure_rate: float = _option(
         0.5,
@@ -200,8 +182,7 @@ class Config:
     dead_peer_s: int = _option(
         5,
         integer(0, 3600),
-        "Closes a connection whose server's kernel has acknowledged nothing for this long, where "
-        "the system can do that; 0 leaves it to pymongo.",
+        "How long a server's kernel may acknowledge nothing on a connection; 0 is for ever.",
     )
     traces: bool = _option(
         True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True
@@ -209,30 +190,26 @@ class Config:
     command_spans: str = _option(
         ON_RETRY,
         one_of(ALWAYS, ON_RETRY, NEVER),
-        "Which commands have spans of their own: all; those of operations that send more than one, "
-        "or whose attempts fail; or none. What has none is shown on its operation's span.",
+        "Which commands have spans of their own; on_retry: where an operation has several.",
         telemetry=True,
     )
     slow_ms: int | None = _option(
         None,
         integer(0, LONGEST_MS),
-        "Operations that take this long are logged with their timeline by "
-        "pymongo_resilience.slow; unset, only those that ran out of time have one.",
+        "Operations that take this long are logged with their timeline; unset, timeouts alone.",
         telemetry=True,
     )
     command_comment: bool = _option(
         False,
         BOOLEAN,
-        "Whether commands carry a comment with their operation's trace, for the server's profiler "
-        "and slow-query log.",
+        "Whether commands carry their operation's trace as a comment, for the server's logs.",
         telemetry=True,
     )
     metrics: bool | str = _option(
         True,
         boolean_or(ALL, BY_DATABASE),
-        "Whether durations, retries, servers and pools are measured; with all also attempts, wait "
-        "and use times, which cost every operation a record each; with by_database durations have "
-        "no collection's name, for applications with any number of collections.",
+        "Whether metrics are recorded: with all also of each attempt and wait; with by_database "
+        "durations have no collection's name.",
         telemetry=True,
     )
     policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
@@ -306,14 +283,10 @@ class Loaded(NamedTuple):
 def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> Loaded:
     """What :meth:`Config.from_env` reads. ``tolerant``: a wrong value that concerns telemetry alone
     is no error, and the option has its default."""
-    values = _Values()
+    problems: list[str] = []
     path = environ.get(FILE_VARIABLE)
-    if path:
-        values.read_file(Path(path))
-    values.read_variables(environ)
-    if len(values.problems) > (len(values.of_telemetry) if tolerant else 0):
-        raise ConfigurationError(values.problems)
-    return Loaded(Config(**values.found), values.sources, tuple(values.of_telemetry))
+    entries = [*(_of_file(Path(path), problems) if path else ()), *_of_variables(environ)]
+    return _loaded(Config(), entries, problems, tolerant=tolerant)
 
 
 def apply_switches(config: Config, environ: Mapping[str, str] = os.environ) -> Loaded:
@@ -322,72 +295,75 @@ def apply_switches(config: Config, environ: Mapping[str, str] = os.environ) -> L
     ``Loaded.ignored`` names the other variables that are set: code overrides them. Raises
     ConfigurationError where a switch has a wrong value.
     """
-    values = _Values()
-    values.read_variables(environ)
-    switches = {name: values.found[name] for name in SWITCHES if name in values.found}
-    wrong = [each for each in values.problems if each.split("=")[0] in map(variable_of, SWITCHES)]
-    if wrong:
-        raise ConfigurationError(wrong)
-    overridden = [values.sources[name] for name in values.found if name not in SWITCHES]
+    entries = list(_of_variables(environ))
+    loaded = _loaded(config, [each for each in entries if each.name in SWITCHES], [])
+    overridden = [each.source for each in entries if each.name not in SWITCHES]
     if environ.get(FILE_VARIABLE):
         overridden.append(FILE_VARIABLE)
-    sources = {name: values.sources[name] for name in switches}
-    return Loaded(replace(config, **switches), sources, tuple(sorted(overridden)))
+    return loaded._replace(ignored=tuple(sorted(overridden)))
 
 
-class _Values:
-    """What was found so far, with all that is wrong."""
+class _Entry(NamedTuple):
+    """One value that a variable or a file has."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
-        self.problems: list[str] = []
-        self.of_telemetry: list[str] = []
-        """Among the problems."""
+    name: str
+    value: Any
+    source: str
+    place: str
+    """What an error begins with."""
 
-    def read_variables(self, environ: Mapping[str, str]) -> None:
-        for variable, text in environ.items():
-            if not variable.startswith(PREFIX) or variable in _NO_OPTIONS or not text.strip():
-                continue
-            option = BY_VARIABLE.get(variable)
-            if option is None:
-                warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)])
-                continue
-            if not option.has_variable:
-                logger.warning("%s is ignored: code or a file sets %s", variable, option.name)
-                continue
-            try:
-                self._take(option.name, option.value_of(text), variable)
-            except ValueError as error:
-                self._refuse(option, str(error))
 
-    def read_file(self, path: Path) -> None:
-        import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
+def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in _NO_OPTIONS or not text.strip():
+            continue
+        option = BY_VARIABLE.get(variable)
+        if option is None:
+            warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)])
+        elif not option.has_variable:
+            logger.warning("%s is ignored: code or a file sets %s", variable, option.name)
+        else:
+            value: Any = text
+            with suppress(ValueError, KeyError):
+                parsed = option.kind.normal(option.kind.parse(text.strip()))
+                value = parsed if option.kind.legal(parsed) else text
+            yield _Entry(option.name, value, variable, variable)
 
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            self.problems.append(f"{path}: expected a readable TOML file: {error}")
-            return
-        for name, value in document.items():
-            option = BY_NAME.get(name)
-            if name == RULES:
-                self._take(name, policies_of(value, path, self.problems), str(path))
-            elif option is None:
-                warn_unknown(name, f"key in {path}", [*BY_NAME, RULES])
-            elif option.kind.legal(normal := option.kind.normal(value)):
-                self._take(option.name, normal, str(path))
-            else:
-                self._refuse(option, f"{path}: {option.kind.problem(name, value)}")
 
-    def _take(self, name: str, value: object, source: str) -> None:
-        self.found[name] = value
-        self.sources[name] = source
+def _of_file(path: Path, problems: list[str]) -> Iterator[_Entry]:
+    import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
 
-    def _refuse(self, option: Option, problem: str) -> None:
-        self.problems.append(problem)
-        if option.telemetry:
-            self.of_telemetry.append(problem)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path}: expected a readable TOML file: {error}")
+        return
+    for name, value in document.items():
+        if name == RULES:
+            yield _Entry(name, policies_of(value, path, problems), str(path), name)
+        elif name in BY_NAME:
+            yield _Entry(name, value, str(path), f"{path}: {name}")
+        else:
+            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES])
+
+
+def _loaded(
+    base: Config, entries: Iterable[_Entry], problems: list[str], *, tolerant: bool = False
+) -> Loaded:
+    ignored: list[str] = []
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, value, source, place in entries:
+        option = BY_NAME.get(name)
+        if option is None or option.kind.legal(option.kind.normal(value)):
+            values[name], sources[name] = value, source
+        else:
+            problems.append(option.kind.problem(place, value))
+            if tolerant and option.telemetry:
+                ignored.append(problems[-1])
+    if len(problems) > len(ignored):
+        raise ConfigurationError(problems)
+    return Loaded(replace(base, **values), sources, tuple(ignored))
 
 
 OPTIONS: tuple[Option, ...] = tuple(

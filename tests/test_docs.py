@@ -24,7 +24,7 @@ from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 from support.telemetry_names import NAMES
 
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE, Config
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import EmbeddedServer
 
@@ -229,13 +229,13 @@ ADVICE = [each for each in (*DOCUMENTS, *ON_CALL) if each.name != "CHANGELOG.md"
 
 @pytest.mark.parametrize("document", ADVICE, ids=lambda path: path.name)
 def test_every_variable_that_is_named_exists_and_takes_the_value(document: Path) -> None:
-    known = {option.variable: option for option in OPTIONS if option.has_variable}
+    known = {option.variable for option in OPTIONS if option.has_variable}
     text = document.read_text()
     named = set(re.findall(r"PYMONGO_RESILIENCE_[A-Z_]*[A-Z]", text))
     assert named <= {*known, FILE_VARIABLE, SERVER_VARIABLE}
     for variable, value in re.findall(r"(PYMONGO_RESILIENCE_[A-Z_]*[A-Z])=([\w.]+)", text):
         if variable in known:
-            known[variable].value_of(value.rstrip("."))
+            Config.from_env({variable: value.rstrip(".")})
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -13,7 +13,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import apply_switches, load, variable_of
+from pymongo_resilience.config import BY_NAME, apply_switches, load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
@@ -238,7 +238,8 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
             source = f"code, {source_of(loaded)}"
         if loaded.ignored:
             logger.info("code overrides %s", ", ".join(loaded.ignored))
-    if kwargs.get("strategy") is not None and variable_of("strategy") in loaded.sources.values():
+    switched = loaded.sources.get("strategy") == BY_NAME["strategy"].variable
+    if switched and kwargs.get("strategy") is not None:
         # The emergency switch wins over an object as well.
         kwargs = {**kwargs, "strategy": None}
     policies = kwargs.get("policies")

@@ -141,11 +141,11 @@ def test_all_problems_are_reported_at_once(file: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Config.from_env({FILE_VARIABLE: str(file), "PYMONGO_RESILIENCE_STRATEGY": "fate"})
     assert [problem.split(": expected")[0] for problem in caught.value.problems] == [
-        f"{file}: metrics=1",
         f"{file}: policies.'shop.*'.strategy='luck'",
         f"{file}: policies.'shop.*'.idempotent=2",
         f"{file}: policies.'log'",
         f"{file}: policies.'log'.data is of type int",
+        f"{file}: metrics=1",
         "PYMONGO_RESILIENCE_STRATEGY='fate'",
     ]
 
