@@ -11,16 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from pymongo.errors import (
-    AutoReconnect,
-    ConnectionFailure,
-    InvalidOperation,
-    OperationFailure,
-    ProtocolError,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-    WaitQueueTimeoutError,
-)
+from pymongo.errors import AutoReconnect, PyMongoError, ServerSelectionTimeoutError
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.breakers import Permit
@@ -29,31 +20,21 @@ from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.budget import RetryBudget
-from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
-from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients import background_work
-from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
-from pymongo_resilience_instrumentation.failures.error_texts import state_origin
-from pymongo_resilience_instrumentation.operations import ABORT
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.timeouts import (
-    bounded_waits,
-    command_limits,
-    cursor_timeouts,
-)
-from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
+from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
 from . import deprioritized, stopped_bulks
+from .final_errors import REFUSED, final_error
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
@@ -101,6 +82,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     resumption: Any = None
     """A Fetch (cursors/), of a batch of a resumable find."""
     progress: tuple[Any, int] | None = None
+    final_error = final_error
     began = 0.0
     """When the last attempt did, on the executor's clock; known once one has failed."""
     numbered_since: float | None = None
@@ -167,16 +149,12 @@ class Attempts(driver.retry_loop.DriverLoop):
         unfinished = error is not None and is_closing(error)
         if error is None and not self.began and runtime.budgets.incomplete:
             runtime.budgets.succeeded(driver.retry_loop.client(self))
-        if self.count is not None:
+        if self.count is not None or self.permit is not None:
             call.selecting = None
-            self._uncount(unfinished, succeeded=error is None)
-        if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
             no_reply = error is not None or (call.public and not call.acknowledged)
-            if unfinished:
-                defer(partial(self.permit.report, Evidence.NONE))
-            else:
-                self._report_to_breaker(Evidence.NONE if no_reply else Evidence.HEALTHY)
+            shown = Evidence.NONE if no_reply else Evidence.HEALTHY
+            self._report(shown, succeeded=error is None, unfinished=unfinished)
         if self.avoided is not None:
             if not unfinished:
                 deprioritized.end(self.avoiding)
@@ -189,44 +167,62 @@ class Attempts(driver.retry_loop.DriverLoop):
         if not call.ended:
             call.selected = driver.retry_loop.server(self)
 
-    def _uncount(self, unfinished: bool, *, succeeded: bool) -> None:
+    def _report(
+        self, shown: Evidence, *, succeeded: bool = False, unfinished: bool = False
+    ) -> None:
+        """An attempt is over: it is counted no more, and its server's breaker learns what it has
+        shown. ``unfinished``: no lock may be taken."""
+        ends: list[Callable[[], object]] = []
+        if self.count is not None:
+            ends.append(partial(self.count.release, succeeded=succeeded))
+        if self.permit is not None:
+            ends.append(partial(self.permit.report, shown))
+            self.permit = None
         with shielded("after an attempt"):
-            if self.count is not None and unfinished:
-                defer(self.count.release)
-            elif self.count is not None:
-                self.count.release(succeeded=succeeded)
+            for end in ends:
+                if unfinished:
+                    defer(end)
+                else:
+                    end()
 
     def checked(self, *args: Any) -> Any:
+        """Of a repeated attempt, the library says whether it is sent as a retryable write; of the
+        first, the driver does. Raises TxnNumberLostError where it must not be sent."""
+        session, connection, retryable = args
         if self.call is NOT_OURS:
             return self.driver_func(*args)
-        session, connection, retryable = args
-        if self.was_retryable is None:
-            retryable = self._takes_txn_number(connection)
-        elif not retryable:
-            refuse_lost_txn_number(self, connection)
+        try:
+            if self.was_retryable is None:
+                retryable = self._takes_txn_number(connection)
+            elif not retryable:
+                self._refuse_lost(connection)
+        except TxnNumberLostError:
+            raise
+        except internal_errors.faults:
+            logger.exception("internal error in pymongo-resilience before a write was sent")
         self.connection = connection
         return self.driver_func(session, connection, retryable)
 
     def _takes_txn_number(self, connection: Any) -> bool:
-        """Whether a repeated attempt is sent as a retryable write; of the first, the driver says.
-
-        Raises TxnNumberLostError where it must not be sent.
-        """
-        try:
-            supported = driver.retry_loop.supports_txn_number(self, connection)
-        except internal_errors.faults:
-            logger.exception("internal error in pymongo-resilience before a write was sent")
-            return bool(driver.retry_loop.is_retryable(self))
+        supported = driver.retry_loop.supports_txn_number(self, connection)
         self._note_session(connection)
         ends, before = self.session_ends, self.bound_to_txn_number
         if ends is not None and ends.expired() and before is not None:
             raise TxnNumberUnsupportedError("the server may have ended the write's session")
         if not supported:
-            refuse_lost_txn_number(self, connection)
+            self._refuse_lost(connection)
             if before is not None:
                 raise TxnNumberUnsupportedError("the server supports no retryable writes any more")
         driver.retry_loop.set_retryable(self, supported)
         return supported
+
+    def _refuse_lost(self, connection: Any) -> None:
+        """Raises TxnNumberLostError for a write that lost its number on the way."""
+        if driver.retry_loop.lost_its_txn_number(self, connection):
+            driver.retry_loop.set_retryable(self, True)
+            raise TxnNumberLostError(
+                "the server ceased to be a known primary before the write was sent"
+            )
 
     def _note_session(self, known_to: Any) -> None:
         """``known_to``: the connection, or what is known of all servers."""
@@ -255,12 +251,6 @@ class Attempts(driver.retry_loop.DriverLoop):
             raise
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience after a server was selected")
-
-    def _report_to_breaker(self, what: Evidence) -> None:
-        with shielded("after an attempt"):
-            if self.permit is not None:
-                self.permit.report(what)
-                self.permit = None
 
     def operation(self) -> Operation:
         self.check_repeated()
@@ -317,7 +307,6 @@ class Attempts(driver.retry_loop.DriverLoop):
 
     def classify(self, error: Exception, operation: Operation) -> Failure:
         self.runtime.in_flight.pop(id(self), None)
-        self._uncount(unfinished=False, succeeded=False)
         if self.call.waits:
             bounded_waits.over(self.call, None if self.reached_connection else error)
         progress = driver.retry_loop.bulk_progress(self)
@@ -328,7 +317,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         if isinstance(error, TxnNumberLostError):
             before = self.bound_to_txn_number
             if isinstance(error, TxnNumberUnsupportedError) and before is not None:
-                self._report_to_breaker(Evidence.NONE)
+                self._report(Evidence.NONE)
                 return replace(before, carried_txn_number=False, session_ends=self.session_ends)
             error = AutoReconnect(str(error))
         unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
@@ -363,8 +352,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             own = operation.max_retries
             most = self.runtime.executor.retry_rules.max_retries if own is None else own
             failure = self.resumption.reclassified(failure, operation, most)
-        if self.permit is not None:
-            self._report_to_breaker(evidence(failure))
+        self._report(evidence(failure))
         if failure.overloaded and self.runtime.hedges is not None:
             self.runtime.hedges.of(driver.retry_loop.client(self)).budget.overloaded()
         return failure
@@ -374,7 +362,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         return driver.next_attempt.needed_unpin(self, failure) if check is None else check
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
-        if self.last is None or not (failure.no_writes_performed or _refused(failure)):
+        if self.last is None or not (failure.no_writes_performed or failure.reason in REFUSED):
             self.last = failure
         driver.next_attempt.prepare_retry(self, failure)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
@@ -411,109 +399,3 @@ class Attempts(driver.retry_loop.DriverLoop):
         if asked is None:
             asked = self.runtime.config.overload_retargeting
         return not driver.retry_loop.prefers_members(self) if asked is None else asked
-
-    def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
-        # The loop's own client: a task may outlive the call that it was started in.
-        client = driver.retry_loop.client(self)
-        if failure.stage is Stage.NOT_SENT and self.runtime.closings.closed(client):
-            return _closed(failure.error)
-        name = driver.retry_loop.operation_name(self)
-        if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
-            session = driver.retry_loop.session(self)
-            background_work.leave_open(client, driver.sessions.open_transaction(session))
-        raised = self._chosen(failure)
-        error = raised.error
-        if self.call.whole is not None:
-            self.call.whole.part = raised
-            return error
-        if not isinstance(error, PyMongoError):
-            return error
-        attempts = len(operation.reasons)
-        deadline = operation.deadline
-        why = why_not_repeated(rule, operation, raised)
-        if rule is not Rule.DEADLINE or deadline is None:
-            state_origin(
-                error,
-                server=raised.server,
-                attempts=attempts,
-                reasons=operation.reasons[:-1],
-                rule=rule,
-                why=why,
-                answered=raised.stage is Stage.ANSWERED and why is not COMMITTED,
-            )
-            self.call.final_error = error
-            return error
-        return timed_out(
-            error,
-            timeout_s=deadline.timeout,
-            elapsed_s=elapsed(self.call),
-            attempts=attempts,
-            name=operation.method or operation.name,
-            reasons=operation.reasons[:-1],
-            server=raised.server,
-            stage=raised.stage,
-            advice=cursor_timeouts.advice(self.call),
-        )
-
-    def _chosen(self, failure: Failure) -> Failure:
-        """Whose error is raised. Retryable Reads and Writes: the newer, but for those that say less
-        than the earlier one."""
-        before = self.last
-        if before is None or before.error is failure.error:
-            return failure
-        if failure.repeats_transaction and not before.repeats_transaction:
-            # The runner of the transaction must see that it can be repeated.
-            return failure
-        if _refused(failure):
-            if _refused(before):
-                return failure
-            before.error.__context__ = failure.error
-            return before
-        out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
-        if failure.no_writes_performed:
-            before.error.__cause__ = failure.error
-            return before
-        if failure.selection or _of_the_driver(failure.error) or out_of_time:
-            before.error.__context__ = failure.error
-            return before
-        return failure
-
-
-def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
-    """Raises TxnNumberLostError for a write that lost its txnNumber on the way."""
-    try:
-        lost = driver.retry_loop.lost_its_txn_number(loop, connection)
-    except internal_errors.faults:
-        logger.exception("internal error in pymongo-resilience before a write was sent")
-        return
-    if lost:
-        driver.retry_loop.set_retryable(loop, True)
-        raise TxnNumberLostError(
-            "the server ceased to be a known primary before the write was sent"
-        )
-
-
-def _closed(error: Exception) -> Exception:
-    """The driver's own error, whatever the wait was for that its client's ``close()`` ended."""
-    if isinstance(error, InvalidOperation):
-        return error
-    closed = InvalidOperation(CLOSED)
-    closed.__cause__ = error
-    return closed
-
-
-def _refused(failure: Failure) -> bool:
-    """By the library itself: an attempt that was made, and failed, says more."""
-    return isinstance(failure.error, (CircuitBreakerOpenError, OverloadShedError))
-
-
-def _of_the_driver(error: Exception) -> bool:
-    """An error that the driver came to by itself: it does not tell that an attempt was made."""
-    if isinstance(error, WaitQueueTimeoutError):
-        return True
-    if isinstance(error, ConnectionFailure):
-        # Of a pool that was cleared: what else ends a connection is caused by a socket's error.
-        return isinstance(error.__cause__, AutoReconnect)
-    return isinstance(error, PyMongoError) and not isinstance(
-        error, (OperationFailure, ProtocolError)
-    )
