@@ -22,7 +22,7 @@ from .clients.background_work import BackgroundCall, CleanupCall
 from .clients.by_client import keep
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
 from .failures import classify
-from .interception.interceptor import CallInterceptor, Function
+from .interceptor import CallInterceptor, Function
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
 

@@ -20,7 +20,7 @@ from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.clients import background_work, closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
-from pymongo_resilience_instrumentation.interception.interceptor import (
+from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
     Owner,
     Replacement,

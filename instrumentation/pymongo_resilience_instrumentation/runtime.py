@@ -32,7 +32,7 @@ from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
-from pymongo_resilience_instrumentation.interception.interceptor import Sender
+from pymongo_resilience_instrumentation.interceptor import Sender
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
 from pymongo_resilience_instrumentation.telemetry import decisions

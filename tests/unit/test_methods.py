@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 import wrapt
-from pymongo_resilience_instrumentation.interception.interceptor import (
-    Entered,
-    Interceptor,
-    is_async,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, is_async
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 

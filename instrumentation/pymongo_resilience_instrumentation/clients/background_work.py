@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.driver.retry_loop import KILL_CURSORS
 from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Interceptor
+from pymongo_resilience_instrumentation.interceptor import Function, Interceptor
 from pymongo_resilience_instrumentation.operations import Target
 
 from .by_client import keep

@@ -14,11 +14,7 @@ from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
-from pymongo_resilience_instrumentation.interception.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor
 
 from .by_client import ByClient
 

@@ -12,7 +12,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import attach_policy, policy_of_cursor, shorter
 from pymongo_resilience_instrumentation import calls, driver, operations
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.interception.interceptor import (
+from pymongo_resilience_instrumentation.interceptor import (
     CallInterceptor,
     Function,
     Within,

@@ -21,7 +21,7 @@ from pymongo_resilience.policies.policy import (
 )
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Wrapper
+from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep

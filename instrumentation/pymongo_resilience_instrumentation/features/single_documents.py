@@ -22,7 +22,7 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Send, Sender
+from pymongo_resilience_instrumentation.interceptor import Function, Send, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 

@@ -11,7 +11,7 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Wrapper
+from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing

@@ -10,7 +10,7 @@ from pymongo_resilience.policies.policy import Bound, policy_of
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
-from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, is_async
+from pymongo_resilience_instrumentation.interceptor import CallInterceptor, is_async
 from pymongo_resilience_instrumentation.operations import (
     CHANGES,
     DEFINITIONS,

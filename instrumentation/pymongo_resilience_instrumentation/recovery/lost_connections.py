@@ -27,12 +27,7 @@ from pymongo_resilience_instrumentation.failures.reasons import (
     InterruptedAttemptError,
     LostConnectionError,
 )
-from pymongo_resilience_instrumentation.interception.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-    Row,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
 from pymongo_resilience_instrumentation.runtime import Runtime
 

@@ -13,7 +13,7 @@ from pymongo_resilience.config import QUICK_CHECKS, WOKEN_CHECKS
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.interception.interceptor import (
+from pymongo_resilience_instrumentation.interceptor import (
     Entered,
     Function,
     Interceptor,

@@ -14,7 +14,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
-from pymongo_resilience_instrumentation.interception.interceptor import Function
+from pymongo_resilience_instrumentation.interceptor import Function
 
 Mark = Token["tuple[Address, ...]"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interception.interceptor import CallInterceptor, Subclass
+from pymongo_resilience_instrumentation.interceptor import CallInterceptor, Subclass
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 

@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Row
+from pymongo_resilience_instrumentation.interceptor import Function, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 Reply = dict[str, Any]

@@ -34,7 +34,7 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Wrapper
+from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 from . import semconv
 from .client_tracing import DEFAULT, Tracing

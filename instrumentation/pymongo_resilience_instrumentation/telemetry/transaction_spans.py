@@ -23,12 +23,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import foreign, shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
-from pymongo_resilience_instrumentation.interception.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-    Wrapper,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 
 from . import semconv

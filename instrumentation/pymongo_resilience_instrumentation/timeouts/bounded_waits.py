@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NEVER, Call
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
-from pymongo_resilience_instrumentation.interception.interceptor import (
+from pymongo_resilience_instrumentation.interceptor import (
     Entered,
     Function,
     Interceptor,

@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.commands import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
-from pymongo_resilience_instrumentation.interception.interceptor import (
+from pymongo_resilience_instrumentation.interceptor import (
     Entered,
     Function,
     Interceptor,

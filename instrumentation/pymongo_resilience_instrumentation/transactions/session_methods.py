@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.interception.interceptor import (
+from pymongo_resilience_instrumentation.interceptor import (
     CallInterceptor,
     Entered,
     Function,

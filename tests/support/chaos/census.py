@@ -25,7 +25,7 @@ from pymongo.asynchronous.monitor import MonitorBase as AsyncMonitor
 from pymongo.synchronous.monitor import MonitorBase
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.driver.monitors import Check
-from pymongo_resilience_instrumentation.interception.interceptor import Entered
+from pymongo_resilience_instrumentation.interceptor import Entered
 from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
 
 from pymongo_resilience.internal_errors import shielded

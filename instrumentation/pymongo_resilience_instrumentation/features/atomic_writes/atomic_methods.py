@@ -13,7 +13,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.driver.csot import Timeout
-from pymongo_resilience_instrumentation.interception.interceptor import Function, Sender
+from pymongo_resilience_instrumentation.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.transactions.repeated_transactions import (

@@ -14,7 +14,7 @@ import wrapt
 
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import driver, self_check
-from pymongo_resilience_instrumentation.interception.interceptor import Row
+from pymongo_resilience_instrumentation.interceptor import Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 

@@ -22,11 +22,7 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.interception.interceptor import (
-    Entered,
-    Interceptor,
-    Wrapper,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
