@@ -9,7 +9,7 @@ import contextlib
 import multiprocessing
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -64,8 +64,12 @@ def processes(settings: list[Settings]) -> Iterator[Ask]:
         finally:
             signal.signal(signal.SIGINT, before)
 
+        turns = deque(pools.items())
+
         def ask(step: Step | None) -> dict[Side, Any]:
-            begun = {side: pool.apply_async(_run, (step,)) for side, pool in pools.items()}
+            # Whoever begins last finds the server busy.
+            turns.rotate()
+            begun = {side: pool.apply_async(_run, (step,)) for side, pool in turns}
             answers = {}
             for side, result in begun.items():
                 try:
