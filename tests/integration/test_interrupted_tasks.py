@@ -92,5 +92,7 @@ def test_whatever_the_moment_each_started_command_has_one_span_that_ends(
     for name in ("killCursors", "endSessions"):
         del sent[name]
     ended_spans = Counter(span.attributes["db.command.name"] for span in spans)
+    # The background task may send the abort of a transaction whose session is left.
+    assert ended_spans.pop("abortTransaction", 0) <= sent.pop("abortTransaction", 0)
     assert {name: ended_spans[name] for name in sent} == dict(sent)
     assert names["ConnectionCheckedOutEvent"] == names["ConnectionCheckedInEvent"]

@@ -94,7 +94,7 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     spans = CommandSpans(provider.get_tracer("test"), mode="always")
-    listener = Commands(spans, EnabledFlag(on=True))
+    listener = Commands(EnabledFlag(on=True), spans)
     call = calls.Call(None, "find", ("shop", "orders"))
     begun = 0
     with no_complaints():
@@ -129,7 +129,7 @@ class Alive:
 @given(durations=st.lists(numbers, max_size=12), awaited=st.booleans())
 def test_heartbeats_of_any_duration(durations: list[float | None], awaited: bool) -> None:
     meter = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False).get_meter("test")
-    listener = listeners.Heartbeats(DriverMetrics(meter), EnabledFlag(on=True))
+    listener = listeners.Heartbeats(EnabledFlag(on=True), DriverMetrics(meter))
     with no_complaints():
         for duration in durations:
             listener.succeeded(
@@ -197,7 +197,7 @@ def test_pools_in_any_order(events: list[Any]) -> None:
     state = clients.add(client)
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("test")
-    listener = listeners.Pools(state, DriverMetrics(meter), EnabledFlag(on=True))
+    listener = listeners.Pools(EnabledFlag(on=True), state, DriverMetrics(meter))
     gauges = ServerGauges(meter)
     gauges.show(clients)
     with no_complaints():

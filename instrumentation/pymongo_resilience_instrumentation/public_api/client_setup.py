@@ -17,6 +17,7 @@ from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 from pymongo_resilience_instrumentation.telemetry.command_spans import Commands
 from pymongo_resilience_instrumentation.telemetry.listeners import Heartbeats, OurListener, Pools
+from pymongo_resilience_instrumentation.telemetry.metrics import NOT_MEASURED
 
 
 def constructor(runtime: Runtime) -> Wrapper:
@@ -101,11 +102,11 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     if spans is not None or not runtime.owns_retries:
         by_contrib = spans is not None and client_tracing.recorded_by_contrib(runtime.warn_once)
         elsewhere = client_tracing.contrib_is_active if by_contrib else None
-        chosen.append(Commands(spans, flag, tracing, elsewhere))
+        chosen.append(Commands(flag, spans, tracing, elsewhere))
     if metrics is not None:
-        chosen.append(Heartbeats(metrics, flag))
+        chosen.append(Heartbeats(flag, metrics))
     # Only pool events name the connection of a command, so spans need them too.
-    chosen.append(Pools(state, metrics, flag))
+    chosen.append(Pools(flag, state, metrics or NOT_MEASURED))
     return chosen
 
 

@@ -31,7 +31,7 @@ _KEYS: dict[str, tuple[str, OptionType, Any]] = {
     "query_text_max_length": (LENGTH_VARIABLE, integer(0, 16 * 1024 * 1024), 0),
 }
 """The variable, the type of its value, and what holds without it."""
-_KEPT = "_pymongo_resilience_tracing"
+KEPT = "_pymongo_resilience_tracing"
 """A client's attribute."""
 API = ("opentelemetry.trace", "opentelemetry.metrics")
 """Where the providers are from that record nothing."""
@@ -55,17 +55,17 @@ DEFAULT = Tracing()
 
 
 def tracing_of(client: object) -> Tracing:
-    found: Tracing = getattr(client, _KEPT, DEFAULT)
+    found: Tracing = getattr(client, KEPT, DEFAULT)
     return found
 
 
 def keep(client: object, tracing: Tracing) -> None:
-    setattr(client, _KEPT, tracing)
+    setattr(client, KEPT, tracing)
 
 
 def keep_for_existing(client: object) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
-    if getattr(client, _KEPT, None) is None:
+    if getattr(client, KEPT, None) is None:
         keep(client, _settled({}))
 
 

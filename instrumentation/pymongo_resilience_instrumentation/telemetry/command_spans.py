@@ -135,30 +135,23 @@ class SentCommand:
         return command_attributes(self.event, self.result)
 
 
+@dataclass(eq=False, repr=False)
 class Commands(OurListener, CommandListener):
     """Notes which server a call's command went to, and records its span."""
 
-    def __init__(
-        self,
-        spans: CommandSpans | None,
-        enabled_flag: EnabledFlag,
-        tracing: Tracing = DEFAULT,
-        recorded_elsewhere: Callable[[], bool] | None = None,
-    ) -> None:
-        """``tracing``: of the client; ``recorded_elsewhere``: asked for each command, where another
-        tracer was active when the client was made."""
-        super().__init__(enabled_flag)
-        self._spans = spans
-        self._tracing = tracing
-        self._recorded_elsewhere = recorded_elsewhere
+    spans: CommandSpans | None
+    tracing: Tracing = DEFAULT
+    """The client's."""
+    recorded_elsewhere: Callable[[], bool] | None = None
+    """Asked for each command, where another tracer was active when the client was made."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         call = calls.found()
         if call is None or call.ended or not self.enabled_flag.on:
             return
         call.server = event.connection_id
-        if self._spans is not None and call.span is not None and call.span.is_recording():
-            self._started(event, call, self._spans, call.span)
+        if self.spans is not None and call.span is not None and call.span.is_recording():
+            self._started(event, call, self.spans, call.span)
 
     @guarded
     def _started(
@@ -167,7 +160,7 @@ class Commands(OurListener, CommandListener):
         if not event.command or event.command_name.lower() in SENSITIVE:
             call.withholds = True
             return
-        if self._recorded_elsewhere is not None and self._recorded_elsewhere():
+        if self.recorded_elsewhere is not None and self.recorded_elsewhere():
             return
         earlier = call.command_spans.pop(event.request_id, None)
         if earlier is not None:
@@ -177,9 +170,9 @@ class Commands(OurListener, CommandListener):
             result["db.mongodb.driver_connection_id"] = call.driver_connection_id
         sent = SentCommand(spans, event, around, result)
         call.command_spans[event.request_id] = sent
-        if self._tracing.query_text_max_length:
+        if self.tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
-            result["db.query.text"] = text_of(event.command, self._tracing.query_text_max_length)
+            result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
         first: SentCommand | None = call.only_command
         if spans.mode == ON_RETRY and not (call.has_command_spans or first or call.reasons):
             call.only_command = sent
@@ -204,15 +197,15 @@ class Commands(OurListener, CommandListener):
     @guarded
     def _ended(self, event: Any, call: Call, hook: str) -> None:
         sent: SentCommand | None = call.command_spans.pop(event.request_id, None)
-        if sent is None or self._spans is None:
+        if sent is None or self.spans is None:
             return
         if isinstance(event, monitoring.CommandFailedEvent):
-            sent.result |= _failure_of(event, self._tracing.quotes)
+            sent.result |= _failure_of(event, self.tracing.quotes)
         elif cursor_id := cursor_of(sent.event, event.reply):
             sent.result["db.mongodb.cursor_id"] = cursor_id
         try:
-            if self._spans.hooks:
-                self._spans.call_hook(hook, sent.span or sent.around, event)
+            if self.spans.hooks:
+                self.spans.call_hook(hook, sent.span or sent.around, event)
         finally:
             sent.end(call)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from sys import exception
 from typing import Any
 
-from opentelemetry.metrics import NoOpMeter
 from pymongo import monitoring
 
 from pymongo_resilience import internal_errors
@@ -25,11 +25,11 @@ from . import semconv
 from .metrics import NO_CONTEXT, DriverMetrics, measure
 
 
+@dataclass(eq=False, repr=False)
 class OurListener:
     """Marks listeners of ours: a client made from another one's options must not get two."""
 
-    def __init__(self, enabled_flag: EnabledFlag) -> None:
-        self.enabled_flag = enabled_flag
+    enabled_flag: EnabledFlag
 
 
 faulty: set[Any] = set()
@@ -59,25 +59,24 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+@dataclass(eq=False, repr=False)
 class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
     """Measures the hellos of a client's monitors."""
 
-    def __init__(self, metrics: DriverMetrics, enabled_flag: EnabledFlag) -> None:
-        super().__init__(enabled_flag)
-        self._metrics = metrics
+    metrics: DriverMetrics
 
     def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
 
     @guarded
     def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
-        measure(self._metrics.heartbeat.record, event.duration, _attributes(event), None)
+        measure(self.metrics.heartbeat.record, event.duration, _attributes(event), None)
 
     @guarded
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
-        measure(self._metrics.heartbeat.record, event.duration, _attributes(event), None)
+        measure(self.metrics.heartbeat.record, event.duration, _attributes(event), None)
         # A check that the client itself has ended, as by close(), tells nothing of the server.
         if not driver.monitors.was_cancelled(event.reply):
-            self._metrics.heartbeat_failures.add(1, _attributes(event), NO_CONTEXT)
+            self.metrics.heartbeat_failures.add(1, _attributes(event), NO_CONTEXT)
 
 
 def _attributes(event: Any) -> dict[str, Any]:
@@ -87,17 +86,13 @@ def _attributes(event: Any) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False, repr=False)
 class Pools(OurListener, monitoring.ConnectionPoolListener):
     """Counts every connection from its socket's making to its closing. A server has a pool as long
     as the client knows it. What only stores a number has no guard: nothing in there fails."""
 
-    def __init__(
-        self, client: ClientState, metrics: DriverMetrics | None, enabled_flag: EnabledFlag
-    ) -> None:
-        super().__init__(enabled_flag)
-        self.client = client
-        self._pools = client.pools
-        self._metrics = metrics or DriverMetrics(NoOpMeter(""), everything=False)
+    client: ClientState
+    metrics: DriverMetrics
 
     def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
         self.client.open_pool(event.address)
@@ -106,39 +101,39 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
         self.client.close_pool(event.address)
 
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
-        if (pool := self._pools.get(event.address)) is not None:
+        if (pool := self.client.pools.get(event.address)) is not None:
             pool.created(event.connection_id)
 
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
-        if (pool := self._pools.get(event.address)) is not None:
+        if (pool := self.client.pools.get(event.address)) is not None:
             pool.closed(event.connection_id)
 
     @guarded
     def _measure(self, address: Address, record: Callable[..., None], value: float | None) -> None:
-        if (pool := self._pools.get(address)) is not None:
+        if (pool := self.client.pools.get(address)) is not None:
             measure(record, value, pool.attributes, calls.current())
 
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
-        self._measure(event.address, self._metrics.create_time.record, event.duration)
+        self._measure(event.address, self.metrics.create_time.record, event.duration)
 
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
         if event.reason == monitoring.ConnectionCheckOutFailedReason.TIMEOUT:
-            self._measure(event.address, self._metrics.timeouts.add, 1)
+            self._measure(event.address, self.metrics.timeouts.add, 1)
 
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
         call = calls.found()
         if call is not None:
             call.driver_connection_id = event.connection_id
-        if self._metrics.wait_time is not None and not calls.reporting():
-            if (pool := self._pools.get(event.address)) is not None:
+        if self.metrics.wait_time is not None and not calls.reporting():
+            if (pool := self.client.pools.get(event.address)) is not None:
                 pool.checked_out(event.connection_id)
-            self._measure(event.address, self._metrics.wait_time.record, event.duration)
+            self._measure(event.address, self.metrics.wait_time.record, event.duration)
 
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
-        if self._metrics.use_time is not None:
-            pool = self._pools.get(event.address)
+        if self.metrics.use_time is not None:
+            pool = self.client.pools.get(event.address)
             seconds = None if pool is None else pool.checked_in(event.connection_id)
-            self._measure(event.address, self._metrics.use_time.record, seconds)
+            self._measure(event.address, self.metrics.use_time.record, seconds)
 
     def connection_check_out_started(
         self, event: monitoring.ConnectionCheckOutStartedEvent

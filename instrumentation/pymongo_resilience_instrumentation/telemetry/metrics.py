@@ -13,7 +13,7 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.metrics import Histogram, Meter, NoOpMeter
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
@@ -162,6 +162,9 @@ class DriverMetrics:
         self.heartbeat_failures = meter.create_counter(
             "pymongo_resilience.heartbeat.failures", "{failure}", "Failed hellos of a monitor."
         )
+
+
+NOT_MEASURED = DriverMetrics(NoOpMeter(""), everything=False)
 
 
 def measure(

@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.failures.error_texts import (
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
-from .client_tracing import tracing_of
+from .client_tracing import DEFAULT, KEPT, Tracing, tracing_of
 
 EVENTS = {
     For.SERVER: "server_selection.waited",
@@ -54,7 +54,8 @@ class OperationSpans:
 
     def start(self, call: Call, transaction: Any = None) -> None:
         """``transaction``: the one that it is in."""
-        if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
+        tracing: Tracing = getattr(call.client, KEPT, DEFAULT)
+        if not (tracing.enabled and is_instrumentation_enabled()):
             return
         outer = context.get_current()
         parent = (
