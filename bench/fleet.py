@@ -34,7 +34,7 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.load_shedding import LoadShedders
+from pymongo_resilience.rules.load_shedding import LoadShedder
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry, RetryRules
 from pymongo_resilience.rules.strategy import FastFail
@@ -161,7 +161,7 @@ class _Call:
         due: float,
         strategy: FastFail,
         budget: RetryBudget | None,
-        shedders: LoadShedders | None,
+        shedders: dict[str, LoadShedder] | None,
         priority: str,
     ) -> None:
         self.due = due
@@ -173,7 +173,7 @@ class _Call:
 
     @property
     def admitted(self) -> bool:
-        return self.shedders is None or self.shedders.of(SERVER).admits(self.priority)
+        return self.shedders is None or self.shedders[SERVER].admits(self.priority)
 
 
 def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
@@ -187,7 +187,9 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     server = Capacity(case.rate, case.rate * case.queue_s, case.rejection)
     budgets = [None if policy.budget is None else policy.budget(clock) for _ in range(case.clients)]
     refusing = random.Random(seed + 4).random  # noqa: S311
-    shedders = [LoadShedders(clock, refusing) if policy.shedding else None for _ in budgets]
+    shedders = [
+        {SERVER: LoadShedder(clock, refusing)} if policy.shedding else None for _ in budgets
+    ]
     share = random.Random(seed + 5)  # noqa: S311
 
     def priority() -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,22 +14,35 @@ from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, 
 from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE, RESERVED_HEDGES
-from pymongo_resilience.steps import Steps, run
 
 DELAY = 0.25
+
+
+class Signal:
+    """Each wait of the caller's is answered by the next function of the test's."""
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+        self.answers: list[Callable[[], bool]] = []
+
+    def set(self) -> None: ...
+
+    def wait(self, seconds: float | None) -> bool:
+        self.waits.append(seconds)
+        return self.answers[len(self.waits) - 1]()
 
 
 class Workers:
     """Keeps what it is to do."""
 
-    new_signal = threading.Event
+    new_signal = Signal
 
     def __init__(self) -> None:
-        self.begun: list[Steps] = []
+        self.begun: list[Callable[[], object]] = []
         self.cancelled = False
 
-    def start(self, steps: Steps) -> bool:
-        self.begun.append(steps)
+    def start(self, function: Callable[[], object]) -> bool:
+        self.begun.append(function)
         return True
 
     def cancel(self) -> None:
@@ -44,14 +56,14 @@ class Read:
         self.adopted: list[str] = []
         self.discarded: list[str] = []
 
-    def send(self, tried: Try) -> Steps:
-        return (yield lambda: tried.name)
+    def send(self, tried: Try) -> str:
+        return tried.name
 
     def adopt(self, tried: Try) -> None:
         self.adopted.append(tried.name)
 
-    def discard(self, tried: Try) -> Steps:
-        yield lambda: self.discarded.append(tried.name)
+    def discard(self, tried: Try) -> Callable[[], None]:
+        return lambda: self.discarded.append(tried.name)
 
 
 @pytest.fixture
@@ -63,28 +75,28 @@ def hedges(monkeypatch: pytest.MonkeyPatch) -> ClientHedges:
     return made
 
 
-def race(hedges: ClientHedges, workers: Workers, read: Read) -> Race:
+def race(hedges: ClientHedges, workers: Workers, read: Read) -> tuple[Race, Signal]:
     runtime: Any = SimpleNamespace(executor=SimpleNamespace(listener=None), clients=None)
-    made: Any = workers
-    return Race(runtime, hedges, Call(None, "find", ("a", "b")), read, made)
+    made = Race(runtime, hedges, Call(None, "find", ("a", "b")), read, workers, delay=DELAY)
+    return made, made._decided
 
 
-def in_a_worker(steps: Steps) -> None:
-    copy_context().run(run, steps)
+def strike() -> bool:
+    raise KeyboardInterrupt
 
 
-def waited(step: Any) -> float | None:
-    """Seconds of a wait for an answer; None where it has no end."""
-    return step.args[0] if isinstance(step, partial) else None
+def in_a_worker(function: Callable[[], object]) -> None:
+    copy_context().run(function)
 
 
 def test_what_has_no_hedge_asks_after_twice_the_time_and_so_on(hedges: ClientHedges) -> None:
     """The first try has no server yet, so there is no other one."""
-    steps = race(hedges, Workers(), Read()).run(DELAY)
-    asked = [waited(next(steps)), *(waited(steps.send(False)) for _ in range(4))]
-    assert asked == [DELAY, DELAY, 2 * DELAY, 4 * DELAY, 8 * DELAY]
+    made, signal = race(hedges, Workers(), Read())
+    signal.answers = [*[lambda: False] * 4, strike]
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert signal.waits == [DELAY, DELAY, 2 * DELAY, 4 * DELAY, 8 * DELAY]
     assert hedges.budget.sent == 0
-    steps.close()
 
 
 def test_a_first_try_that_has_failed_is_not_hedged_any_more(
@@ -92,27 +104,25 @@ def test_a_first_try_that_has_failed_is_not_hedged_any_more(
 ) -> None:
     """It is repeated by the rules: a third command would be one too many."""
     workers = Workers()
-    made = race(hedges, workers, Read())
+    made, signal = race(hedges, workers, Read())
     monkeypatch.setattr(
         "pymongo_resilience_instrumentation.driver.retry_loop.server_address", lambda _: "a:1"
     )
     made._first.loop = object()
-    steps = made.run(DELAY)
-    next(steps)
-    assert made._first.ends(None, OSError()) is False
-    assert waited(steps.send(False)) is None
+    signal.answers = [lambda: made._first.ends(None, OSError()), strike]
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert signal.waits == [DELAY, None]
     assert len(workers.begun) == 1
     assert hedges.budget.sent == 0
-    steps.close()
 
 
 def test_an_answer_that_comes_as_the_caller_is_struck_is_discarded(hedges: ClientHedges) -> None:
     workers, read = Workers(), Read()
-    steps = race(hedges, workers, read).run(DELAY)
-    next(steps)
-    in_a_worker(workers.begun.pop())
+    made, signal = race(hedges, workers, read)
+    signal.answers = [lambda: in_a_worker(workers.begun.pop()) or strike()]
     with pytest.raises(KeyboardInterrupt):
-        steps.throw(KeyboardInterrupt())
+        made.run()
     in_a_worker(workers.begun.pop())
     assert read.discarded == ["first"]
     assert read.adopted == []
@@ -123,10 +133,10 @@ def test_an_answer_that_comes_after_the_caller_was_struck_is_discarded(
     hedges: ClientHedges,
 ) -> None:
     workers, read = Workers(), Read()
-    steps = race(hedges, workers, read).run(DELAY)
-    next(steps)
+    made, signal = race(hedges, workers, read)
+    signal.answers = [strike]
     with pytest.raises(KeyboardInterrupt):
-        steps.throw(KeyboardInterrupt())
+        made.run()
     in_a_worker(workers.begun.pop())
     assert read.discarded == ["first"]
     assert workers.begun == []

@@ -4,9 +4,7 @@ getMore; and the batches that come back, raw ones as their bytes."""
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from bson import decode_all, encode
@@ -101,10 +99,6 @@ def is_known(client: Any, address: Address) -> bool:
     return found is not None and bool(found.is_server_type_known)
 
 
-def is_asynchronous(loop: Any) -> bool:
-    return inspect.iscoroutinefunction(loop.driver_func)
-
-
 def fail_first(loop: Any, address: Address) -> None:
     """The loop's first attempt is to fail, for want of the server at ``address``."""
 
@@ -118,10 +112,10 @@ def fail_first(loop: Any, address: Address) -> None:
 def run_command(
     query: Any, command: dict[str, Any], given: Sequence[Any], read_concern: Any = None
 ) -> Any:
-    """What runs another command on the connection that a loop's function was ``given``."""
+    """Run another command on the connection that a loop's function was ``given``: its reply, or an
+    awaitable."""
     session, _, connection, preference = given
-    return partial(
-        connection.command,
+    return connection.command(
         query.db,
         command,
         read_preference=preference,

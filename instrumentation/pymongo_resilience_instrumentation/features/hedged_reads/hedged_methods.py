@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pymongo_resilience.steps import Steps, run, run_async
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
@@ -18,7 +17,7 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
 
 from .hedge_registry import ClientHedges
-from .race import FIRST, HEDGE, Race, Read, Try
+from .race import FIRST, HEDGE, AsyncRace, Race, Read, Try
 
 METHODS = (
     "aggregate", "aggregate_raw_batches", "count_documents", "distinct", "estimated_document_count",
@@ -52,36 +51,42 @@ def _send(
     hedges = runtime.hedges.of(call.client)
     delay = hedges.delay(wanted, call.namespace)
     if delay is None:
-        steps = _observed(hedges, call.namespace, unhedged)
-    else:
-        hedges.budget.read()
-        workers = hedges.workers(asynchronous=asynchronous)
-        steps = Race(runtime, hedges, call, read(), workers).run(delay)
-    return run_async(steps) if asynchronous else run(steps)
+        observed = _observed_async if asynchronous else _observed
+        return observed(hedges, call.namespace, unhedged)
+    hedges.budget.read()
+    workers = hedges.workers(asynchronous=asynchronous)
+    race = AsyncRace if asynchronous else Race
+    return race(runtime, hedges, call, read(), workers, delay=delay).run()
 
 
-def _observed(hedges: ClientHedges, namespace: str, unhedged: Callable[[], Any]) -> Steps:
+def _observed(hedges: ClientHedges, namespace: str, unhedged: Callable[[], Any]) -> Any:
     began = time.perf_counter()
-    result = yield unhedged
+    result = unhedged()
+    hedges.observe(namespace, time.perf_counter() - began)
+    return result
+
+
+async def _observed_async(hedges: ClientHedges, namespace: str, unhedged: Any) -> Any:
+    began = time.perf_counter()
+    result = await unhedged()
     hedges.observe(namespace, time.perf_counter() - began)
     return result
 
 
 class MethodRead:
-    """Of a method of the public API, which gives each try a session."""
+    """A method of the public API, which gives each try a session."""
 
     def __init__(self, send: Callable[[], Any]) -> None:
         self._send = send
 
-    def send(self, _: Try) -> Steps:
-        return (yield self._send)
+    def send(self, _: Try) -> Any:
+        return self._send()
 
     def adopt(self, tried: Try) -> None: ...
 
-    def discard(self, tried: Try) -> Steps:
-        if isinstance(tried.result, driver.cursors.cursor_classes()):
-            cursor: Any = tried.result
-            yield cursor.close
+    def discard(self, tried: Try) -> Callable[[], Any] | None:
+        is_cursor = isinstance(tried.result, driver.cursors.cursor_classes())
+        return tried.result.close if is_cursor else None
 
 
 class HedgedMethod:
@@ -126,7 +131,7 @@ class BatchRead:
         self._cursor = method.__self__
         self._sessions = {FIRST: driver.cursors.swap_session(self._cursor, None)}
 
-    def send(self, tried: Try) -> Steps:
+    def send(self, tried: Try) -> Any:
         given, kwargs = self._given, self._kwargs
         if tried.name == HEDGE:
             operation = driver.cursors.with_new_session(self._client, self._operation)
@@ -135,19 +140,18 @@ class BatchRead:
                 given = (given[0], operation, *given[2:])
             else:
                 kwargs = {**kwargs, "operation": operation}
-        return (yield partial(self._original, *given, **kwargs))
+        return self._original(*given, **kwargs)
 
     def adopt(self, tried: Try) -> None:
         driver.cursors.swap_session(self._cursor, self._sessions.pop(tried.name, None))
 
-    def discard(self, tried: Try) -> Steps:
+    def discard(self, tried: Try) -> Callable[[], Any] | None:
         session = self._sessions.pop(tried.name, None)
         if tried.result is not None:
             cursor_id, address = driver.cursors.opened_by(tried.result, self._operation)
             if cursor_id:
                 driver.clients.kill_later(self._client, cursor_id, address)
-        if session is not None:
-            yield session.end_session
+        return None if session is None else session.end_session
 
 
 class FirstBatch:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
 from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.steps import Steps
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .hedge_registry import ClientHedges
-from .workers import TaskWorkers, ThreadWorkers
 
 FACTS = (
     "selected", "server", "driver_connection_id", "reasons", "runs", "backoff", "declined_by",
@@ -33,15 +32,17 @@ FIRST, HEDGE = "first", "hedge"
 
 
 class Read(Protocol):
-    """What is read, maybe twice. Steps are called, in async clients awaited."""
+    """What is read, maybe twice."""
 
-    def send(self, tried: Try, /) -> Steps: ...
+    def send(self, tried: Try, /) -> Any:
+        """The result, in async clients an awaitable."""
 
     def adopt(self, tried: Try, /) -> None:
         """What it ends with is the caller's."""
 
-    def discard(self, tried: Try, /) -> Steps:
-        """It is over, and its result, if it has one, is not the caller's."""
+    def discard(self, tried: Try, /) -> Callable[[], Any] | None:
+        """It is over, and its result, if it has one, is not the caller's. Returns what is to be
+        called for it, in async clients awaited."""
 
 
 class Try:
@@ -111,8 +112,11 @@ class Race:
         hedges: ClientHedges,
         call: Call,
         read: Read,
-        workers: ThreadWorkers | TaskWorkers,
+        workers: Any,
+        *,
+        delay: float,
     ) -> None:
+        """``workers``: ThreadWorkers or TaskWorkers; ``delay``: seconds to the first hedge."""
         self.slow = ""
         """The server of the first try, ``"host:port"``, once the read is hedged."""
         self._runtime = runtime
@@ -128,54 +132,59 @@ class Race:
         self._winner: Try | None = None
         self._began = time.perf_counter()
         self._waited = 0.0
+        self._delay, self._unanswered = delay, 0.0
         self._first = Try(self, FIRST, call)
         self._second: Try | None = None
 
-    def run(self, delay: float) -> Steps:
-        """The steps of the caller. Raises the first try's error where that ends with one before the
+    def run(self) -> Any:
+        """The caller's part. Raises the first try's error where that ends with one before the
         second has an answer."""
-        if not self._workers.start(self._make(self._first)):
+        if not self._workers.start(partial(self._try, self._first)):
             self._read.adopt(self._first)
-            return (yield from self._read.send(self._first))
+            return self._read.send(self._first)
+        seconds: float | None = self._delay
         try:
-            unanswered = 0.0
-            while not (yield partial(self._decided.wait, unanswered or delay)):
-                if self._hedge(again=unanswered > 0):
-                    yield self._decided.wait
-                    break
-                # After twice the delay, four times, and so on.
-                unanswered += unanswered or delay
+            while not self._decided.wait(seconds):
+                seconds = self._look()
             return self._settle()
         except BaseException:
             self._abandon()
             raise
 
-    def _make(self, tried: Try) -> Steps:
-        """The steps of a worker."""
+    def _try(self, tried: Try) -> Any:
+        """A worker's part."""
         try:
             calls.make_current(tried.call)
             try:
-                tried.result = yield from self._read.send(tried)
+                tried.result = self._read.send(tried)
             except BaseException as error:  # noqa: BLE001 - the caller's, or ignored
                 tried.error = error
-            else:
-                if tried is self._first:
-                    seconds = time.perf_counter() - self._began
-                    self._hedges.observe(self._namespace, seconds)
-            unused = self._finish(tried)
-            if isinstance(tried.error, GeneratorExit):
-                raise tried.error
-            if unused:
-                with shielded("after a hedged read"):
-                    yield from self._read.discard(tried)
+            if self._finish(tried):
+                self._discard(tried)
         finally:
             tried.leave(self._runtime)
+
+    def _discard(self, tried: Try) -> Any:
+        with shielded("after a hedged read"):
+            discard = self._read.discard(tried)
+            if discard is not None:
+                discard()
+
+    def _look(self) -> float | None:
+        """The read stays unanswered: hedge it. Returns the seconds to wait until it may be hedged,
+        after twice the delay, four times, and so on; None where nothing is left to do."""
+        if self._hedge(again=self._unanswered > 0):
+            return None
+        self._unanswered += self._unanswered or self._delay
+        return self._unanswered
 
     def _finish(self, tried: Try) -> bool:
         """Whether what it ended with is not the caller's.
 
         The first try decides however it ends, the second only with an answer.
         """
+        if tried is self._first and tried.error is None:
+            self._hedges.observe(self._namespace, time.perf_counter() - self._began)
         known = vars(tried.call)
         tried.facts = {name: known[name] for name in FACTS if name in known}
         with self._lock:
@@ -214,7 +223,7 @@ class Race:
         # Two commands, so each has a span of its own.
         self._first.call.has_command_spans = second.call.has_command_spans = True
         self._first.call.only_command = None
-        second.begun = self._workers.start(self._make(second))
+        second.begun = self._workers.start(partial(self._try, second))
         return second.begun
 
     def _settle(self) -> Any:
@@ -243,7 +252,7 @@ class Race:
         self._workers.cancel()
         if winner is not None:
             with suppress(RuntimeError):  # the event loop is closed
-                self._workers.start(self._read.discard(winner))
+                self._workers.start(partial(self._discard, winner))
 
     def _publish(self, winner: Try | None) -> None:
         second = self._second
@@ -260,3 +269,39 @@ class Race:
                 self._call.operation, self._namespace, self.slow, server, self._waited, name
             )
             self._runtime.executor.listener.on_event(event)
+
+
+class AsyncRace(Race):
+    """The same in tasks."""
+
+    async def run(self) -> Any:
+        self._workers.start(partial(self._try, self._first))
+        seconds: float | None = self._delay
+        try:
+            while not await self._decided.wait(seconds):
+                seconds = self._look()
+            return self._settle()
+        except BaseException:
+            self._abandon()
+            raise
+
+    async def _try(self, tried: Try) -> None:
+        try:
+            calls.make_current(tried.call)
+            try:
+                tried.result = await self._read.send(tried)
+            except BaseException as error:  # noqa: BLE001 - the caller's, or ignored
+                tried.error = error
+            unused = self._finish(tried)
+            if isinstance(tried.error, GeneratorExit):
+                raise tried.error
+            if unused:
+                await self._discard(tried)
+        finally:
+            tried.leave(self._runtime)
+
+    async def _discard(self, tried: Try) -> Any:
+        with shielded("after a hedged read"):
+            discard = self._read.discard(tried)
+            if discard is not None:
+                await discard()

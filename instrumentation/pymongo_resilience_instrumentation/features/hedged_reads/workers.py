@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
+from typing import Any
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.steps import Steps, run, run_async
 
 MOST_THREADS = 64
 """Of one client. Where all are busy, a read is made in its caller's thread, and not hedged."""
@@ -29,13 +30,13 @@ class ThreadWorkers:
         """In a forked child, which has none of them."""
         self._free = threading.Semaphore(MOST_THREADS)
 
-    def start(self, steps: Steps) -> bool:
+    def start(self, function: Callable[[], object]) -> bool:
         """In a copy of the caller's context. False where no thread is left for it."""
         if not self._free.acquire(blocking=False):
             return False
         thread = threading.Thread(
             target=copy_context().run,
-            args=(self._run, steps, self._free),
+            args=(self._run, function, self._free),
             name="pymongo_resilience_hedge",
             daemon=True,
         )
@@ -47,10 +48,10 @@ class ThreadWorkers:
         return True
 
     @staticmethod
-    def _run(steps: Steps, free: threading.Semaphore) -> None:
+    def _run(function: Callable[[], object], free: threading.Semaphore) -> None:
         try:
             with shielded("in a thread of hedged reads"):
-                run(steps)
+                function()
         finally:
             free.release()
 
@@ -79,8 +80,8 @@ class TaskWorkers:
         """An event loop holds its tasks weakly."""
         self._mine: list[asyncio.Task[object]] = []
 
-    def start(self, steps: Steps) -> bool:
-        task = asyncio.get_running_loop().create_task(run_async(steps))
+    def start(self, function: Callable[[], Coroutine[Any, Any, object]]) -> bool:
+        task = asyncio.get_running_loop().create_task(function())
         self._mine.append(task)
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)

@@ -7,16 +7,16 @@ resumes it, on the same connections: one of the same name need not be the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from bson import MaxKey
+from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pymongo_resilience import internal_errors, steps
+from pymongo_resilience import internal_errors
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
@@ -54,7 +54,8 @@ def begin(runtime: Runtime, call: Call, operation: Any, method: Any) -> None:
         if position is not None and not position.is_of(operation.cursor_id, cursor.retrieved):
             position = None
     if position is not None:
-        call.resumption = Fetch(position, operation, method)
+        fetch = AsyncFetch if isinstance(call.client, AsyncMongoClient) else Fetch
+        call.resumption = fetch(position, operation, method)
         # So the driver's loop prepares it, and the rules see a read.
         call.only_reads = True
 
@@ -147,6 +148,25 @@ class Position:
         return rules.continued(self.find, last, limit=left, by_expression=self.by_expression)
 
 
+class Names:
+    """Finds out what the name of a collection stands for."""
+
+    def __init__(self, name: str) -> None:
+        self.next: str | None = name
+        self.found: list[Any] | None = []
+        """The UUID of the collection, and what stands before it of views; None where there is no
+        such collection."""
+
+    def command(self) -> dict[str, Any]:
+        return {"listCollections": 1, "filter": {"name": self.next}, "cursor": {}}
+
+    def note(self, reply: Any) -> None:
+        entry = next(iter(reply["cursor"]["firstBatch"]), None)
+        self.next = None if entry is None else entry["options"].get("viewOn")
+        found = entry and (entry["info"].get("uuid") if self.next is None else entry["options"])
+        self.found = None if found is None or self.found is None else [*self.found, found]
+
+
 class Fetch:
     """One batch, while the driver's loop fetches it. Belongs to one thread or task."""
 
@@ -163,74 +183,71 @@ class Fetch:
         self._lost = False
         self._find = position.find
         """What is sent next."""
-        self._run: Any = None
 
     def begin(self, loop: Any) -> None:
         """Before the loop's first attempt."""
-        original = loop.driver_func
-        self._run = steps.run_async if driver.finds.is_asynchronous(loop) else steps.run
-        loop.driver_func = self._function(partial(self._fetch, original))
+        loop.driver_func = partial(self._fetch, loop.driver_func)
         address: Address = self._cursor.address
         if self._later and not driver.finds.is_known(self._client, address):
             driver.finds.fail_first(loop, address)
 
-    def _function(self, function: Callable[..., steps.Steps]) -> Callable[..., Any]:
-        return lambda *given: self._run(function(*given))
-
-    def _fetch(self, original: Any, *given: Any) -> steps.Steps:
-        position = self._position
+    def _fetch(self, original: Any, *given: Any) -> Any:
         try:
-            response = yield partial(original, *given)
+            response = original(*given)
         except OperationFailure as error:
-            if not self._later and rules.lacks_id_index(position.find, error.code, str(error)):
-                raise _refused(position.query, "there is no index on _id") from error
+            self._check_index(error)
             raise
-        with shielded("after a batch of a resumable find"):
-            position.note(response)
-        if not self._later:
-            yield from self._note_collection(response, given)
-        if position.hides_id:
-            driver.finds.hide_ids(response, self._cursor)
+        if self._noted(response):
+            try:
+                self._position.collection = self._collection(given)
+            except BaseException as error:
+                if not self._stays_unknown(error, response):
+                    raise
         return response
 
-    def _note_collection(self, response: Any, given: tuple[Any, ...]) -> steps.Steps:
-        """Where a second batch may come. What the server does not say leaves the find as it was:
-        it is not resumed."""
-        position, cursor_id = self._position, driver.finds.cursor_id(response)
-        if not cursor_id:
-            return
+    def _check_index(self, error: OperationFailure) -> None:
+        """Raises ConfigurationError where the find cannot go by its ``_id``."""
+        position = self._position
+        if not self._later and rules.lacks_id_index(position.find, error.code, str(error)):
+            raise _refused(position.query, "there is no index on _id") from error
+
+    def _noted(self, response: Any) -> bool:
+        """Whether it is to be asked which collection the batch is from: a second one may come.
+        What the server does not say leaves the find as it was: it is not resumed."""
+        position = self._position
+        with shielded("after a batch of a resumable find"):
+            position.note(response)
+        if position.hides_id:
+            driver.finds.hide_ids(response, self._cursor)
+        if self._later or not driver.finds.cursor_id(response):
+            return False
         time = driver.finds.operation_time(response)
         if time is not None and position.find.may_read_after:
             position.query.read_concern = driver.finds.ReadAfter(self._operation.read_concern, time)
-        try:
-            position.collection = yield from self._collection(given)
-        except PyMongoError as error:
+        return True
+
+    def _stays_unknown(self, error: BaseException, response: Any) -> bool:
+        """Whether the find goes on after this error of the question; else its cursor is killed."""
+        query = self._position.query
+        if isinstance(error, PyMongoError):
             logger.warning(
                 "find on %s with resumable=True is not resumed: listCollections failed with %s %s",
-                *(position.query.namespace(), type(error).__name__, getattr(error, "code", "")),
+                *(query.namespace(), type(error).__name__, getattr(error, "code", "")),
             )
-        except BaseException:
-            address = driver.cursors.cursor_address(self._operation, response.address)
-            driver.clients.kill_later(self._client, cursor_id, address)
-            raise
+            return True
+        address = driver.cursors.cursor_address(self._operation, response.address)
+        driver.clients.kill_later(self._client, driver.finds.cursor_id(response), address)
+        return False
 
-    def _collection(self, given: tuple[Any, ...]) -> steps.Steps:
-        """The UUID of the collection, and what stands before it of views; None where there is no
-        such collection."""
-        query, name, found = self._position.query, self._position.query.coll, list[Any]()
-        while name is not None:
-            command = {"listCollections": 1, "filter": {"name": name}, "cursor": {}}
-            reply = yield driver.finds.run_command(query, command, given)
-            for entry in reply["cursor"]["firstBatch"]:
-                name = entry["options"].get("viewOn")
-                found.append(entry["info"].get("uuid") if name is None else entry["options"])
-                break
-            else:
-                return None
-        return found if found[-1] is not None else None
+    def _collection(self, given: tuple[Any, ...]) -> Any:
+        query = self._position.query
+        names = Names(query.coll)
+        while names.next is not None:
+            names.note(driver.finds.run_command(query, names.command(), given))
+        return names.found
 
     def reclassified(self, failure: Failure, operation: Operation, max_retries: int) -> Failure:
-        """As the rules are to see it, before they do."""
+        """The failure that the rules are to see."""
         if not self._later:
             return failure
         unknown = replace(failure, reason=RetryReason.UNKNOWN)
@@ -248,62 +265,70 @@ class Fetch:
         """Before an attempt that is made after a failure."""
         if self._anew and not self._resumed:
             self._resumed = True
-            loop.driver_func = self._function(self._resume)
+            loop.driver_func = self._resume
             driver.finds.unbind(loop)
 
-    def _resume(self, *given: Any) -> steps.Steps:
-        position = self._position
-        if rules.excludes_max_key(self._find) and not position.sought_max_key:
-            yield from self._seek_max_key(given)
+    def _resume(self, *given: Any) -> Any:
+        if self._seeks_max_key():
+            self._note_max_key(self._max_key(given))
         try:
-            response = yield self._send(given)
+            response = self._send(given)
         except OperationFailure as error:
-            if position.by_expression or error.code not in rules.NO_BOUNDS:
+            if not self._may_send_expression(error):
                 raise
-            position.by_expression = True
-            if not self._finds_query():
-                raise
-            response = yield self._send(given)
-        opened = driver.finds.cursor_id(response), response.address
+            response = self._send(given)
         try:
-            collection = yield from self._collection(given)
+            collection = self._collection(given)
         except BaseException:
-            self._abandon(*opened)
+            self._abandon(driver.finds.cursor_id(response), response.address)
             raise
-        if collection != position.collection:
-            self._abandon(*opened)
+        return self._resumed_by(response, collection)
+
+    def _may_send_expression(self, error: OperationFailure) -> bool:
+        """Whether the server takes no bounds, and the find can be made anew by an expression."""
+        if self._position.by_expression or error.code not in rules.NO_BOUNDS:
+            return False
+        self._position.by_expression = True
+        return self._finds_query()
+
+    def _resumed_by(self, response: Any, collection: Any) -> Any:
+        """Raises OperationFailure where another collection has the name now."""
+        if collection != self._position.collection:
+            self._abandon(driver.finds.cursor_id(response), response.address)
             code, name = rules.QUERY_PLAN_KILLED, "QueryPlanKilled"
             details = {"ok": 0.0, "errmsg": REPLACED, "code": code, "codeName": name}
             raise OperationFailure(REPLACED, code, details)
         if not self._lost:
             self._abandon(self._operation.cursor_id, self._cursor.address)
-        with shielded("after a batch of a resumable find"):
-            position.note(response)
-        if position.hides_id:
-            driver.finds.hide_ids(response, self._cursor)
+        self._noted(response)
         driver.finds.as_of_getmore(response)
         return response
 
-    def _send(self, given: tuple[Any, ...]) -> Callable[[], Any]:
+    def _send(self, given: tuple[Any, ...]) -> Any:
         query = driver.finds.copied(self._position.query, self._operation.session)
         driver.finds.write(query, self._find)
         query.reset()
-        return partial(self._method, given[2], query, given[3])
+        return self._method(given[2], query, given[3])
 
     def _abandon(self, cursor_id: int, address: Address) -> None:
         if cursor_id:
             at = driver.cursors.cursor_address(self._operation, address)
             self._position.abandoned.append((cursor_id, at))
 
-    def _seek_max_key(self, given: tuple[Any, ...]) -> steps.Steps:
-        """Go on by an expression where there is a document that bounds leave out."""
-        position, query = self._position, self._position.query
+    def _seeks_max_key(self) -> bool:
+        """Whether there may be a document that bounds leave out."""
+        return rules.excludes_max_key(self._find) and not self._position.sought_max_key
+
+    def _max_key(self, given: tuple[Any, ...]) -> Any:
+        query = self._position.query
         pipeline = [{"$match": {rules.ID: MaxKey()}}, {"$project": rules.BY_ID}]
         command = {"aggregate": query.coll, "pipeline": pipeline, "cursor": {}}
-        reply = yield driver.finds.run_command(query, command, given, query.read_concern)
-        position.sought_max_key = True
+        return driver.finds.run_command(query, command, given, query.read_concern)
+
+    def _note_max_key(self, reply: Any) -> None:
+        self._position.sought_max_key = True
         if reply["cursor"]["firstBatch"]:
-            position.by_expression = True
+            self._position.by_expression = True
             self._finds_query()
 
     def _finds_query(self) -> bool:
@@ -318,3 +343,44 @@ class Fetch:
             logger.exception("internal error in pymongo-resilience before a find is resumed")
             return False
         return True
+
+
+class AsyncFetch(Fetch):
+    """The same in a task."""
+
+    async def _fetch(self, original: Any, *given: Any) -> Any:
+        try:
+            response = await original(*given)
+        except OperationFailure as error:
+            self._check_index(error)
+            raise
+        if self._noted(response):
+            try:
+                self._position.collection = await self._collection(given)
+            except BaseException as error:
+                if not self._stays_unknown(error, response):
+                    raise
+        return response
+
+    async def _collection(self, given: tuple[Any, ...]) -> Any:
+        query = self._position.query
+        names = Names(query.coll)
+        while names.next is not None:
+            names.note(await driver.finds.run_command(query, names.command(), given))
+        return names.found
+
+    async def _resume(self, *given: Any) -> Any:
+        if self._seeks_max_key():
+            self._note_max_key(await self._max_key(given))
+        try:
+            response = await self._send(given)
+        except OperationFailure as error:
+            if not self._may_send_expression(error):
+                raise
+            response = await self._send(given)
+        try:
+            collection = await self._collection(given)
+        except BaseException:
+            self._abandon(driver.finds.cursor_id(response), response.address)
+            raise
+        return self._resumed_by(response, collection)
