@@ -23,13 +23,17 @@ from pymongo_resilience_instrumentation.failures import causes, classify
 from pymongo_resilience_instrumentation.selection.fast_fail import (
     PROBE_EVERY,
     UNCHANGED_S,
-    PasswordProbe,
+    RefusedLogins,
+    SelectionWaits,
     TerminalDetector,
     found_on,
 )
 
+from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.strategies import FastFail
 
 pytestmark = pytest.mark.oldest
 
@@ -297,24 +301,20 @@ def test_where_every_server_is_known_it_is_the_selector_that_waits() -> None:
     assert looks(topology(up(A), up(B), of="ReplicaSetWithPrimary")) == [None]
 
 
-def test_one_probe_a_second() -> None:
-    password_probe = PasswordProbe()
+@pytest.fixture
+def waits() -> SelectionWaits:
+    return SelectionWaits(EnabledFlag(), NamespaceRules(FastFail(), {}), RefusedLogins())
+
+
+def test_one_probe_a_second(waits: SelectionWaits) -> None:
     refusal, other = (OperationFailure("no", 18) for _ in range(2))
-    taken = [password_probe.take(refusal, 10.0, 10.0 + passed / 4) for passed in range(13)]
+    taken = [waits.may_try(refusal, 10.0, 10.0 + passed / 4) for passed in range(13)]
     assert [passed / 4 for passed in range(13) if taken[passed]] == [1.0, 2.0, 3.0]
-    assert password_probe.take(other, 10.0, 13.0), "each refusal has its own"
+    assert waits.may_try(other, 10.0, 13.0), "each refusal has its own"
 
 
-def test_a_probe_is_under_way_for_as_long_as_nobody_else_may_begin_one() -> None:
-    password_probe, refusal = PasswordProbe(), OperationFailure("no", 18)
-    assert not password_probe.under_way(refusal, 0.0)
-    assert password_probe.take(refusal, 0.0, PROBE_EVERY)
-    assert password_probe.under_way(refusal, 1.5 * PROBE_EVERY)
-    assert not password_probe.under_way(refusal, 2 * PROBE_EVERY)
-
-
-def test_a_refusal_that_is_over_leaves_nothing_behind() -> None:
-    password_probe, refusal = PasswordProbe(), OperationFailure("no", 18)
-    assert password_probe.take(refusal, 0.0, PROBE_EVERY)
+def test_a_refusal_that_is_over_leaves_nothing_behind(waits: SelectionWaits) -> None:
+    refusal = OperationFailure("no", 18)
+    assert waits.may_try(refusal, 0.0, PROBE_EVERY)
     del refusal
-    assert len(password_probe._begun) == 0
+    assert len(waits._tried) == 0

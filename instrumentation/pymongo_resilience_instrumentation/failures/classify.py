@@ -172,27 +172,15 @@ def expired(error: Exception) -> bool:
     Of what a server says the code alone counts (Client Side Operations Timeout, "Error
     Transformations"): a ``wtimeout`` that it has by default is none of the operation's.
     """
-    return any(map(_is_expiry, _made_of(error)))
-
-
-def _made_of(error: Exception) -> Iterator[Exception]:
-    """The error, and those that it was made of. One may be made of itself: that says no more."""
-    seen: list[Exception] = []
-    while isinstance(error, PyMongoError) and not any(error is each for each in seen):
-        seen.append(error)
-        yield error
-        error = attribute(error, "cause") if isinstance(error, EncryptionError) else _cause(error)
-
-
-def _is_expiry(error: Exception) -> bool:
     if isinstance(error, EncryptionError):
-        return False
+        cause = attribute(error, "cause")
+        return cause is not error and isinstance(cause, PyMongoError) and expired(cause)
     if isinstance(error, OperationFailure):
-        return MAX_TIME_EXPIRED in map(_code, _codes(error))
-    if causes.terminal_cause(error) is not None:
-        # Of a class that pymongo raises for nothing but timeouts.
-        return False
-    return bool(attribute(error, "timeout"))
+        cause = _cause(error)
+        ended = MAX_TIME_EXPIRED in map(_code, _codes(error))
+        return ended or (cause is not error and expired(cause))
+    # A terminal cause is in an error of a class that pymongo raises for nothing but timeouts.
+    return causes.terminal_cause(error) is None and bool(attribute(error, "timeout"))
 
 
 def _codes(error: OperationFailure) -> Iterator[Any]:

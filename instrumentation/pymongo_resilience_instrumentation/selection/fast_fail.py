@@ -27,7 +27,6 @@ from pymongo_resilience_instrumentation.interceptor import (
     Function,
     Interceptor,
     Row,
-    Wrapper,
 )
 
 CHECKS = 2
@@ -134,87 +133,93 @@ class RefusedLogins(Interceptor):
         return error
 
 
-class PasswordProbe:
-    """One operation per second tries a refused password again; the others fail with the refusal.
-    Called with the topology's lock held. An entry lives as long as its refusal."""
-
-    def __init__(self) -> None:
-        self._begun: WeakKeyDictionary[Exception, float] = WeakKeyDictionary()
-
-    def take(self, refusal: Exception, refused_at: float, now: float) -> bool:
-        """Whether the caller is the one to try; ``refused_at``: in seconds."""
-        if now < self._begun.get(refusal, refused_at) + PROBE_EVERY:
-            return False
-        self._begun[refusal] = now
-        return True
-
-    def under_way(self, refusal: Exception, now: float) -> bool:
-        """Whether a try that was begun may still come to its end."""
-        begun = self._begun.get(refusal)
-        return begun is not None and now < begun + PROBE_EVERY
-
-
 def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Row]:
     """A module or class, the name of its function or method, and what runs in its place."""
     logins = RefusedLogins()
+    waits = SelectionWaits(enabled_flag, rules, logins)
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
-        yield half.module("topology"), half.wait, wait(enabled_flag, rules, logins)
+        yield half.module("topology"), half.wait, waits.wait
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, logins
 
 
-def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins) -> Wrapper:
-    """Before a wait for a server. The async one is called here and awaited by the caller."""
-    password_probe = PasswordProbe()
+class SelectionWaits:
+    """The waits for a server: one that cannot help ends before it begins. Called with the
+    topology's lock held."""
 
-    def wrapper(original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
+    def __init__(
+        self, enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins
+    ) -> None:
+        self._enabled_flag = enabled_flag
+        self._rules = rules
+        self._logins = logins
+        self._tried: WeakKeyDictionary[Exception, float] = WeakKeyDictionary()
+        """When a refused password was tried again last, by the refusal."""
+
+    def wait(self, original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
+        """The async one is called here and awaited by the caller."""
         error = None
-        call = calls.current() if enabled_flag.on else None
+        call = calls.current() if self._enabled_flag.on else None
         if call is not None:
             with shielded("while a server was waited for"):
-                condition = args[0] if args else kwargs["condition"]
-                error = _verdict(call, condition, rules, logins, password_probe)
+                error = self._verdict(call, args[0] if args else kwargs["condition"])
         if error is not None:
             raise error
         return original(*args, **kwargs)
 
-    return wrapper
-
-
-def _verdict(
-    call: Call,
-    condition: object,
-    rules: NamespaceRules,
-    logins: RefusedLogins,
-    password_probe: PasswordProbe,
-) -> Exception | None:
-    """The error to fail with at once; None to wait."""
-    client = call.client
-    if not driver.waits.waits_for_server(client, condition):
-        return None
-    terminal_detector = call.terminal_detector
-    if terminal_detector is None:
-        strategy = call.policy(rules).strategy or rules.strategy
-        applies = isinstance(strategy, FastFail)
-        terminal_detector = call.terminal_detector = TerminalDetector(applies=applies)
-    if not terminal_detector.applies:
-        return None
-    topology = client.topology_description
-    now = driver.csot.now()
-    cause = terminal_detector.look(topology, now, lambda at: logins.refusals(client, at))
-    if cause is None:
-        for address, found in terminal_detector.found.items():
+    def _verdict(self, call: Call, condition: object) -> Exception | None:
+        """The error to fail with at once; None to wait."""
+        client = call.client
+        if not driver.waits.waits_for_server(client, condition):
+            return None
+        detector = call.terminal_detector
+        if detector is None:
+            strategy = call.policy(self._rules).strategy or self._rules.strategy
+            detector = TerminalDetector(applies=isinstance(strategy, FastFail))
+            call.terminal_detector = detector
+        if not detector.applies:
+            return None
+        topology, now = client.topology_description, driver.csot.now()
+        cause = detector.look(topology, now, lambda at: self._logins.refusals(client, at))
+        if cause is Symptom.PASSWORD:
+            return self._refusal(client, detector, now)
+        if cause is not None:
+            seeds = driver.waits.seeds(driver.monitors.topology_of(client))
+            found = found_on(topology) or dict.fromkeys(seeds)
+            return causes.selection_error(cause, found, topology.replica_set_name)
+        for at, seen in detector.found.items():
             # Of one connection, perhaps: the next login shows whether the password is wrong, and it
             # cannot be tried before the server was checked.
-            if found.cause is Symptom.PASSWORD:
-                refusal = found.description.error
-                if password_probe.take(refusal, -math.inf, now):
-                    driver.waits.cancel_checks(client, [address])
+            refusal = seen.description.error
+            if seen.cause is Symptom.PASSWORD and self.may_try(refusal, -math.inf, now):
+                driver.waits.cancel_checks(client, [at])
         return None
-    if cause is Symptom.PASSWORD:
-        return _refusal(client, terminal_detector, password_probe, now)
-    seeds = driver.waits.seeds(driver.monitors.topology_of(client))
-    found = found_on(topology) or dict.fromkeys(seeds)
-    return causes.selection_error(cause, found, topology.replica_set_name)
+
+    def may_try(self, refusal: Exception, refused_at: float, now: float) -> bool:
+        """Whether the caller is to try a refused password again: one operation per second."""
+        if now < self._tried.get(refusal, refused_at) + PROBE_EVERY:
+            return False
+        self._tried[refusal] = now
+        return True
+
+    def _refusal(self, client: object, detector: TerminalDetector, now: float) -> Exception | None:
+        """The newest refusal once more; None for who is to try the password again, and waits."""
+        newest = max(
+            (each.description for each in detector.found.values()),
+            key=lambda description: description.last_update_time,
+        )
+        refusal: OperationFailure = newest.error
+        if detector.probing is refusal:
+            waits = now < self._tried.get(refusal, -math.inf) + PROBE_EVERY
+        else:
+            waits = self.may_try(refusal, newest.last_update_time, now)
+            if waits:
+                detector.probing = refusal
+                # A streamed hello comes back after heartbeatFrequencyMS: no login could be tried
+                # before.
+                driver.waits.cancel_checks(client, detector.found)
+        if waits:
+            return None
+        return causes.refused_again(refusal, newest.address, now - newest.last_update_time)
 
 
 def found_on(topology: Any) -> dict[Address, Exception | str | None]:
@@ -225,24 +230,3 @@ def found_on(topology: Any) -> dict[Address, Exception | str | None]:
         else description.error
         for address, description in topology.server_descriptions().items()
     }
-
-
-def _refusal(
-    client: object, terminal_detector: TerminalDetector, password_probe: PasswordProbe, now: float
-) -> Exception | None:
-    """The newest refusal once more; None for who is to try the password anew, and waits."""
-    newest = max(
-        (each.description for each in terminal_detector.found.values()),
-        key=lambda description: description.last_update_time,
-    )
-    refusal: OperationFailure = newest.error
-    if terminal_detector.probing is refusal and password_probe.under_way(refusal, now):
-        return None
-    if terminal_detector.probing is not refusal and password_probe.take(
-        refusal, newest.last_update_time, now
-    ):
-        terminal_detector.probing = refusal
-        # A streamed hello comes back after heartbeatFrequencyMS: no login could be tried before.
-        driver.waits.cancel_checks(client, terminal_detector.found)
-        return None
-    return causes.refused_again(refusal, newest.address, now - newest.last_update_time)

@@ -89,11 +89,9 @@ class Repetition:
         self._window = Deadline.after(self.clock, retry_rules.TRANSACTION_TIME_LIMIT)
         self._began = driver.csot.now()
         self._scheduled: RetryScheduled | None = None
-        self._rule = Rule.UNKNOWN_REASON
-        self._why = ""
-        self._failure: Failure | None = None
+        self._declined: tuple[Failure, Rule, str] | None = None
         self.part: Failure | None = None
-        """Of its command that failed last, where that left the decision to this."""
+        """What its last failed command left to this decision."""
         self.follows, self.delay = Repeat.TRANSACTION, 0.0
         """What is to be done next, or again; and after how many seconds."""
 
@@ -116,7 +114,7 @@ class Repetition:
     def decide(self, error: BaseException) -> None:
         """Set what ``follows`` after an error of the body, or of the commit."""
         committing = self.follows is Repeat.COMMIT
-        self.follows, self._failure = Repeat.NOTHING, None
+        self.follows = Repeat.NOTHING
         if not isinstance(error, PyMongoError):
             return
         part, self.part = self.part, None
@@ -151,10 +149,10 @@ class Repetition:
             why = COMMITTED
         elif committing and error.has_error_label(retry_rules.UNKNOWN_COMMIT):
             why = UNKNOWN
-        self._rule, self._why, self._failure = rule, why, failure
+        self._declined = failure, rule, why
 
     def _described(self, error: PyMongoError) -> Failure:
-        """Of an error that was raised outside of the driver's loop, or in a call of its own."""
+        """The facts of an error raised outside of the driver's loop, or in a call of its own."""
         server = classify.attribute(error, "server")
         if self._call is not None:
             server = driver.retry_loop.address_of(self._call.selected)
@@ -176,10 +174,10 @@ class Repetition:
 
     def final(self, error: BaseException) -> BaseException:
         """The error to raise, after a decision that nothing follows."""
-        failure, self._failure = self._failure, None
-        if failure is None or not isinstance(error, PyMongoError):
+        declined, self._declined = self._declined, None
+        if declined is None or not isinstance(error, PyMongoError):
             return error
-        rule, why = self._rule, self._why
+        failure, rule, why = declined
         deadline, attempts = self._operation.deadline, self._operation.attempts
         reasons: Sequence[RetryReason] = self._operation.reasons[:-1]
         if self._call is not None:
