@@ -22,12 +22,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import causes
-from pymongo_resilience_instrumentation.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-    Row,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
