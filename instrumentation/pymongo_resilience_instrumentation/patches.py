@@ -191,9 +191,8 @@ def _of_cleanup(runtime: Runtime) -> Iterator[Row]:
 
 def _of_closed_clients(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
-        close = closings.CloseAsync if is_async(vars(owner)["close"]) else closings.Close
         for name in {"close", "aclose"} & vars(owner).keys():
-            yield owner, name, close(runtime.closings)
+            yield owner, name, closings.close(runtime.closings, runtime.enabled_flag)
 
 
 def _of_selection(_: Runtime) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""A client that is closed ends what its operations wait for, at once."""
+"""A client that is closed ends what its operations wait for."""
 
 from __future__ import annotations
 

@@ -1,25 +1,27 @@
-"""A client that is closed ends the back-offs of its operations, and their waits, at once."""
+"""A client that is closed ends the back-offs of its operations."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
-from contextlib import suppress
+import time
 from typing import Any
 
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
-from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor
+from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 from .by_client import ByClient
 
 CLOSED = "Cannot use MongoClient after close"
 """The driver's words."""
+LOOK = 0.1
+"""Seconds between two looks of a task that waits, whether its client is closed."""
 
 
 class Closing:
@@ -31,19 +33,7 @@ class Closing:
     def reset_after_fork(self) -> None:
         """In a forked child: nothing waits there, and the lock is a new one."""
         self._closed = threading.Event()
-        # Weak: a future holds its task, and so the client, of a loop that was given up meanwhile.
-        self._waiting: set[weakref.ref[asyncio.Future[None]]] = set()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed.is_set()
-
-    def close(self) -> None:
-        self._closed.set()
-        for waiting in list(self._waiting):
-            if (future := waiting()) is not None:
-                with suppress(RuntimeError):  # its loop is closed: nothing waits any more
-                    future.get_loop().call_soon_threadsafe(driver.monitors.answer, future)
+        self.closed, self.close = self._closed.is_set, self._closed.set
 
     def sleep(self, seconds: float) -> None:
         """Raises InvalidOperation (pymongo's) as soon as the client is closed."""
@@ -51,16 +41,11 @@ class Closing:
             raise InvalidOperation(CLOSED)
 
     async def sleep_async(self, seconds: float) -> None:
-        """Raises InvalidOperation (pymongo's) as soon as the client is closed."""
-        woken = asyncio.get_running_loop().create_future()
-        waiting = weakref.ref(woken)
-        self._waiting.add(waiting)
-        try:
-            if not self.closed:
-                await asyncio.wait([woken], timeout=seconds)
-        finally:
-            self._waiting.discard(waiting)
-        if self.closed:
+        """Raises InvalidOperation (pymongo's) soon after the client is closed."""
+        ends = time.monotonic() + seconds
+        while not self.closed() and (left := ends - time.monotonic()) > 0:  # noqa: ASYNC110 - any thread may close it
+            await asyncio.sleep(min(left, LOOK))
+        if self.closed():
             raise InvalidOperation(CLOSED)
 
 
@@ -72,7 +57,7 @@ class Closings(ByClient[Closing]):
 
     def closed(self, client: object) -> bool:
         found = self.known(client)
-        return found is not None and found.closed
+        return found is not None and found.closed()
 
 
 class ClientClock(MonotonicClock):
@@ -96,28 +81,13 @@ class ClientClock(MonotonicClock):
         await self._waits().sleep_async(seconds)
 
 
-class Close(Interceptor):
+def close(closings: Closings, enabled_flag: EnabledFlag) -> Wrapper:
     """A client's ``close()``."""
 
-    def __init__(self, closings: Closings) -> None:
-        self._closings = closings
+    def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+        if enabled_flag.on:
+            with shielded("before a client is closed"):
+                closings.of(client).close()
+        return original(*args, **kwargs)
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        self._closings.of(given[0]).close()
-        return Entered(given[0])
-
-    def succeeded(self, entered: Entered, result: object) -> Any:
-        with shielded("after a client was closed"):
-            driver.waits.wake_selections(entered.instance)
-        return result
-
-
-class CloseAsync(Close):
-    async def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
-        result = await original(*given, **kwargs)
-        with shielded("after a client was closed"):
-            await driver.waits.wake_selections_async(entered.instance)
-        return result
-
-    def succeeded(self, entered: Entered, result: object) -> Any:  # noqa: ARG002 - as above
-        return result
+    return wrapper

@@ -47,21 +47,6 @@ def waits_for_server(client: Any, condition: Any) -> bool:
     return topology is not None and topology._condition is condition
 
 
-def wake_selections(client: Any) -> None:
-    """Have the selections of a closed client find that out at once, not with their next look."""
-    topology = client._topology
-    if topology is not None:
-        with topology._condition:
-            topology._condition.notify_all()
-
-
-async def wake_selections_async(client: Any) -> None:
-    topology = client._topology
-    if topology is not None:
-        async with topology._condition:
-            topology._condition.notify_all()
-
-
 def seeds(topology: Any) -> list[Any]:
     """The addresses that the client was made with: what is left where no server is."""
     return list(topology._settings.seeds)
