@@ -284,7 +284,6 @@ def test_a_tls_handshake_with_a_silent_peer_ends_with_the_deadline(
     connect = getattr(half_of(side).module("pool"), half_of(side).connect)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = time.monotonic()
-        named = "(?i)handshake.*timed out"
-        with pymongo.timeout(0.2), pytest.raises((TimeoutError, AutoReconnect), match=named):
+        with pymongo.timeout(0.2), pytest.raises((TimeoutError, AutoReconnect), match="timed out"):
             side.do(connect, silent.getsockname(), options)
     assert 0.2 <= time.monotonic() - started < SOON

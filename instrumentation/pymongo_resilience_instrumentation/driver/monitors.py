@@ -95,21 +95,6 @@ def note_connected() -> None:
 
 
 @contextmanager
-def connecting() -> Iterator[Check]:
-    """Around what opens a connection, for a check or for an operation: what has been reached."""
-    found = _checking.get()
-    if found is not None:
-        yield found
-        return
-    made = Check()
-    token = _checking.set(made)
-    try:
-        yield made
-    finally:
-        _checking.reset(token)
-
-
-@contextmanager
 def reading(monitor: Any, connection: Any) -> Iterator[None]:
     """Around a check's wait for its reply; one that was woken counts as cancelled."""
     check = vars(monitor).setdefault(_CHECK, Check())

@@ -12,7 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Coroutine, Iterator, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import NEVER, Call
+from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
@@ -169,16 +169,15 @@ def _in_progress(call: Call, what: For) -> Wait:
 
 
 class _Waited(Entered):
-    __slots__ = ("began", "ends", "seconds", "wait")
+    __slots__ = ("ends", "seconds")
 
-    def __init__(self, place: object, seconds: float | None, wait: Wait | None = None) -> None:
-        super().__init__(place)
+    def __init__(
+        self, place: object, seconds: float | None, around: AbstractContextManager[None]
+    ) -> None:
+        super().__init__(place, around)
         self.seconds = seconds
         """That the driver, or an attempt, is given; None is without end."""
-        self.ends = 0.0
-        """Their end, on the driver's clock, where it matters."""
-        self.wait = wait
-        self.began = 0.0 if wait is None else time.perf_counter()
+        self.ends = driver.csot.now() + (seconds or 0.0)
 
 
 class _MeasuredWait(Interceptor):
@@ -186,32 +185,26 @@ class _MeasuredWait(Interceptor):
         self._what = what
         self._waiting = waiting
 
-    def _begin(self, place: object) -> Wait | None:
-        call = calls.current()
-        if call is None or self._waiting is None:
-            return None
-        with shielded("before a wait"):
-            wait = _in_progress(call, self._what)
-            if self._what is For.CONNECTION:
-                self._waiting[wait] = weakref.ref(place)
-            return wait
-        return None
-
-    def succeeded(self, waited: _Waited, result: object) -> Any:
-        self._end(waited)
-        return result
-
-    def failed(self, waited: _Waited | None, error: BaseException, *_: Any) -> BaseException:
-        if waited is not None:
-            self._end(waited)
-        return error
-
-    def _end(self, waited: _Waited) -> None:
-        if waited.wait is not None and self._waiting is not None:
-            with shielded("after a wait"):
-                self._waiting.pop(waited.wait, None)
-                seconds = time.perf_counter() - waited.began
-                waited.wait.add(seconds, connecting=isinstance(self, Handshake))
+    @contextmanager
+    def _measured(
+        self, place: object, limit: AbstractContextManager[None] = NO_DEADLINE
+    ) -> Iterator[None]:
+        call, waiting, wait = calls.current(), self._waiting, None
+        if call is not None and waiting is not None:
+            with shielded("before a wait"):
+                wait = _in_progress(call, self._what)
+                if self._what is For.CONNECTION:
+                    waiting[wait] = weakref.ref(place)
+        began = time.perf_counter()
+        try:
+            with limit:
+                yield
+        finally:
+            if wait is not None and waiting is not None:
+                with shielded("after a wait"):
+                    waiting.pop(wait, None)
+                    seconds = time.perf_counter() - began
+                    wait.add(seconds, connecting=isinstance(self, Handshake))
 
 
 class ConditionWait(_MeasuredWait):
@@ -227,7 +220,7 @@ class ConditionWait(_MeasuredWait):
             # sets aside.
             aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
             timeout = left if timeout is None or aside else min(timeout, left)
-        return _Waited(condition, timeout, self._begin(condition))
+        return _Waited(condition, timeout, self._measured(condition))
 
     def send(self, waited: _Waited, original: Function, *_given: Any, **_kwargs: Any) -> Any:
         return original(waited.instance, waited.seconds)
@@ -240,29 +233,24 @@ class Handshake(_MeasuredWait):
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited | None:
         if calls.reporting():
             return None
-        call, left, wait = calls.current(), time_to_wait(), None
-        attempt: float | None = None
+        pool, call, left = given[0], calls.current(), time_to_wait()
         # Monitors, and what keeps minPoolSize, have no handler.
         handler = given[1] if len(given) > 1 else kwargs.get("handler")
-        if call is not None and handler is not None:
-            wait = self._begin(given[0])
-            if call.attempt_timeout is not None:
-                attempt = max(call.attempt_timeout, CONNECTING)
-        waited = _Waited(given[0], attempt, wait)
+        attempt: float | None = None
+        if call is not None and handler is not None and call.attempt_timeout is not None:
+            attempt = max(call.attempt_timeout, CONNECTING)
         limits = [each for each in (left, attempt) if each is not None]
-        if limits:
-            waited.ends = driver.csot.now() + (attempt or 0.0)
-            waited.deadline = within_wait(min(limits))
-        return waited
+        limit = within_wait(min(limits)) if limits else NO_DEADLINE
+        return _Waited(pool, attempt, limit if handler is None else self._measured(pool, limit))
 
-    def failed(self, waited: _Waited | None, error: BaseException, *rest: Any) -> BaseException:
+    def failed(self, waited: _Waited | None, error: BaseException, *_: Any) -> BaseException:
         if waited is not None and waited.seconds is not None and isinstance(error, NetworkTimeout):
             left = driver.csot.remaining()
             if driver.csot.now() >= waited.ends and (left is None or left > 0):
                 error.__cause__ = AttemptTimeoutError(waited.seconds)
                 # The driver's text names a timeoutMS that was not set.
                 error.args = (f"{address_text(waited.instance.address)}: {error.__cause__}",)
-        return super().failed(waited, error, *rest)
+        return error
 
 
 class Connect(Interceptor):
@@ -273,10 +261,7 @@ class Connect(Interceptor):
         if seconds is not None:
             own = (given[1] if len(given) > 1 else kwargs["options"]).connect_timeout
             seconds = seconds if own is None else min(seconds, own)
-        connecting = _Waited(None, seconds)
-        if seconds is not None:
-            connecting.deadline = within_wait(seconds)
-        return connecting
+        return _Waited(None, seconds, NO_DEADLINE if seconds is None else within_wait(seconds))
 
 
 class ConnectAsync(Connect):
@@ -288,14 +273,12 @@ class ConnectAsync(Connect):
     ) -> Any:
         task, seconds = asyncio.current_task(), connecting.seconds
         before = 0 if task is None else task.cancelling()
-        with driver.monitors.connecting() as reached:
-            try:
-                async with asyncio.timeout(None if seconds is None else seconds + GRACE):
-                    interface = await original(*given, **kwargs)
-            except TimeoutError as error:
-                # asyncio's own has no text, and the driver's message would be without a reason.
-                step = "the TLS handshake " if reached.connected else ""
-                raise TimeoutError(f"{step}timed out") from error
+        try:
+            async with asyncio.timeout(None if seconds is None else seconds + GRACE):
+                interface = await original(*given, **kwargs)
+        except TimeoutError as error:
+            # asyncio's own has no text, and the driver's message would be without a reason.
+            raise TimeoutError("timed out") from error
         if task is not None and task.cancelling() > before:
             await interface.close()
             raise asyncio.CancelledError
