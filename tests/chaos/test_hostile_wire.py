@@ -181,7 +181,7 @@ def test_any_document_as_a_reply(
     operation: Operation, document: dict[str, Any], times: int, laboratory: Laboratory
 ) -> None:
     def hostile() -> Hostile:
-        return Hostile(laboratory.proxy, operation.command, instead(document), times, closes=False)
+        return Hostile(operation.command, instead(document), times, closes=False)
 
     plain, ours = check(laboratory, operation, hostile)
     assert (
@@ -199,7 +199,7 @@ def test_any_bytes_as_a_reply(
     operation: Operation, damage: Damage, times: int, laboratory: Laboratory
 ) -> None:
     def hostile() -> Hostile:
-        return Hostile(laboratory.proxy, operation.command, damage, times, closes=damage.closes)
+        return Hostile(operation.command, damage, times, closes=damage.closes)
 
     event(damage.name.split()[0])
     plain, ours = check(laboratory, operation, hostile)
@@ -214,7 +214,7 @@ def test_a_garbled_reply_to_a_retry_is_the_error_that_is_raised(laboratory: Labo
 
     def hostile() -> Hostile:
         replies = iter([b"", struct.pack("<iiii", 16, 1, 0, 2013)])
-        return Hostile(laboratory.proxy, operation.command, lambda _: next(replies), 2, closes=True)
+        return Hostile(operation.command, lambda _: next(replies), 2, closes=True)
 
     plain = laboratory.plain(operation, hostile)
     assert isinstance(plain.attacked.raised, ProtocolError)
@@ -234,7 +234,7 @@ def test_any_error_until_the_deadline(
     """Nothing to compare with: how often the driver repeats in so many milliseconds is chance."""
 
     def hostile() -> Hostile:
-        return Hostile(laboratory.proxy, operation.command, instead(document), 10**6, closes=False)
+        return Hostile(operation.command, instead(document), 10**6, closes=False)
 
     ours = laboratory.with_library(operation, hostile, "fast_fail", timeout_ms=timeout_ms)
     for error in (ours.attacked.raised, ours.after.raised):

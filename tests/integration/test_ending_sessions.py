@@ -9,9 +9,9 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Answer,
-    Connection,
     Hang,
     Interception,
     Verdict,

@@ -23,9 +23,9 @@ from pymongo_resilience_instrumentation.features.hedged_reads.race import AsyncR
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed import Fail, Overload, Reset
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import DRIVER_COMMANDS
+from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Answer,
-    Connection,
     Cut,
     Delay,
     Interception,

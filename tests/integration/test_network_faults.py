@@ -10,7 +10,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import ConnectionPoolListener
 from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.fault import Connection, Delay
+from pymongo_resilience_instrumentation.tools.testbed.fault import Delay
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask
 
@@ -208,7 +208,7 @@ def _duration(client: RawClient, command: Document) -> float:
 def test_jitter_is_the_same_for_the_same_seed() -> None:
     def delays(seed: int) -> list[float]:
         fault = Latency(0.1, jitter=0.5, seed=seed)
-        connection = Connection(siblings=[])
+        connection: Any = None
         verdicts = [fault.on_request(wire.command(PING), connection) for _ in range(50)]
         return [each.seconds for each in verdicts if isinstance(each, Delay)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     HELLO_COMMANDS,
-    Connection,
     Delay,
     Hang,
     Verdict,

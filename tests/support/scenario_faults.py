@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     HELLO_COMMANDS,
     Answer,
-    Connection,
     Cut,
     CutAfterReply,
     Hang,

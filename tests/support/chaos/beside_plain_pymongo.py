@@ -53,11 +53,8 @@ class Hostile(Interception):
     :param closes: whether the connection ends after that, lest the client wait for the rest.
     """
 
-    def __init__(
-        self, proxy: ReplicaSet, command: str, damage: Damage, times: int, *, closes: bool
-    ) -> None:
+    def __init__(self, command: str, damage: Damage, times: int, *, closes: bool) -> None:
         super().__init__()
-        self._proxy = proxy
         self._command = command
         self._damage = damage
         self._times = times
@@ -74,8 +71,7 @@ class Hostile(Interception):
 
         def rewritten(reply: Any) -> bytes:
             if self.closes:
-                writer = self._proxy.members[0]._relays[connection].writer
-                asyncio.get_running_loop().call_soon(writer.close)
+                asyncio.get_running_loop().call_soon(connection.writer.close)
             body = _lasting(reply.body)
             if self.closes and "cursor" in body:
                 # Nobody asks for more of it, and chance is not to be damaged.

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Final
 
+from .connection import Connection
 from .fault import (
     HELLO_COMMANDS,
     Amend,
     Answer,
-    Connection,
     Cut,
     CutAfterReply,
     Delay,

@@ -11,8 +11,8 @@ import contextlib
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from .wire import Document, Message
@@ -80,25 +80,6 @@ def refused(name: str, value: object, allowed: str) -> ValueError:
 
 def is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@dataclass(eq=False, slots=True)
-class Connection:
-    """What a member knows about one client connection."""
-
-    siblings: Collection[Connection] = field(repr=False)
-    """The open connections of the same member, this one included."""
-    hellos: int = 0
-    """How many hellos were answered."""
-    commands: int = 0
-    """How many other commands were received."""
-    is_internal: bool = False
-    """It is another member's."""
-
-    @property
-    def is_monitor(self) -> bool:
-        """It has said hello and nothing else: a monitor, or an application's unused connection."""
-        return self.hellos > 0 and self.commands == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +155,8 @@ class Interception(Fault):
         """A member forgets an interception that is over."""
         return self.injected >= self.times or time.monotonic() >= self.until
 
-    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
-        """Decide about one request; ``None`` leaves it to the next fault."""
+    def on_request(self, request: Message, connection: Any) -> Verdict | None:
+        """Decide about one request of a ``Connection``; ``None`` leaves it to the next fault."""
         return None
 
     def on_hello(self, reply: Document) -> None:

@@ -7,16 +7,16 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from bson import Int64, ObjectId
 
 from . import wire
 from .backend import Backend
-from .fault import Connection, Fault, Interception
+from .connection import Connection
+from .fault import Fault, Interception
 from .processes import HOST
-from .relay import Relay
 from .running import TestbedError
 from .wire import Document
 
@@ -41,7 +41,7 @@ class Member:
         self.interceptions: list[Interception] = []
         self.cursors: set[int] = set()
         """Cursors that were opened here since the last start; a restart loses them."""
-        self._relays: dict[Connection, Relay] = {}
+        self.connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._down: set[Fault] = set()
         """Who keeps the address closed: it is open again when the last one has ended."""
@@ -63,10 +63,6 @@ class Member:
     @property
     def is_listening(self) -> bool:
         return self._listener is not None
-
-    @property
-    def connections(self) -> Collection[Connection]:
-        return self._relays.keys()
 
     @property
     def version(self) -> Document:
@@ -106,8 +102,8 @@ class Member:
 
     def reset(self) -> None:
         """Reset every open connection, so that clients read ECONNRESET."""
-        for relay in self._relays.values():
-            transport = relay.writer.transport
+        for connection in self.connections:
+            transport = connection.writer.transport
             with contextlib.suppress(OSError):
                 transport.get_extra_info("socket").setsockopt(
                     socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
@@ -180,16 +176,15 @@ class Member:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(siblings=self.connections)
-        relay = Relay(self, connection, reader, writer)
-        self._relays[connection] = relay
+        connection = Connection(self, reader, writer)
+        self.connections.add(connection)
         try:
             with contextlib.suppress(*_PEER_GONE):
-                await relay.run()
+                await connection.run()
         except wire.WireError as exc:
             _log.warning("closing a connection: %s", exc)
         finally:
-            del self._relays[connection]
+            self.connections.discard(connection)
             writer.transport.abort()
 
 

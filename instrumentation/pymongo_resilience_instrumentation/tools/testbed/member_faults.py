@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar, Final
 
+from .connection import Connection
 from .deployment import Deployment
 from .fault import (
     HELLO_COMMANDS,
-    Connection,
     Cut,
     Delay,
     Fault,

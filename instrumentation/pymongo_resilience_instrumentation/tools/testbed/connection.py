@@ -1,26 +1,15 @@
-"""One client connection through a member: read a request, decide, execute, reply."""
+"""A client's connection to a member: read a request, decide, execute, reply."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from . import wire
 from .backend import Upstream
-from .fault import (
-    HELLO_COMMANDS,
-    Amend,
-    Answer,
-    Connection,
-    Cut,
-    CutAfterReply,
-    Delay,
-    Hang,
-    Rewrite,
-    Verdict,
-)
+from .fault import HELLO_COMMANDS, Amend, Answer, Cut, CutAfterReply, Delay, Hang, Rewrite, Verdict
 from .wire import Document, Message
 
 if TYPE_CHECKING:
@@ -49,23 +38,34 @@ class _Delay:
             await asyncio.wait({self._cleared}, timeout=self.seconds)
 
 
-class Relay:
-    """Serves one connection until either side closes it."""
+class Connection:
+    """Serves one client until either side closes."""
 
     def __init__(
-        self,
-        member: Member,
-        connection: Connection,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, member: Member, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        self.hellos = 0
+        """How many hellos were answered."""
+        self.commands = 0
+        """How many other commands were received."""
         self.writer = writer
+        self._is_internal = False
+        """It is another member's."""
         self._member = member
-        self._connection = connection
         self._reader = reader
         self._passes: bool = member.role.passes_hellos
         self._request_ids = itertools.count(1)
         self._upcoming: asyncio.Task[Message] | None = None
+
+    @property
+    def siblings(self) -> Collection[Connection]:
+        """The open connections of the same member, this one included."""
+        return self._member.connections
+
+    @property
+    def is_monitor(self) -> bool:
+        """It has said hello and nothing else: a monitor, or an application's unused connection."""
+        return self.hellos > 0 and self.commands == 0
 
     async def run(self) -> None:
         """Relay until the connection ends; raises what ``wire.read_message`` raises."""
@@ -74,11 +74,11 @@ class Relay:
                 while True:
                     request = await self._next_request()
                     if request.command_name in HELLO_COMMANDS:
-                        self._connection.is_internal |= "internalClient" in request.body
+                        self._is_internal |= "internalClient" in request.body
                         await self._answer_hello(request, upstream)
                         continue
                     verdict, delay = self._decide(request)
-                    self._connection.commands += 1
+                    self.commands += 1
                     with self._member.noticing():
                         await self._carry_out(request, upstream, verdict, delay)
         except _Hangup:
@@ -157,7 +157,7 @@ class Relay:
                 # An error, of a server that shuts down for example, ends the stream.
                 streams = streams and "topologyVersion" in shown
                 await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
-                self._connection.hellos += 1
+                self.hellos += 1
             if not streams:
                 return
             known, reply = shown["topologyVersion"], None
@@ -194,9 +194,9 @@ class Relay:
         """The first verdict that is not a delay, and the sum of the delays before it."""
         delay = _Delay(self._member.cleared)
         for interception in self._member.active():
-            if self._connection.is_internal and not interception.parts_members:
+            if self._is_internal and not interception.parts_members:
                 continue
-            verdict = interception.on_request(request, self._connection)
+            verdict = interception.on_request(request, self)
             if isinstance(verdict, Delay):
                 delay.seconds += verdict.seconds
             elif verdict is not None:
