@@ -16,7 +16,7 @@ from support.telemetry import Instrument
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 HOPS = (ROOT / "docs" / "architecture.md").read_text().partition("hop by hop")[2]
-CROSSINGS, FRAMES = 16, 58
+CROSSINGS, FRAMES = 15, 52
 """At most, between the driver and the library, and Python calls of the library's own functions."""
 
 
