@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
 from pymongo_resilience_instrumentation.runtime import Runtime, meter_of
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
+from pymongo_resilience_instrumentation.settings import ARGUMENTS, OBJECTS, Settings, source_of
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.server_gauges import (
     OF_POOLS,
@@ -245,7 +245,8 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
     policies = kwargs.get("policies")
     if policies is not None:
         config = replace(config, policies=policies)
-    return Settings.of(config, source, kwargs)
+    objects = {name: kwargs.get(name) for name in OBJECTS}
+    return Settings(config, source, tuple(kwargs.get("listeners") or ()), **objects)
 
 
 def _log_on(settings: Settings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import wrapt
 from pymongo import AsyncMongoClient, MongoClient
@@ -58,21 +58,13 @@ FEATURES = ("atomic_writes", "gridfs", "hedged_reads", "resumable_finds", "singl
 registers senders, before the core's own patches are made, or puts on rows of its own."""
 
 
-class Patch(NamedTuple):
-    """One attribute of one class or module: what was there, and what we put there."""
-
-    owner: Owner
-    name: str
-    original: Any
-    wrapper: Any
-
-
 class Patches:
     """Put on and taken off by one thread at a time; in between any thread may add what it has
     imported."""
 
     def __init__(self) -> None:
-        self.applied: list[Patch] = []
+        self.applied: list[tuple[Owner, str, Any, Any]] = []
+        """Whose attribute, its name, what was there, and what we put there."""
         self._removed = False
 
     def apply(self, runtime: Runtime) -> None:
@@ -108,13 +100,16 @@ class Patches:
         covered = []
         with suppress(IndexError):  # all are taken off, by this thread or by another one as well
             while True:
-                patch = self.applied.pop()
-                if not _restore(patch):
-                    covered.append(patch)
+                owner, name, original, made = self.applied.pop()
+                now = vars(owner).get(name)
+                if now is made:
+                    setattr(owner, name, original)
+                elif now is not original:
+                    covered.append(f"{owner.__name__}.{name}")
         if covered:
             logger.warning(
                 "also wrapped by another library, so our wrappers stay in place and do nothing: %s",
-                ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
+                ", ".join(covered),
             )
 
     def _wrap(self, owner: Owner, name: str, around: Replacement) -> None:
@@ -133,7 +128,7 @@ class Patches:
             logger.warning("another library replaced pymongo's %s.%s: not wrapped", owner, name)
             return
         setattr(owner, name, made)
-        self.applied.append(Patch(owner, name, original, made))
+        self.applied.append((owner, name, original, made))
 
 
 def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
@@ -245,11 +240,3 @@ _FOR_RETRIES: Tables = (
     _of_selection, lost_connections.of_primaries,
 )  # fmt: skip
 """Unless pymongo's own loop decides."""
-
-
-def _restore(patch: Patch) -> bool:
-    now = vars(patch.owner).get(patch.name)
-    if now is not patch.wrapper:
-        return now is patch.original
-    setattr(patch.owner, patch.name, patch.original)
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -33,29 +32,19 @@ class Settings:
     response_hook: Hook | None = None
     failed_hook: Hook | None = None
 
-    @classmethod
-    def of(cls, config: Config, source: str, arguments: Mapping[str, Any]) -> Settings:
-        return cls(
-            config,
-            source,
-            tuple(arguments.get("listeners") or ()),
-            **{name: arguments.get(name) for name in OBJECTS},
-        )
-
     def differences(self, given: Settings) -> list[str]:
         """Each value that ``given`` has and these settings have not, with both."""
-        return [
-            f"{name}: {_pair(mine, theirs)}"
-            for (name, mine), (_, theirs) in zip(self._values(), given._values(), strict=True)
-            if mine is not theirs and mine != theirs
-        ]
-
-    def _values(self) -> Iterator[tuple[str, Any]]:
-        for option in fields(self.config):
-            yield option.name, getattr(self.config, option.name)
-        yield "listeners", self.listeners
-        for name in OBJECTS:
-            yield name, getattr(self, name)
+        names = [each.name for each in fields(self.config)]
+        places: list[tuple[str, Any, Any]] = [(name, self.config, given.config) for name in names]
+        places += [(name, self, given) for name in ("listeners", *OBJECTS)]
+        found = []
+        for name, mine, theirs in places:
+            one, other = getattr(mine, name), getattr(theirs, name)
+            if one is not other and one != other:
+                ours, others = _text(one), _text(other)
+                others = "another one of the same kind" if ours == others else others
+                found.append(f"{name}: {ours} is in force, {others} was given")
+        return found
 
 
 def source_of(loaded: Loaded) -> str:
@@ -63,13 +52,6 @@ def source_of(loaded: Loaded) -> str:
     places = sorted(set(loaded.sources.values()), key=lambda each: not each.startswith(PREFIX))
     named = [f"{'variable' if each.startswith(PREFIX) else 'file'} {each}" for each in places]
     return ", ".join(named) or "defaults"
-
-
-def _pair(mine: object, theirs: object) -> str:
-    mine, theirs = _text(mine), _text(theirs)
-    if mine == theirs:
-        return f"{mine} is in force, another one of the same kind was given"
-    return f"{mine} is in force, {theirs} was given"
 
 
 def _text(value: object) -> str:
