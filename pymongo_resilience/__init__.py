@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import BY_NAME, Config, Options
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError, retry_info
-from pymongo_resilience.option_types import check_keywords
+from pymongo_resilience.option_types import check_keywords, wrong_type
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy, bind
 from pymongo_resilience.rules.strategy import check_strategy
@@ -80,11 +80,8 @@ def instrument(
     changes ends as it would with pymongo alone.
     """
     if config is not None and not isinstance(config, Config):
-        # What was given by mistake may be a connection string: only its type is named.
-        raise TypeError(
-            f"config is of type {type(config).__name__}: "
-            "expected a Config, as in Config(timeout_ms=20_000)"
-        )
+        expected = "a Config, as in Config(timeout_ms=20_000)"
+        raise TypeError(wrong_type("config", config, expected))
     check_keywords("instrument()", options, [*BY_NAME, *(instrument.__kwdefaults__ or ())])
     by_keyword: dict[str, Any] = {**options}
     if isinstance(strategy, str):
@@ -98,14 +95,12 @@ def instrument(
         check_strategy(strategy)
     for listener in listeners:
         if not callable(getattr(listener, "on_event", None)):
-            raise TypeError(
-                f"listeners: an object of type {type(listener).__name__} has no on_event(event)"
-            )
+            raise TypeError(wrong_type("a listener", listener, "an object with on_event(event)"))
     hooks = {"request_hook": request_hook, "response_hook": response_hook}
     hooks["failed_hook"] = failed_hook
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):
-            raise TypeError(f"{name} is of type {type(hook).__name__}: expected a function")
+            raise TypeError(wrong_type(name, hook, "a function"))
     _instrumentor().instrument(
         explicit=True,
         replace=replace,

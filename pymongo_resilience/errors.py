@@ -117,14 +117,6 @@ def retry_info(error: BaseException) -> RetryInfo | None:
     """The attempts and retries behind an error of pymongo; None for one that the library had no
     part in. The error has the same facts as attributes. Thread- and task-safe.
     """
-    facts = vars(error)
-    if "retry_reasons" not in facts:
-        return None
-    return RetryInfo(
-        facts["attempts"],
-        facts["retry_reasons"],
-        facts["retry_rule"],
-        facts["server"],
-        facts.get("timeout_s"),
-        facts.get("elapsed_s"),
-    )
+    facts: Any = vars(error)
+    names = ("attempts", "retry_reasons", "retry_rule", "server", "timeout_s", "elapsed_s")
+    return RetryInfo(*map(facts.get, names)) if "retry_reasons" in facts else None

@@ -38,9 +38,9 @@ class OptionType(NamedTuple):
 
     def problem(self, name: str, value: object) -> str:
         """What is wrong with a value that is not legal."""
-        is_type = f" is of type {type(value).__name__}"
-        given = is_type if self.confidential else f"={shown(value)}"
-        return f"{name}{given}: expected {self.allowed}"
+        if self.confidential:
+            return wrong_type(name, value, self.allowed)
+        return f"{name}={shown(value)}: expected {self.allowed}"
 
 
 def set_normal(target: object, types: Mapping[str, OptionType]) -> list[str]:
@@ -123,13 +123,10 @@ def several_of(*names: str) -> OptionType:
 
     def normal(value: Any) -> Any:
         # Of a TOML file it is a list.
-        several = isinstance(value, (tuple, list))
-        return tuple(_lower(each) for each in value) if several else value
+        return tuple(map(_lower, value)) if isinstance(value, (tuple, list)) else value
 
     def accepts(value: object) -> bool:
-        return isinstance(value, tuple) and all(
-            isinstance(each, str) and each in names for each in value
-        )
+        return isinstance(value, tuple) and all(each in names for each in value)
 
     return OptionType("names", "any of " + ", ".join(names), accepts, normal=normal)
 
@@ -143,6 +140,11 @@ TIMEOUT_MODE = one_of(CURSOR_LIFETIME, ITERATION)
 HIGH, NORMAL, LOW = PRIORITIES = ("high", "normal", "low")
 PRIORITY = one_of(*PRIORITIES)
 """What is low is refused first, where clients refuse anything."""
+
+
+def wrong_type(name: str, value: object, expected: str) -> str:
+    """An error's text for what may be confidential, such as a connection string."""
+    return f"{name} is of type {type(value).__name__}: expected {expected}"
 
 
 def shown(value: object) -> str:

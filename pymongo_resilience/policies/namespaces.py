@@ -10,7 +10,7 @@ from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
-from pymongo_resilience.option_types import one_of, shown, warn_unknown
+from pymongo_resilience.option_types import one_of, shown, warn_unknown, wrong_type
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 
 from .policy import FIELDS, NOTHING, Policy
@@ -18,10 +18,6 @@ from .policy import FIELDS, NOTHING, Policy
 REMEMBERED = 1024
 """Namespaces whose policy is kept; an application may name collections by the day."""
 EXPECTED_PATTERN = 'expected "database.collection", where * is any text, as in "shop.*"'
-EXPECTED_POLICIES = (
-    'expected patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
-)
-
 KEYS = {**FIELDS, "strategy": one_of(*NAMED)}
 """The fields of a Policy, as a file has them."""
 
@@ -31,29 +27,24 @@ def matches(pattern: str, name: str) -> bool:
     return fnmatchcase(name, re.sub(r"([?[])", r"[\1]", pattern))
 
 
-def is_pattern(text: str) -> bool:
-    """Whether ``text`` has a database and a collection; a collection's name may have dots."""
-    database, dot, collection = text.partition(".")
-    return bool(database and dot and collection)
+def is_pattern(pattern: object) -> bool:
+    """Whether it has a database and a collection; a collection's name may have dots."""
+    return isinstance(pattern, str) and all(pattern.partition("."))
 
 
 def problems_of(policies: object) -> list[str]:
     """What is wrong with rules that were given in code; nothing where they can be used."""
     if not isinstance(policies, Mapping):
-        return [f"policies is of type {type(policies).__name__}: {EXPECTED_POLICIES}"]
-    return [
-        f"policies[{shown(pattern)}]{problem}"
-        for pattern, policy in policies.items()
-        if (problem := _problem(pattern, policy))
-    ]
-
-
-def _problem(pattern: object, policy: object) -> str | None:
-    if not isinstance(pattern, str) or not is_pattern(pattern):
-        return f": {EXPECTED_PATTERN}"
-    if not isinstance(policy, Policy):
-        return f" is of type {type(policy).__name__}: expected a Policy"
-    return None
+        expected = 'patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
+        return [wrong_type("policies", policies, expected)]
+    problems = []
+    for pattern, policy in policies.items():
+        place = f"policies[{shown(pattern)}]"
+        if not is_pattern(pattern):
+            problems.append(f"{place}: {EXPECTED_PATTERN}")
+        elif not isinstance(policy, Policy):
+            problems.append(wrong_type(place, policy, "a Policy"))
+    return problems
 
 
 def _breadth(pattern: str) -> tuple[int, int]:
@@ -64,29 +55,29 @@ def _breadth(pattern: str) -> tuple[int, int]:
 def policies_of(tables: object, path: Path, problems: list[str]) -> dict[str, Policy]:
     """The rules in ``tables``; adds to ``problems``, and warns of unknown keys."""
     if not isinstance(tables, dict):
-        # Only the type, here and below: the data may be inside, and they may be confidential.
-        said = f"policies is of type {type(tables).__name__}"
-        problems.append(f'{path}: {said}: expected tables, as in [policies."shop.*"]')
+        problems.append(
+            wrong_type(f"{path}: policies", tables, 'tables, as in [policies."shop.*"]')
+        )
         return {}
     return {pattern: _policy(table, pattern, path, problems) for pattern, table in tables.items()}
 
 
 def _policy(table: object, pattern: str, path: Path, problems: list[str]) -> Policy:
-    place = f"policies.{pattern!r}"
+    place = f"{path}: policies.{pattern!r}"
     if not is_pattern(pattern):
-        problems.append(f"{path}: {place}: {EXPECTED_PATTERN}")
+        problems.append(f"{place}: {EXPECTED_PATTERN}")
     if not isinstance(table, dict):
-        problems.append(f"{path}: {place} is of type {type(table).__name__}: expected a table")
+        problems.append(wrong_type(place, table, "a table"))
         return Policy()
     values: dict[str, Any] = {}
     for name, value in table.items():
         kind = KEYS.get(name)
         if kind is None:
-            warn_unknown(name, f"key of {place} in {path}", KEYS)
+            warn_unknown(name, f"key of policies.{pattern!r} in {path}", KEYS)
         elif kind.legal(normal := kind.normal(value)):
             values[name] = NAMED[normal] if name == "strategy" else normal
         else:
-            problems.append(f"{path}: {kind.problem(f'{place}.{name}', value)}")
+            problems.append(kind.problem(f"{place}.{name}", value))
     return Policy(**values)
 
 
@@ -114,15 +105,9 @@ class NamespaceRules:
         return self._of(database, collection) if self._policies else NOTHING
 
     def _combined(self, database: str, collection: str | None) -> Policy:
-        return reduce(
-            Policy.over,
-            (
-                policy
-                for pattern, policy in self._policies.items()
-                if _covers(pattern, database, collection)
-            ),
-            NOTHING,
-        )
+        policies = self._policies.items()
+        found = [policy for pattern, policy in policies if _covers(pattern, database, collection)]
+        return reduce(Policy.over, found, NOTHING)
 
 
 def _covers(pattern: str, database: str, collection: str | None) -> bool:

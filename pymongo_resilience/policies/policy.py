@@ -25,6 +25,7 @@ from pymongo_resilience.option_types import (
     TimeoutMode,
     names_its_fields,
     set_normal,
+    wrong_type,
 )
 from pymongo_resilience.rules.strategy import RetryStrategy, check_strategy
 
@@ -126,7 +127,7 @@ def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFiel
     if policy is None:
         policy = Policy(**fields)
     elif not isinstance(policy, Policy):
-        raise TypeError(f"policy is of type {type(policy).__name__}: expected a Policy")
+        raise TypeError(wrong_type("policy", policy, "a Policy"))
     elif fields:
         raise TypeError(f"bind() takes a Policy or its fields, not both: {', '.join(fields)}")
     if not callable(getattr(type(target), "with_options", None)):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from random import random
 from typing import Protocol
 
+from pymongo_resilience.option_types import wrong_type
+
 from . import backoff
 from .failure import RETRYABLE_WRITE, Failure, RetryReason
 from .retried_operation import Kind, Operation
@@ -79,10 +81,8 @@ class BestEffort(_Comparable):
         Raises TypeError where it cannot be called.
         """
         if calculator is not None and not callable(calculator):
-            raise TypeError(
-                f"calculator is of type {type(calculator).__name__}: expected a function from the "
-                "number of failed attempts to seconds"
-            )
+            expected = "a function from the number of failed attempts to seconds"
+            raise TypeError(wrong_type("calculator", calculator, expected))
         self._calculator = _exponential if calculator is None else calculator
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - the protocol's shape
@@ -138,8 +138,8 @@ def check_strategy(strategy: object) -> None:
         name = strategy.__name__
         raise TypeError(f"strategy is the class {name}: expected an object, as in {name}()")
     if not callable(getattr(strategy, "retry_after", None)):
-        raise TypeError(
-            f"strategy is of type {type(strategy).__name__}: expected an object with "
-            "retry_after(operation, failure), as in BestEffort(); a strategy is chosen by name "
-            'with instrument(strategy="mongodb")'
+        expected = (
+            "an object with retry_after(operation, failure), as in BestEffort(); a strategy is "
+            'chosen by name with instrument(strategy="mongodb")'
         )
+        raise TypeError(wrong_type("strategy", strategy, expected))

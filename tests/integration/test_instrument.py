@@ -179,7 +179,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "not both: timeout_ms, strategy": {"config": Config(), "timeout_ms": 5, "strategy": "mongodb"},
     "has no listener; did you mean listeners?": {"listener": []},
     "a strategy is chosen by name with instrument": {"strategy": 5},
-    "has no on_event": {"listeners": [print]},
+    "a listener is of type .*: expected an object with on_event": {"listeners": [print]},
 }
 
 
