@@ -116,7 +116,7 @@ def reason_of(connection: Any) -> OSError | None:
 
 
 def count_lost(connection: Any, reason: str) -> None:
-    """Of a pool of operations."""
+    """Count it, unless the pool is a monitor's."""
     pool = connection.pool_ref()
     if pool is not None and not pool.is_sdam:
         counts = lost(pool)
@@ -146,7 +146,7 @@ def shut_down(connection: Any) -> None:
 
 
 def pool_of(client: Any, address: Any) -> Any:
-    """Of one server; None where the client does not look at it, or has not begun to."""
+    """One server's pool; None where the client does not look at it, or has not begun to."""
     topology = client._topology
     server = None if topology is None else topology.get_server_by_address(address)
     return None if server is None else server.pool

@@ -142,7 +142,7 @@ def _in_each_half() -> Iterator[tuple[str, Names, Names]]:
 
 
 def parts_of_gridfs() -> Iterator[Part]:
-    """Of what is imported only where the application does."""
+    """What is imported only where the application does."""
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
         classes = ("FS", "FSBucket", "In", "Out", "OutCursor")
         names = tuple(f"{prefix}Grid{each}" for each in classes)

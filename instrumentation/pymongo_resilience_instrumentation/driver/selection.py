@@ -74,7 +74,7 @@ SELECT = "_get_server"
 
 
 address: Callable[[Any], Address] = attrgetter("description.address")
-"""Of the driver's server."""
+"""The address of a server of the driver."""
 
 
 def note_server(loop: Any, server: Any) -> None:

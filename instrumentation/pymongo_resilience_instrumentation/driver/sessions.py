@@ -15,7 +15,7 @@ from pymongo.server_selectors import writable_server_selector
 from .clients import both
 
 STATE = "state"
-"""Of a session's transaction."""
+"""The attribute of a transaction that has its state."""
 ABORT = "abortTransaction"
 DEFAULT_MINUTES = 30
 """A server's own, where none that is known says it."""
@@ -62,7 +62,7 @@ class OpenTransaction(NamedTuple):
     command: dict[str, Any]
     """That aborts it."""
     address: Any
-    """Of the router that it was begun through; None on a replica set."""
+    """The router that it was begun through; None on a replica set."""
 
 
 def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction | None:

@@ -13,7 +13,7 @@ from .clients import both
 SELECTION_TIMEOUT = "get_server_selection_timeout"
 ASYNC_SEND = "async_sendall"
 HANDSHAKE = "connect"
-"""Of a pool: the socket, hello and authentication."""
+"""A pool's method: makes a connection, with hello and authentication."""
 
 
 class Half(NamedTuple):

@@ -172,7 +172,7 @@ class DeprecatedOptions:
                 self.warn(call.client, maxTimeMS=own)
 
     def warn(self, client: object, **options: Any) -> None:
-        """Of options that are ignored; None is one that was not given."""
+        """Log options that are ignored; None is one that was not given."""
         for option, value in options.items():
             warned = None if value is None else keep(self._warned, client, set())
             if warned is not None and option not in warned:

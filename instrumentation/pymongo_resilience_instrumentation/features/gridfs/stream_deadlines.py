@@ -28,7 +28,7 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 _TIMEOUT = "_pymongo_resilience_timeout"
 _NEW = object()
-"""Of a stream that no method of ours has opened."""
+"""What is kept for a stream that no method of ours has opened."""
 _ANEW = object()
 """Kept by a stream in place of a timeout: each of its methods has one of its own."""
 OPENING = (

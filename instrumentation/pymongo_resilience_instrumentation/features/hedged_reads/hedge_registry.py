@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClientHedges(Hedging):
-    """Of one client. Thread- and task-safe."""
+    """Belongs to one client. Thread- and task-safe."""
 
     def __init__(self, clock: Clock, breakers: ByClient[ClientBreakers] | None) -> None:
         super().__init__(clock)

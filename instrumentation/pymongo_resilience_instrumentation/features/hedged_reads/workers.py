@@ -12,7 +12,7 @@ from typing import Any
 from pymongo_resilience.internal_errors import shielded
 
 MOST_THREADS = 64
-"""Of one client. Where all are busy, a read is made in its caller's thread, and not hedged."""
+"""The limit for one client. Where all are busy, a read is made by its caller, and not hedged."""
 
 
 class ThreadWorkers:
@@ -60,7 +60,7 @@ class ThreadWorkers:
 
 
 class TaskSignal(asyncio.Event):
-    """As threading.Event, in one event loop."""
+    """Stands in for threading.Event in one event loop."""
 
     async def wait(self, seconds: float | None = None) -> bool:  # type: ignore[override]  # bounded
         """Whether it was set in time."""
@@ -88,7 +88,7 @@ class TaskWorkers:
         return True
 
     def cancel(self) -> None:
-        """As the driver's own operation ends with its caller's task."""
+        """The driver's own operation ends with its caller's task, too."""
         for task in self._mine:
             with suppress(RuntimeError):  # its loop is closed
                 task.cancel()

@@ -94,7 +94,7 @@ class Position:
         self.hides_id = hides_id
         """The application does not want it."""
         self.find = find
-        """As it was sent first."""
+        """What was sent first."""
         self.query = query
         self.left: int | None = find.limit or None
         """Documents of its limit that are still to come; None without one."""
