@@ -38,9 +38,10 @@ class OptionType(NamedTuple):
 
     def problem(self, name: str, value: object) -> str:
         """What is wrong with a value that is not legal."""
-        if self.confidential:
+        text = shown(value)
+        if self.confidential or "://" in text:
             return wrong_type(name, value, self.allowed)
-        return f"{name}={shown(value)}: expected {self.allowed}"
+        return f"{name}={text}: expected {self.allowed}"
 
 
 def set_normal(target: object, types: Mapping[str, OptionType]) -> list[str]:

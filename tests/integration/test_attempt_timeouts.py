@@ -238,9 +238,7 @@ def test_making_a_connection_ends_in_an_error_that_names_the_time(
     assert raised.value.has_error_label("SystemOverloadedError"), "as the driver's own"
 
 
-@pytest.mark.parametrize("value", [0, -1])
-def test_what_is_no_time_is_refused(value: int) -> None:
+@pytest.mark.parametrize("value", [0, -1, 1.5])
+def test_what_is_no_time_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="attempt_timeout_ms"):
         Policy(attempt_timeout_ms=value)
-    with pytest.raises(TypeError, match="attempt_timeout_ms"):
-        Policy(attempt_timeout_ms=1.5)  # type: ignore[arg-type]
