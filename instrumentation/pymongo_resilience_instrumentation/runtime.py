@@ -36,7 +36,6 @@ from pymongo_resilience_instrumentation.interceptor import Sender
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
-from pymongo_resilience_instrumentation.telemetry.client_tracing import Providers
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
@@ -57,12 +56,14 @@ if TYPE_CHECKING:
 
 
 SCOPE = "pymongo_resilience"
+API = ("opentelemetry.trace", "opentelemetry.metrics")
+"""Where the providers are from that record nothing."""
 ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
 
 class Runtime:
-    """Nothing of it changes, so it is thread- and task-safe; what does is on the call."""
+    """Thread- and task-safe: what changes is on the call, but for ``records``."""
 
     operation_spans: OperationSpans | None = None
     command_spans: CommandSpans | None = None
@@ -84,7 +85,9 @@ class Runtime:
         """Whether retries are decided here, not in the driver's own loop."""
         self.enabled_flag = EnabledFlag()
         self.warn_once: Callable[[str], None] = functools.cache(logger.warning)
-        self.providers = Providers(settings.tracer_provider, settings.meter_provider)
+        self._providers = settings.tracer_provider, settings.meter_provider
+        self.records = False
+        """Whether there was an SDK yet: one may be set up at any time."""
         reported = Reported([EventLog(), *settings.listeners])
         listener = Broadcast([*self._telemetry(settings), reported], ours=True)
         self.closings: Closings = Closings() if earlier is None else earlier.closings
@@ -189,10 +192,18 @@ class Runtime:
         if call.timeout is not None and whole_timeout and self.timeouts.csot_available:
             call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
         call.token = calls.make_current(call)
-        records = self.providers.record or self.providers.found()
+        records = self.records or self._finds_sdk()
         if span and records and self.operation_spans is not None:
             around = call.ends or (None if session is None else parent_of(session))
             self.operation_spans.start(call, around)
+
+    def _finds_sdk(self) -> bool:
+        tracers, meters = self._providers
+        tracers = type(tracers or trace.get_tracer_provider()).__module__
+        meters = type(meters or metrics.get_meter_provider()).__module__
+        # OpenTelemetry's API alone records nothing.
+        self.records = not (tracers.startswith(API) and meters.startswith(API))
+        return self.records
 
     def end(self, call: Call, result: Any = None, error: BaseException | None = None) -> Any:
         """Leave it: the spans end, the duration is recorded, whatever happened.
@@ -260,7 +271,7 @@ class Runtime:
     ) -> None:
         """``ended_ns``: since the epoch; None is now."""
         try:
-            if self.operation_metrics is not None and self.providers.record:
+            if self.operation_metrics is not None and self.records:
                 self.operation_metrics.record(call, error, seconds)
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while recording %s", call)

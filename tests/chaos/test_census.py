@@ -21,7 +21,7 @@ from pymongo import message, monitoring
 from pymongo.collection import Collection
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import client_registry
-from pymongo_resilience_instrumentation.telemetry import command_spans
+from pymongo_resilience_instrumentation.telemetry import listeners
 from support.chaos.residue import OpenSpans, ResidueError, no_residue, no_residue_async
 from support.clients import SentCommands
 
@@ -115,7 +115,7 @@ def _registered_client(undo: Undo, spans: OpenSpans) -> Any:
 
 
 def _listener_of_a_client(undo: Undo, spans: OpenSpans) -> Any:
-    return command_spans.Commands(None, None)  # type: ignore[arg-type]  # only that it is there counts
+    return listeners.Commands(None, None)  # type: ignore[arg-type]  # only that it is there counts
 
 
 def _module_entry(undo: Undo, spans: OpenSpans) -> None:
@@ -146,7 +146,7 @@ LEAKS: dict[str, Leak] = {
     "1 x call in progress: forgotten db.coll": _call,
     f"1 x object: {OURS}.clients.client_registry.ClientState": _registered_client,
     f"1 x entry: {OURS}.clients.client_registry.Clients._clients": _registered_client,
-    f"1 x object: {OURS}.telemetry.command_spans.Commands": _listener_of_a_client,
+    f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
     f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
     f"1 x entry: {OURS}.clients.client_registry.remembered": _cache_without_bound,
 }

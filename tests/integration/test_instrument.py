@@ -344,7 +344,7 @@ def test_a_fault_of_ours_never_reaches_the_application(
         "pymongo_resilience_instrumentation.failures.classify.failure_of",
         "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.end",
         "pymongo_resilience_instrumentation.telemetry.metrics.OperationMetrics.record",
-        "pymongo_resilience_instrumentation.telemetry.command_spans.SentCommand",
+        "pymongo_resilience_instrumentation.telemetry.listeners.SentCommand",
         "pymongo_resilience_instrumentation.clients.client_registry.Pool.checked_out",
         "pymongo_resilience_instrumentation.telemetry.listeners.measure",
     ):

@@ -19,7 +19,7 @@ from pymongo.topology_description import TopologyDescription
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.telemetry import listeners
-from pymongo_resilience_instrumentation.telemetry.command_spans import Commands, CommandSpans
+from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
@@ -94,7 +94,7 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     spans = CommandSpans(provider.get_tracer("test"), mode="always")
-    listener = Commands(EnabledFlag(on=True), spans)
+    listener = listeners.Commands(EnabledFlag(on=True), spans)
     call = calls.Call(None, "find", ("shop", "orders"))
     begun = 0
     with no_complaints():

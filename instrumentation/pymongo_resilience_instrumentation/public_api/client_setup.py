@@ -15,8 +15,12 @@ from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
-from pymongo_resilience_instrumentation.telemetry.command_spans import Commands
-from pymongo_resilience_instrumentation.telemetry.listeners import Heartbeats, OurListener, Pools
+from pymongo_resilience_instrumentation.telemetry.listeners import (
+    Commands,
+    Heartbeats,
+    OurListener,
+    Pools,
+)
 from pymongo_resilience_instrumentation.telemetry.metrics import NOT_MEASURED
 
 

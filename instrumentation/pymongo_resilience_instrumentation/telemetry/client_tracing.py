@@ -5,7 +5,6 @@ two variables of MongoDB's specification.
 Source: OpenTelemetry (MongoDB driver specifications), "Tracing" and "MongoClient Options".
 
 What OpenTelemetry's own instrumentation of pymongo, or the driver, records is not recorded again.
-Nothing is recorded while there is no SDK, but one may be set up at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from opentelemetry import metrics, trace
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.internal_errors import logger
@@ -33,8 +31,6 @@ _KEYS: dict[str, tuple[str, OptionType, Any]] = {
 """The variable, the type of its value, and what holds without it."""
 KEPT = "_pymongo_resilience_tracing"
 """A client's attribute."""
-API = ("opentelemetry.trace", "opentelemetry.metrics")
-"""Where the providers are from that record nothing."""
 CONTRIB = "opentelemetry.instrumentation.pymongo"
 
 
@@ -130,23 +126,6 @@ def settle(said: Mapping[str, Any] | None, warn: Callable[[str], None]) -> Traci
         "retries and metrics are not affected"
     )
     return Tracing(enabled=False)
-
-
-class Providers:
-    """OpenTelemetry's, which are the application's or the global ones. Thread-safe."""
-
-    def __init__(self, tracers: Any, meters: Any) -> None:
-        self._tracers, self._meters = tracers, meters
-        self.record = False
-        """Whether one of them was found to be an SDK's, or anybody's but the API's own."""
-
-    def found(self) -> bool:
-        """Look for an SDK, until there is one."""
-        tracers = self._tracers or trace.get_tracer_provider()
-        meters = self._meters or metrics.get_meter_provider()
-        modules = type(tracers).__module__, type(meters).__module__
-        self.record = not (modules[0].startswith(API) and modules[1].startswith(API))
-        return self.record
 
 
 def recorded_by_contrib(warn: Callable[[str], None]) -> bool:

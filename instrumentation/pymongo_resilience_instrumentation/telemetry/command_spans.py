@@ -15,31 +15,34 @@ repeated write is the same to the last byte, and the server recognises it.
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
+from bson import json_util
+from bson.binary import Binary
 from opentelemetry import context, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pymongo import monitoring
 from pymongo.errors import PyMongoError
-from pymongo.monitoring import CommandListener
 
 from pymongo_resilience.config import NEVER, ON_RETRY
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 from . import semconv
-from .client_tracing import DEFAULT, Tracing
-from .command_attributes import SENSITIVE, command_attributes, cursor_of, number, text_of
-from .listeners import OurListener, guarded
 from .operation_spans import error_attributes
 
 OTHER = "_OTHER"
@@ -135,82 +138,7 @@ class SentCommand:
         return command_attributes(self.event, self.result)
 
 
-@dataclass(eq=False, repr=False)
-class Commands(OurListener, CommandListener):
-    """Notes which server a call's command went to, and records its span."""
-
-    spans: CommandSpans | None
-    tracing: Tracing = DEFAULT
-    """The client's."""
-    recorded_elsewhere: Callable[[], bool] | None = None
-    """Asked for each command, where another tracer was active when the client was made."""
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        call = calls.found()
-        if call is None or call.ended or not self.enabled_flag.on:
-            return
-        call.server = event.connection_id
-        if self.spans is not None and call.span is not None and call.span.is_recording():
-            self._started(event, call, self.spans, call.span)
-
-    @guarded
-    def _started(
-        self, event: monitoring.CommandStartedEvent, call: Call, spans: CommandSpans, around: Span
-    ) -> None:
-        if not event.command or event.command_name.lower() in SENSITIVE:
-            call.withholds = True
-            return
-        if self.recorded_elsewhere is not None and self.recorded_elsewhere():
-            return
-        earlier = call.command_spans.pop(event.request_id, None)
-        if earlier is not None:
-            earlier.interrupt(call, None, None)
-        result: dict[str, Any] = {}
-        if call.driver_connection_id is not None:
-            result["db.mongodb.driver_connection_id"] = call.driver_connection_id
-        sent = SentCommand(spans, event, around, result)
-        call.command_spans[event.request_id] = sent
-        if self.tracing.query_text_max_length:
-            # Now: later, the application may have changed its documents.
-            result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
-        first: SentCommand | None = call.only_command
-        if spans.mode == ON_RETRY and not (call.has_command_spans or first or call.reasons):
-            call.only_command = sent
-        elif spans.mode != NEVER:
-            call.has_command_spans, call.only_command = True, None
-            if first is not None and first.ended_ns:
-                calls.publish(call, first.record)
-            calls.publish(call, sent.start_span)
-        if spans.hooks:
-            spans.call_hook("request_hook", sent.span or around, event)
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        call = calls.found()
-        if call is not None and call.command_spans and not call.ended:
-            self._ended(event, call, "response_hook")
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        call = calls.found()
-        if call is not None and call.command_spans and not call.ended:
-            self._ended(event, call, "failed_hook")
-
-    @guarded
-    def _ended(self, event: Any, call: Call, hook: str) -> None:
-        sent: SentCommand | None = call.command_spans.pop(event.request_id, None)
-        if sent is None or self.spans is None:
-            return
-        if isinstance(event, monitoring.CommandFailedEvent):
-            sent.result |= _failure_of(event, self.tracing.quotes)
-        elif cursor_id := cursor_of(sent.event, event.reply):
-            sent.result["db.mongodb.cursor_id"] = cursor_id
-        try:
-            if self.spans.hooks:
-                self.spans.call_hook(hook, sent.span or sent.around, event)
-        finally:
-            sent.end(call)
-
-
-def _failure_of(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
+def failure_of(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
     # The driver reports the failure while it handles the exception, and so do we an interruption.
     error, attributes = sys.exception(), {semconv.ERROR_TYPE: OTHER}
     ours = isinstance(error, Exception) and not isinstance(error, PyMongoError | OSError)
@@ -224,6 +152,130 @@ def _failure_of(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str,
 
 def _error_of(error: BaseException, quotes: bool = False) -> dict[str, Any]:
     return error_attributes(error, quotes) | {semconv.ERROR_TYPE: qualified_name(error)}
+
+
+SENSITIVE = frozenset({
+    "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
+    "copydbgetnonce", "copydbsaslstart", "copydb",
+})  # fmt: skip
+NAMING_A_COLLECTION = frozenset({
+    "aggregate", "analyze", "collMod", "collStats", "compact", "convertToCapped", "count", "create",
+    "createIndexes", "createSearchIndexes", "delete", "distinct", "drop", "dropIndexes",
+    "dropSearchIndex", "find", "findAndModify", "findandmodify", "insert", "killCursors",
+    "listIndexes", "mapReduce", "mapreduce", "planCacheClear", "reIndex", "update",
+    "updateSearchIndex", "validate",
+})  # fmt: skip
+"""Others begin with a value: ``usersInfo`` with a user's name."""
+AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
+
+
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
+def _constant_attributes(
+    command: str, database: str, collection: str | None, address: Address
+) -> Mapping[str, Any]:
+    """What never changes for the same command on the same collection and server."""
+    if command in AGAINST_ADMIN:
+        database = "admin"
+    shown = None if database == "admin" else collection
+    return {
+        **semconv.namespace_attributes(database, collection),
+        semconv.DB_COMMAND_NAME: command,
+        "db.query.summary": f"{command} {namespace_text(database, shown)}",
+        "network.transport": "unix" if address[1] is None else "tcp",
+        **semconv.address_attributes(address),
+    }
+
+
+def command_attributes(
+    event: monitoring.CommandStartedEvent, result: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Attributes of a command that is sent; ``result``: further ones."""
+    command, name = event.command, event.command_name
+    collection = None
+    if name == "getMore" or name in NAMING_A_COLLECTION:
+        collection = command.get("collection" if name == "getMore" else name)
+        # Plain: a bson.Code is a str that cannot be hashed.
+        collection = str(collection) if isinstance(collection, str) else None
+    known = _constant_attributes(name, event.database_name, collection, event.connection_id)
+    attributes = {**known, **result}
+    for key, value in (
+        (semconv.SERVER_CONNECTION_ID, event.server_connection_id),
+        ("db.mongodb.txn_number", command.get("txnNumber")),
+    ):
+        # The server's word, or the application's: what is no number is left out.
+        if isinstance(value, int) and not isinstance(value, bool):
+            attributes[key] = int(value)
+    lsid: Any = command.get("lsid")
+    session = lsid.get("id") if hasattr(lsid, "get") else None
+    if isinstance(session, Binary) and len(session) == 16:  # noqa: PLR2004 - the size of a UUID
+        attributes[semconv.LSID] = _uuid_text(bytes(session))
+    return attributes
+
+
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
+def _uuid_text(octets: bytes) -> str:
+    """Sessions are used again and again."""
+    return str(uuid.UUID(bytes=octets))
+
+
+def cursor_of(event: monitoring.CommandStartedEvent, reply: object) -> int | None:
+    """The cursor that the reply leaves open, else the one that the command read on or closed."""
+    cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
+    if hasattr(cursor, "get"):
+        opened = number(cursor.get("id"))
+        if opened:
+            return opened
+    if event.command_name == "getMore":
+        return number(event.command.get("getMore"))
+    if event.command_name == "killCursors":
+        ids = event.command.get("cursors")
+        return number(ids[0]) if isinstance(ids, list) and len(ids) == 1 else None
+    return None
+
+
+def number(value: object) -> int | None:
+    """A plain int, of an Int64 too."""
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
+
+
+def text_of(command: Mapping[str, Any], length: int) -> str:
+    """A command as relaxed extended JSON of at most ``length`` characters; only what fits is
+    converted. Source: OpenTelemetry (MongoDB driver specifications), "db.query.text"."""
+    room = length
+    """Counts never more than is written, so what is left out is past the cut."""
+
+    def fits(_: object) -> bool:
+        return room > 0
+
+    def converted(value: Any) -> Any:
+        nonlocal room
+        room -= 1
+        if isinstance(value, Mapping):
+            document = {}
+            for name, each in takewhile(fits, value.items()):
+                room -= len(str(name))
+                document[str(name)] = converted(each)
+            return document
+        if isinstance(value, (list, tuple)):
+            return [converted(each) for each in takewhile(fits, value)]
+        if type(value) in (str, bytes):
+            value = value[: max(room, 0)]
+        elif type(value) is Binary:
+            value = Binary(value[: max(room, 0)], value.subtype)
+        if isinstance(value, str | bytes):
+            room -= len(value)
+        if value is None or type(value) in (str, int, bool):
+            return value
+        try:
+            return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
+        except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
+            return f"<{type(value).__name__}>"
+
+    shown = {name: value for name, value in command.items() if name not in LEFT_OUT}
+    return json.dumps(converted(shown))[:length]
 
 
 COMMENTED = frozenset({

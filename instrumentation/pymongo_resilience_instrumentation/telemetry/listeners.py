@@ -1,4 +1,4 @@
-"""pymongo's events of pools and monitors, turned into metrics and the state of clients.
+"""pymongo's events of commands, pools and monitors, turned into spans, metrics and client states.
 
 Each listener is a no-op while the library is switched off, since a client keeps its listeners for
 life; but connections are counted nevertheless, or the count would be wrong once it is on again.
@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from sys import exception
 from typing import Any
 
+from opentelemetry.trace import Span
 from pymongo import monitoring
 
 from pymongo_resilience import internal_errors
+from pymongo_resilience.config import NEVER, ON_RETRY
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 
 from . import semconv
+from .client_tracing import DEFAULT, Tracing
+from .command_spans import SENSITIVE, CommandSpans, SentCommand, cursor_of, failure_of, text_of
 from .metrics import NO_CONTEXT, DriverMetrics, measure
 
 
@@ -57,6 +62,81 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
                 logger.exception("internal error in pymongo-resilience in %s", method.__qualname__)
 
     return called
+
+
+@dataclass(eq=False, repr=False)
+class Commands(OurListener, monitoring.CommandListener):
+    """Notes which server a call's command went to, and records its span."""
+
+    spans: CommandSpans | None
+    tracing: Tracing = DEFAULT
+    """The client's."""
+    recorded_elsewhere: Callable[[], bool] | None = None
+    """Asked for each command, where another tracer was active when the client was made."""
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        call = calls.found()
+        if call is None or call.ended or not self.enabled_flag.on:
+            return
+        call.server = event.connection_id
+        if self.spans is not None and call.span is not None and call.span.is_recording():
+            self._started(event, call, self.spans, call.span)
+
+    @guarded
+    def _started(
+        self, event: monitoring.CommandStartedEvent, call: Call, spans: CommandSpans, around: Span
+    ) -> None:
+        if not event.command or event.command_name.lower() in SENSITIVE:
+            call.withholds = True
+            return
+        if self.recorded_elsewhere is not None and self.recorded_elsewhere():
+            return
+        earlier = call.command_spans.pop(event.request_id, None)
+        if earlier is not None:
+            earlier.interrupt(call, None, None)
+        result: dict[str, Any] = {}
+        if call.driver_connection_id is not None:
+            result["db.mongodb.driver_connection_id"] = call.driver_connection_id
+        sent = SentCommand(spans, event, around, result)
+        call.command_spans[event.request_id] = sent
+        if self.tracing.query_text_max_length:
+            # Now: later, the application may have changed its documents.
+            result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
+        first: SentCommand | None = call.only_command
+        if spans.mode == ON_RETRY and not (call.has_command_spans or first or call.reasons):
+            call.only_command = sent
+        elif spans.mode != NEVER:
+            call.has_command_spans, call.only_command = True, None
+            if first is not None and first.ended_ns:
+                calls.publish(call, first.record)
+            calls.publish(call, sent.start_span)
+        if spans.hooks:
+            spans.call_hook("request_hook", sent.span or around, event)
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        call = calls.found()
+        if call is not None and call.command_spans and not call.ended:
+            self._ended(event, call, "response_hook")
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        call = calls.found()
+        if call is not None and call.command_spans and not call.ended:
+            self._ended(event, call, "failed_hook")
+
+    @guarded
+    def _ended(self, event: Any, call: Call, hook: str) -> None:
+        sent: SentCommand | None = call.command_spans.pop(event.request_id, None)
+        if sent is None or self.spans is None:
+            return
+        if isinstance(event, monitoring.CommandFailedEvent):
+            sent.result |= failure_of(event, self.tracing.quotes)
+        elif cursor_id := cursor_of(sent.event, event.reply):
+            sent.result["db.mongodb.cursor_id"] = cursor_id
+        try:
+            if self.spans.hooks:
+                self.spans.call_hook(hook, sent.span or sent.around, event)
+        finally:
+            sent.end(call)
 
 
 @dataclass(eq=False, repr=False)
