@@ -201,8 +201,8 @@ def _of_waits(runtime: Runtime) -> Iterator[Row]:
 
 def _of_comments(runtime: Runtime) -> Iterator[Row]:
     if runtime.config.command_comment:
-        for owner in driver.commands.connections_with(driver.commands.PASSED):
-            yield owner, driver.commands.PASSED, command_spans.comment(runtime.enabled_flag)
+        for owner in driver.connections.connections_with(driver.connections.PASSED):
+            yield owner, driver.connections.PASSED, command_spans.comment(runtime.enabled_flag)
 
 
 def _of_sessions(runtime: Runtime) -> Iterator[Row]:

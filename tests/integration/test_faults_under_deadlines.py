@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a cursor is closed": (driver.csot.Timeout, "from_now", _close),
     "a limit": (command_limits, "_adjust", _list),
     "a selection's clock": (driver.csot, "now", _find_one),
-    "no limit": (driver.commands, "lift_limits", _without_end),
+    "no limit": (driver.connections, "lift_limits", _without_end),
     "a stream's next": (driver.cursors, "timeout_of_each_next", _watch),
     "a transaction is begun": (session_methods, "default_of", _transaction),
     "a transaction is ended": (driver.csot.Timeout, "from_now", _transaction),

@@ -27,7 +27,7 @@ def _patched_places() -> dict[str, dict[str, Any]]:
     """``vars()`` of every class we patch and of every module these live in."""
     classes = {owner for owner, _ in patches.PUBLIC} | set(patches.CLIENTS)
     classes |= set(retry_loops())
-    classes |= {*driver.waits.selection_timeout_owners()}
+    classes |= {*driver.selection.selection_timeout_owners()}
     modules = {name: vars(__import__(name, fromlist=["_"])) for name in _modules_of(classes)}
     return {str(cls): dict(vars(cls)) for cls in classes} | {
         name: dict(module) for name, module in modules.items()
@@ -37,7 +37,7 @@ def _patched_places() -> dict[str, dict[str, Any]]:
 def _modules_of(classes: set[type]) -> set[str]:
     waiting = {
         half.module(name).__name__
-        for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF)
+        for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF)
         for name in ("topology", "pool")
     }
     others = {"pymongo", "pymongo.monitoring", "pymongo._csot"}

@@ -188,8 +188,8 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     # What monitors wait for is real: a server that was lost would else never be found again.
     patch.setattr(driver.monitors, "now", time.monotonic)
     patch.setattr(runtime, "ClientClock", lambda _: stage)
-    for owner in driver.waits.selection_timeout_owners():
-        patch.setattr(owner, driver.waits.SELECTION_TIMEOUT, _beginning(stage, owner))
+    for owner in driver.selection.selection_timeout_owners():
+        patch.setattr(owner, driver.selection.SELECTION_TIMEOUT, _beginning(stage, owner))
     topology, pool = half.module("topology"), half.module("pool")
     asynchronous = side.runner is not None
     for module, name, played in (
@@ -203,7 +203,7 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
 
 
 def _beginning(stage: Stage, owner: type) -> Any:
-    original = getattr(owner, driver.waits.SELECTION_TIMEOUT)
+    original = getattr(owner, driver.selection.SELECTION_TIMEOUT)
 
     def get_server_selection_timeout(topology: Any) -> Any:
         stage.begin_attempt()

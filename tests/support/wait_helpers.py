@@ -17,7 +17,7 @@ PLENTY_MS = 20_000
 
 
 def half_of(side: Side) -> Any:
-    return driver.waits.SYNC_HALF if side.runner is None else driver.waits.ASYNC_HALF
+    return driver.selection.SYNC_HALF if side.runner is None else driver.selection.ASYNC_HALF
 
 
 def wait_for_server(side: Side, client: Any) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from . import (
     clients,
-    commands,
     connections,
     csot,
     cursors,
@@ -23,5 +22,4 @@ from . import (
     retry_loop,
     selection,
     sessions,
-    waits,
 )

@@ -12,15 +12,21 @@ from collections.abc import Iterator
 from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
-from .commands import LIMITED, PASSED
-from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
+from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PASSED, PLACES
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_AN_EXECUTOR
 from .retry_loop import EXECUTE_BATCH, LOOP
-from .selection import PREFERENCES, SELECT, STALENESS
+from .selection import (
+    ASYNC_HALF,
+    HANDSHAKE,
+    PREFERENCES,
+    SELECT,
+    SELECTION_TIMEOUT,
+    STALENESS,
+    SYNC_HALF,
+)
 from .sessions import STATE, WITHIN_TIME_LIMIT
-from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
 
 Names = tuple[str, ...]
 _LOOP_NAMES = (

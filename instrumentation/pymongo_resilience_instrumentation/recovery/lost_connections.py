@@ -42,9 +42,9 @@ BUILT_IN = tuple(type(each) for each in NAMED.values())
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of pools and connections, and with what."""
     if runtime.config.dead_peer_s and driver.connections.can_watch():
-        for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
+        for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF):
             yield half.module("pool"), half.connect, Connected(runtime.config.dead_peer_s)
-    for owner in driver.commands.connections_with(driver.connections.FAILED):
+    for owner in driver.connections.connections_with(driver.connections.FAILED):
         yield owner, driver.connections.FAILED, Failed(runtime.config.dead_peer_s)
 
 
@@ -110,7 +110,7 @@ def of_primaries(runtime: Runtime) -> Iterator[Row]:
     if INTERRUPTIONS not in runtime.config.disabled_recovery:
         for owner, asynchronous in driver.monitors.topologies():
             yield owner, driver.monitors.CHANGE, Change(runtime, asynchronous)
-    for owner in driver.commands.connections_with(driver.connections.HELLO):
+    for owner in driver.connections.connections_with(driver.connections.HELLO):
         yield owner, driver.connections.HELLO, Handshake(runtime)
 
 

@@ -327,7 +327,7 @@ class Attempts(driver.retry_loop.DriverLoop):
 
                 selection_explained.explain(error, self)
         if terminal_cause(error) is not None:
-            driver.waits.forget_transient(error)
+            driver.selection.forget_transient(error)
         failure = classify.failure_of(
             error,
             classify.Attempt(

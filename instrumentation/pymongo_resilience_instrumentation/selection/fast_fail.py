@@ -132,9 +132,9 @@ def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Row]:
     """A module or class, the name of its function or method, and what runs in its place."""
     logins = RefusedLogins()
     waits = SelectionWaits(enabled_flag, rules, logins)
-    for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
+    for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF):
         yield half.module("topology"), half.wait, waits.wait
-        yield half.module("pool").Pool, driver.waits.HANDSHAKE, logins
+        yield half.module("pool").Pool, driver.selection.HANDSHAKE, logins
 
 
 class SelectionWaits:
@@ -164,7 +164,7 @@ class SelectionWaits:
     def _verdict(self, call: Call, condition: object) -> Exception | None:
         """The error to fail with at once; None to wait."""
         client = call.client
-        if not driver.waits.waits_for_server(client, condition):
+        if not driver.selection.waits_for_server(client, condition):
             return None
         detector = call.terminal_detector
         if detector is None:
@@ -178,7 +178,7 @@ class SelectionWaits:
         if cause is Symptom.PASSWORD:
             return self._refusal(client, detector, now)
         if cause is not None:
-            seeds = driver.waits.seeds(driver.monitors.topology_of(client))
+            seeds = driver.selection.seeds(driver.monitors.topology_of(client))
             found = found_on(topology) or dict.fromkeys(seeds)
             return causes.selection_error(cause, found, topology.replica_set_name)
         for at, seen in detector.found.items():
@@ -186,7 +186,7 @@ class SelectionWaits:
             # cannot be tried before the server was checked.
             refusal = seen.description.error
             if seen.cause is Symptom.PASSWORD and self.may_try(refusal, -math.inf, now):
-                driver.waits.cancel_checks(client, [at])
+                driver.selection.cancel_checks(client, [at])
         return None
 
     def may_try(self, refusal: Exception, refused_at: float, now: float) -> bool:
@@ -211,7 +211,7 @@ class SelectionWaits:
                 detector.probing = refusal
                 # A streamed hello comes back after heartbeatFrequencyMS: no login could be tried
                 # before.
-                driver.waits.cancel_checks(client, detector.found)
+                driver.selection.cancel_checks(client, detector.found)
         if waits:
             return None
         return causes.refused_again(refusal, newest.address, now - newest.last_update_time)

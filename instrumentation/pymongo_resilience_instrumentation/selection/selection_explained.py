@@ -111,7 +111,7 @@ def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
             )
             for each in servers_of(described)
         ],
-        seeds=[address_text(each) for each in driver.waits.seeds(topology)],
+        seeds=[address_text(each) for each in driver.selection.seeds(topology)],
         replica_set=described.topology_type_name.startswith("ReplicaSet"),
         wants_primary=getattr(selector, "mode", driver.selection.PRIMARY)
         == driver.selection.PRIMARY,

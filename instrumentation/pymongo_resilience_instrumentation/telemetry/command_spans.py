@@ -297,7 +297,7 @@ def comment(enabled_flag: EnabledFlag) -> Wrapper:
     def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
         with shielded("before a command was sent"):
             if enabled_flag.on:
-                _add(connection, *driver.commands.passing_command(args, kwargs))
+                _add(connection, *driver.connections.passing_command(args, kwargs))
         return original(*args, **kwargs)
 
     return wrapper

@@ -52,19 +52,19 @@ authentication are several round trips."""
 def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Row]:
     """``waiting``: where waits for a connection are noted; None measures no wait."""
     for half, connecting in (
-        (driver.waits.SYNC_HALF, Connect()),
-        (driver.waits.ASYNC_HALF, ConnectAsync()),
+        (driver.selection.SYNC_HALF, Connect()),
+        (driver.selection.ASYNC_HALF, ConnectAsync()),
     ):
         pool = half.module("pool")
         yield half.module("topology"), half.wait, ConditionWait(For.SERVER, waiting)
         yield pool, half.wait, ConditionWait(For.CONNECTION, waiting)
         yield pool, half.connect, connecting
-        yield pool.Pool, driver.waits.HANDSHAKE, Handshake(For.CONNECTION, waiting)
-    for owner in driver.waits.selection_timeout_owners():
-        yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
+        yield pool.Pool, driver.selection.HANDSHAKE, Handshake(For.CONNECTION, waiting)
+    for owner in driver.selection.selection_timeout_owners():
+        yield owner, driver.selection.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
     if sys.version_info < (3, 12):
-        pool = driver.waits.ASYNC_HALF.module("pool")
-        yield pool, driver.waits.ASYNC_SEND, _kept_while_sending(enabled_flag)
+        pool = driver.selection.ASYNC_HALF.module("pool")
+        yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
         yield lock, "wait_for", _kept_while_waiting(enabled_flag)
 
 
@@ -100,7 +100,7 @@ def selection_timeout(enabled_flag: EnabledFlag) -> Wrapper:
         if timeout_in_force() is None or not enabled_flag.on:
             return timeout
         try:
-            own, call = driver.waits.own_selection_timeout(topology), found()
+            own, call = driver.selection.own_selection_timeout(topology), found()
             if call is not None and not call.ended:
                 # With 0 the servers are looked at once. A connection takes some time.
                 call.waits_until = time.monotonic() + (own or NEVER)

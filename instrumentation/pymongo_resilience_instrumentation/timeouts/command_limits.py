@@ -22,7 +22,7 @@ from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.driver.commands import LIMIT
+from pymongo_resilience_instrumentation.driver.connections import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
@@ -35,9 +35,9 @@ from pymongo_resilience_instrumentation.interceptor import (
 
 
 def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
-    for owner in driver.commands.connections_with(driver.commands.LIMITED):
-        yield owner, driver.commands.LIMITED, limit(enabled_flag)
-    for module, name in driver.commands.receivers():
+    for owner in driver.connections.connections_with(driver.connections.LIMITED):
+        yield owner, driver.connections.LIMITED, limit(enabled_flag)
+    for module, name in driver.connections.receivers():
         yield module, name, reply(enabled_flag, is_async(vars(module)[name]))
 
 
@@ -65,7 +65,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
             if call is not None and attempt is not None:
                 call.reply_within = None if command is None else attempt
                 if command is not None:
-                    driver.commands.limit_attempt(connection, command, attempt)
+                    driver.connections.limit_attempt(connection, command, attempt)
         except ExecutionTimeout:
             raise
         except internal_errors.faults:
@@ -82,7 +82,7 @@ def _adjust(
     document = call is not None and call.operation == "runCommand"
     if not timeout:
         if not document:
-            driver.commands.lift_limits(connection, command)
+            driver.connections.lift_limits(connection, command)
     elif command is None:
         return
     elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
