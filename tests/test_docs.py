@@ -24,11 +24,15 @@ from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 from support.telemetry_names import NAMES
 
+import pymongo_resilience
+from pymongo_resilience import errors, events, strategies
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE, Config
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import EmbeddedServer
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from pymongo_resilience.config import Option
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +45,7 @@ DOCUMENTS = sorted(
         *(ROOT / "bench").glob("*.md"),
     ]
 )
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 TIMEOUT = 60
 
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
@@ -248,7 +253,10 @@ def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None
     )
     modules = {
         f"pymongo_resilience.{name}"
-        for name in ("retry", "slow", "errors", "testing", "testbed", "circuit_breaker")
+        for name in (
+            *("retry", "slow", "circuit_breaker"),  # loggers
+            *("client_status", "errors", "events", "strategies", "testing", "testbed"),
+        )
     }
 
     assert named - modules <= NAMES
@@ -318,11 +326,18 @@ def test_every_link_inside_of_the_repository_leads_somewhere(document: Path) -> 
             assert anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("module", [pymongo_resilience, errors, events, strategies])
+def test_the_public_names_have_their_page(module: ModuleType) -> None:
+    shown = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "names.md").read_text()))
+    assert set(module.__all__) - {"__version__"} <= shown
+
+
 def test_the_readme_is_short_and_its_table_is_that_of_the_errors() -> None:
     lines = README.read_text().splitlines()
     table = README.read_text().partition("| fault |")[2].partition("\n\n")[0].splitlines()[2:]
 
     assert len(lines) <= 120
+    assert sum(len(page.read_text().splitlines()) for page in PAGES) <= 2_500
     assert len(table) >= 5
     assert {line.replace("](docs/", "](") for line in table} <= set(ERRORS.read_text().splitlines())
 
