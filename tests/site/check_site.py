@@ -13,9 +13,9 @@ from typing import Any
 
 import pymongo.errors
 import pytest
-from pymongo_resilience_instrumentation.telemetry import semconv
 from support.browser import PROGRAMS, Browser, find_browser
 from support.metrics_table import metrics_table
+from support.telemetry_names import NAMES
 
 from pymongo_resilience import errors
 from pymongo_resilience.config import OPTIONS
@@ -36,9 +36,7 @@ SEARCHED = {
     ],
     "options": [each.name for each in OPTIONS],
     "metrics": list(metrics_table()),
-    "attributes": [
-        value for name, value in vars(semconv).items() if name.isupper() and isinstance(value, str)
-    ],
+    "attributes": sorted(name for name in NAMES if not name.startswith("opentelemetry.")),
 }
 
 
