@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
+import bson
 import pymongo
 import pytest
 from bson import Int64, ObjectId
@@ -87,6 +90,18 @@ REPLICATION = {
     *("arbiters", "electionId", "hosts", "lastWrite", "me", "passives"),
     *("primary", "secondary", "setName", "setVersion", "tags"),
 }
+
+
+@pytest.mark.parametrize("name", ["isMaster", "ping"])
+def test_a_query_is_answered_by_a_reply_of_its_kind(proxy: ReplicaSet, name: str) -> None:
+    """A mongod finds itself in its set by ``_isSelf``, which it sends as a query."""
+    body = b"\0\0\0\0admin.$cmd\0" + struct.pack("<ii", 0, -1) + bson.encode({name: 1})
+    header = struct.pack("<iiii", 16 + len(body), 7, 0, wire.OP_QUERY)
+    with socket.create_connection(proxy.address, timeout=5) as connection:
+        connection.sendall(header + body)
+        reply = connection.makefile("rb").read(36)
+    _, _, response_to, opcode = struct.unpack_from("<iiii", reply)
+    assert (response_to, opcode) == (7, wire.OP_REPLY)
 
 
 def test_routers_and_a_standalone_tell_of_no_replication(

@@ -114,6 +114,9 @@ class Connection:
                 self._member.cursors.add(cursor["id"])
             if addition:
                 reply = reply.with_body({**addition, **reply.body})
+            if request.opcode == wire.OP_QUERY:
+                # A mongod's ``_isSelf``, by which it finds itself in its set, is a query as well.
+                reply = wire.reply_to(request, reply.body, next(self._request_ids))
             if isinstance(verdict, Amend):
                 reply = reply.with_body(self._dated({**reply.body, **verdict.fields}))
             if "topologyVersion" in reply.body and not self._passes:
