@@ -17,9 +17,8 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation import cursors, operations
 from pymongo_resilience_instrumentation.clients import background_work, closings
-from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
     Owner,
@@ -142,29 +141,29 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
 
 def _of_cursors(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
-        yield owner, driver.cursors.RUN_OPERATION, batches.batch(runtime, owner is AsyncMongoClient)
+        yield owner, driver.cursors.RUN_OPERATION, cursors.batch(runtime, owner is AsyncMongoClient)
     for name in ("clone", "__copy__", "__deepcopy__"):
         for owner in _where_defined((Cursor, AsyncCursor), name):
-            yield owner, name, cursor_creation.clone(runtime)
+            yield owner, name, cursors.clone(runtime)
     for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
-        yield owner, "__init__", cursor_creation.made(runtime)
+        yield owner, "__init__", cursors.made(runtime)
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
         asynchronous = is_async(vars(owner)["to_list"])
-        yield owner, "to_list", batches.to_list(runtime, asynchronous)
+        yield owner, "to_list", cursors.to_list(runtime, asynchronous)
 
 
 def _of_change_streams(runtime: Runtime) -> Iterator[Row]:
     for owner in driver.cursors.stream_classes():
-        yield owner, driver.cursors.AGGREGATE, batches.Resume(runtime)
+        yield owner, driver.cursors.AGGREGATE, cursors.Resume(runtime)
         step = "__anext__" if is_async(vars(owner)["next"]) else "__next__"
         for name in ("next", "try_next", step):
-            yield owner, name, Within(batches.next_of_stream)
+            yield owner, name, Within(cursors.next_of_stream)
 
 
 def _of_closing(runtime: Runtime) -> Iterator[Row]:
-    cursors = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
-    for owner in _where_defined(cursors, "close"):
-        yield owner, "close", batches.close(runtime, is_async(vars(owner)["close"]))
+    both = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
+    for owner in _where_defined(both, "close"):
+        yield owner, "close", cursors.close(runtime, is_async(vars(owner)["close"]))
 
 
 def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
