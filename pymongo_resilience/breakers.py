@@ -136,7 +136,11 @@ class CircuitBreaker:
     def snapshot(self) -> Snapshot:
         """Half-open as soon as the time is over, whether there are calls or not."""
         with self.lock:
-            return self._snapshot(self.now())
+            now = self.now()
+            wait, period = self._wait(now), self._period
+            closed = period.state is State.CLOSED
+            calls, failures = period.counts.sums(now) if closed else period.opened_by
+            return Snapshot(period.state, calls, failures, wait)
 
     def ended(self, permit: Permit, outcome: Evidence) -> None:
         """What became of a call; permits call this."""
@@ -149,7 +153,7 @@ class CircuitBreaker:
                 self._count(outcome, now)
             else:
                 self._count_probe(permit, outcome, now)
-            change = None if self._period is period else self._snapshot(now)
+            change = None if self._period is period else self.snapshot()
         if change is not None:
             self._changed(change)
 
@@ -176,12 +180,6 @@ class CircuitBreaker:
             period.succeeded += 1
             if period.succeeded >= self.settings.probes:
                 self._become(State.CLOSED, now)
-
-    def _snapshot(self, now: float) -> Snapshot:
-        wait, period = self._wait(now), self._period
-        closed = period.state is State.CLOSED
-        calls, failures = period.counts.sums(now) if closed else period.opened_by
-        return Snapshot(period.state, calls, failures, wait)
 
     def _wait(self, now: float) -> float:
         """Seconds, like ``next_probe_in``. An open breaker whose time is over becomes half-open."""

@@ -1,1 +1,1 @@
-"""Of two servers the less loaded one; and when a read is sent to a second server as well."""
+"""The less loaded one of two servers; and when a read is sent to a second server as well."""

@@ -60,23 +60,19 @@ class Connected(Interceptor):
         return interface
 
 
-class _Lost(Entered):
-    __slots__ = ("cause",)
-
-    def __init__(self, connection: Any, cause: Any) -> None:
-        super().__init__(connection)
-        self.cause = cause
-
-
 class Failed(Interceptor):
     """What ends a connection: closes it, and always raises."""
 
     def __init__(self, seconds: int) -> None:
         self._seconds = seconds if driver.connections.can_watch() else 0
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Lost:
-        connection, error = given[0], given[1] if len(given) > 1 else kwargs["error"]
-        return _Lost(connection, self._named(connection, error))
+    def send(
+        self, _: Entered, original: Function, connection: Any, *given: Any, **kwargs: Any
+    ) -> Any:
+        error, *rest = given or [kwargs.pop("error")]
+        with shielded("before a connection was closed"):
+            error = self._named(connection, error)
+        return original(connection, error, *rest, **kwargs)
 
     def _named(self, connection: Any, error: Any) -> Any:
         if not isinstance(error, Exception):
@@ -91,17 +87,11 @@ class Failed(Interceptor):
         driver.connections.count_lost(connection, reason.reason.value)
         return reason
 
-    def send(self, lost: _Lost, original: Function, _: Any, *given: Any, **kwargs: Any) -> Any:
-        kwargs.pop("error", None)
-        return original(lost.instance, lost.cause, *given[1:], **kwargs)
-
-    def failed(self, lost: _Lost | None, error: BaseException, *_: Any) -> BaseException:
-        if lost is None or not isinstance(error, Exception):
-            return error
-        if not isinstance(lost.cause, InterruptedAttemptError):
+    def failed(self, _: Entered | None, error: BaseException, *__: Any) -> BaseException:
+        if not isinstance(error.__cause__, InterruptedAttemptError):
             return error
         interrupted = AttemptInterruptedError(str(error))
-        interrupted.__cause__ = lost.cause
+        interrupted.__cause__ = error.__cause__
         return interrupted
 
 

@@ -120,7 +120,7 @@ class ClientBreakers(ByServer[Address, CircuitBreaker]):
         return {at: breaker.snapshot() for at, breaker in self.copy().items()}
 
     def _forget_all_but(self, more: set[Address]) -> None:
-        """Of the servers that have left, the breaker begins anew if they return."""
+        """Forget the servers that have left: the breaker of one that returns begins anew."""
         client = self._client()
         if client is not None:
             for left in self.copy().keys() - driver.selection.known_addresses(client) - more:

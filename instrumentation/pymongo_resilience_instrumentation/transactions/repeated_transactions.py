@@ -248,7 +248,7 @@ def repeat(repetition: Repetition, session: Any, body: Callable[[Any], Any]) -> 
 async def repeat_async(
     repetition: Repetition, session: Any, body: Callable[[Any], Awaitable[Any]]
 ) -> Any:
-    """As ``repeat``. Where the coroutine is closed, nothing can be awaited any more."""
+    """The same in a task. Where the coroutine is closed, nothing can be awaited any more."""
     try:
         while True:
             try:
