@@ -48,6 +48,7 @@ LIVING_TOO_SHORT = {
     "_TimedOutError": "the same",
     "CircuitBreakerOpenError": "a server and numbers, with a text of ours",
     "OverloadShedError": "a server, a priority and a number, with a text of ours",
+    "RetryInfo": "a server, numbers, reasons and a rule",
     "TxnNumberLostError": "a text of ours",
     "TxnNumberUnsupportedError": "the same",
     # of the dashboard, which no operation makes
@@ -56,6 +57,9 @@ LIVING_TOO_SHORT = {
     "ExistingFilesError": "paths that the command line was given",
     # while the library is switched on
     "Loaded": "what variables and a file say of options, as Config has it",
+    "Options": "the names of options",
+    "PolicyFields": "the same of a policy",
+    "_Entry": "the name and value of one option, and where it stands",
     "Sender": "a function",
     "Subclass": "the same",
     # of a cursor, a transaction or a stream, while one is under way
@@ -67,6 +71,9 @@ LIVING_TOO_SHORT = {
     "BreakerOpened": "a server and numbers",
     "BreakerClosed": "a server",
     "BreakerSettings": "numbers",
+    "ByServer": "addresses",
+    "ClientBreakers": "the same",
+    "ClientShedders": "the same",
     "Snapshot": "a state and numbers",
     # of an operation that failed or was slow
     "Phase": "a name, a number, a server and a reason",
