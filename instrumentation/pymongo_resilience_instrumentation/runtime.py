@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -84,7 +83,7 @@ class Runtime:
         self.owns_retries = state is State.ALL and not drivers
         """Whether retries are decided here, not in the driver's own loop."""
         self.enabled_flag = EnabledFlag()
-        self.warn_once: Callable[[str], None] = functools.cache(logger.warning)
+        self._warned: set[str] = set()
         self._providers = settings.tracer_provider, settings.meter_provider
         self.records = False
         """Whether there was an SDK yet: one may be set up at any time."""
@@ -160,6 +159,12 @@ class Runtime:
         return Selectors(
             self.enabled_flag, self.breakers, latencies, counting=self.counts_in_flight
         )
+
+    def warn_once(self, text: str) -> None:
+        """A log handler may use MongoDB, and have this called again."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning(text)
 
     def attempts_in_flight(self) -> list[Any]:
         """In whatever thread or task."""
