@@ -33,9 +33,8 @@ from pymongo_resilience_instrumentation.interceptor import (
 )
 from pymongo_resilience_instrumentation.operations import WRITES
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
-from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep, kept_by
-from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
+from pymongo_resilience_instrumentation.timeouts import precedence
+from pymongo_resilience_instrumentation.timeouts.precedence import keep, kept_by, transaction_of
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
@@ -104,13 +103,13 @@ def prepare(
     if gives == "change stream":
         # Always by iteration, whatever mode is set: watch has no timeoutMode.
         given = dict(zip(WATCH, args, strict=False), **kwargs)
-        cursor_timeouts.check_max_await(call, given.get("max_await_time_ms"))
+        precedence.check_max_await(call, given.get("max_await_time_ms"))
     elif gives == "cursor":
-        writes = cursor_timeouts.write_stage(args, kwargs)
+        writes = precedence.write_stage(args, kwargs)
         if call.transaction is None:
-            call.cursor = cursor_timeouts.timeout_of(runtime.timeouts, call, writes=writes)
+            call.cursor = precedence.cursor_timeout(runtime.timeouts, call, writes=writes)
         else:
-            cursor_timeouts.check_writes(runtime.timeouts.mode_of(call), writes)
+            precedence.check_writes(runtime.timeouts.mode_of(call), writes)
 
 
 def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:
@@ -133,9 +132,9 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
         driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
         if call.timeout is None:
             return
-        each_batch, wait = seconds if configured else None, cursor_timeouts.wait_for_news(inner)
+        each_batch, wait = seconds if configured else None, precedence.wait_for_news(inner)
         now = driver.csot.now()
-        kept = cursor_timeouts.CursorTimeout(each_batch, ITERATION, now, call.timeout, wait)
+        kept = precedence.CursorTimeout(each_batch, ITERATION, now, call.timeout, wait)
         keep(stream, kept)
         if configured:
             keep(inner, kept)
@@ -218,7 +217,7 @@ def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
     kept = kept_by(cursor)
     if first and (kept is None or kept.in_use):
         # Again for a cursor that was rewound: its life begins again.
-        call.cursor = cursor_timeouts.timeout_of(runtime.timeouts, call, cursor)
+        call.cursor = precedence.cursor_timeout(runtime.timeouts, call, cursor)
         keep(cursor, call.cursor)
         return
     call.cursor = kept
@@ -263,7 +262,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
         call = Call(coll.database.client, "find", (coll.database.name, coll.name))
         call.bound = policy_of_cursor(cursor)
         call.timeout, _ = runtime.timeouts.of_call(call)
-        kept = cursor_timeouts.timeout_of(runtime.timeouts, call, cursor)
+        kept = precedence.cursor_timeout(runtime.timeouts, call, cursor)
         if kept is not None:
             kept.in_use = False
             keep(cursor, kept)

@@ -18,7 +18,7 @@ from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import cursors, operations
-from pymongo_resilience_instrumentation.clients import background_work, closings
+from pymongo_resilience_instrumentation.clients import background_work, by_client
 from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
     Owner,
@@ -186,7 +186,7 @@ def _of_cleanup(runtime: Runtime) -> Iterator[Row]:
 def _of_closed_clients(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
         for name in {"close", "aclose"} & vars(owner).keys():
-            yield owner, name, closings.close(runtime.closings, runtime.enabled_flag)
+            yield owner, name, by_client.close(runtime.closings, runtime.enabled_flag)
 
 
 def _of_selection(_: Runtime) -> Iterator[Row]:

@@ -26,9 +26,13 @@ from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients.by_client import Budgets, ByClient
+from pymongo_resilience_instrumentation.clients.by_client import (
+    Budgets,
+    ByClient,
+    ClientClock,
+    Closings,
+)
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
-from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.interceptor import Sender

@@ -15,7 +15,7 @@ import pymongo
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, PyMongoError
-from pymongo_resilience_instrumentation.clients.closings import Closing
+from pymongo_resilience_instrumentation.clients.by_client import Closing
 from support.clients import POLLING, fail_command, wait_until
 from support.free_ports import consecutive_free_ports
 from support.interruption import Held

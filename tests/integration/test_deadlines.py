@@ -9,7 +9,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.clients.closings import ClientClock
+from pymongo_resilience_instrumentation.clients.by_client import ClientClock
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
 from support.engine.retry_strategies import waiting

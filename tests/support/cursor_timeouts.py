@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import kept_by
+from pymongo_resilience_instrumentation.timeouts.precedence import kept_by
 from support.clients import SentCommands, Side
 
 MINUTE = 60_000

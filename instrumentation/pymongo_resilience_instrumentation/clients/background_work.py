@@ -23,8 +23,7 @@ from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Function, Interceptor
 from pymongo_resilience_instrumentation.operations import Target
 
-from .by_client import keep
-from .closings import Closings
+from .by_client import Closings, keep
 
 MOST = 1000
 """What is left for one task: where it does not run, nothing may grow for ever."""

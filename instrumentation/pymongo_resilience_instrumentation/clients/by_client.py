@@ -1,18 +1,28 @@
 """What is kept for a client that cannot carry it: found by its identity, gone with it. Its retry
-budget, for one.
+budget; and whether it is closed, which ends the back-offs of its operations.
 
 Source of a client's own ``adaptiveRetries``: Client Backpressure, "Token Bucket".
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any, Generic, TypeVar
 
-from pymongo_resilience.clock import Clock
+from pymongo.errors import InvalidOperation
+
+from pymongo_resilience.clock import Clock, MonotonicClock
 from pymongo_resilience.config import OFF, TOKENS
+from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
+from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 T = TypeVar("T")
 
@@ -101,3 +111,78 @@ class Budgets:
         for budget in list(self._budgets.values()):
             if budget is not None:
                 budget.reset_after_fork()
+
+
+CLOSED = "Cannot use MongoClient after close"
+"""The driver's words."""
+LOOK = 0.1
+"""Seconds between two looks of a task that waits, whether its client is closed."""
+
+
+class Closing:
+    """Whether one client is closed, or about to be. Thread- and task-safe."""
+
+    def __init__(self) -> None:
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: nothing waits there, and the lock is a new one."""
+        self._closed = threading.Event()
+        self.closed, self.close = self._closed.is_set, self._closed.set
+
+    def sleep(self, seconds: float) -> None:
+        """Raises InvalidOperation (pymongo's) as soon as the client is closed."""
+        if self._closed.wait(seconds):
+            raise InvalidOperation(CLOSED)
+
+    async def sleep_async(self, seconds: float) -> None:
+        """Raises InvalidOperation (pymongo's) soon after the client is closed."""
+        ends = time.monotonic() + seconds
+        while not self.closed() and (left := ends - time.monotonic()) > 0:  # noqa: ASYNC110 - any thread may close it
+            await asyncio.sleep(min(left, LOOK))
+        if self.closed():
+            raise InvalidOperation(CLOSED)
+
+
+class Closings(ByClient[Closing]):
+    """The Closing of every client that has waited."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: Closing())
+
+    def closed(self, client: object) -> bool:
+        found = self.known(client)
+        return found is not None and found.closed()
+
+
+class ClientClock(MonotonicClock):
+    """A clock whose waits end with the client of the call in progress. Thread- and task-safe."""
+
+    def __init__(self, closings: Closings) -> None:
+        self._closings = closings
+        self._clock = MonotonicClock()
+
+    def _waits(self) -> Closing | MonotonicClock:
+        call = calls.current()
+        # What close() sends itself is repeated while the client is being closed.
+        if call is None or call.client is None or call.operation == END_SESSIONS:
+            return self._clock
+        return self._closings.of(call.client)
+
+    def sleep(self, seconds: float, /) -> None:
+        self._waits().sleep(seconds)
+
+    async def sleep_async(self, seconds: float, /) -> None:
+        await self._waits().sleep_async(seconds)
+
+
+def close(closings: Closings, enabled_flag: EnabledFlag) -> Wrapper:
+    """A client's ``close()``."""
+
+    def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+        if enabled_flag.on:
+            with shielded("before a client is closed"):
+                closings.of(client).close()
+        return original(*args, **kwargs)
+
+    return wrapper

@@ -20,10 +20,10 @@ from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import background_work
-from pymongo_resilience_instrumentation.clients.closings import CLOSED
+from pymongo_resilience_instrumentation.clients.by_client import CLOSED
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.operations import ABORT
-from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
+from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
 REFUSED = frozenset({RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED})
@@ -63,7 +63,7 @@ def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -
             reasons=reasons,
             server=raised.server,
             stage=raised.stage,
-            advice=cursor_timeouts.advice(loop.call),
+            advice=precedence.advice(loop.call),
         )
     why = why_not_repeated(rule, operation, raised)
     state_origin(

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import attempts_text
 
-from . import cursor_timeouts
+from . import precedence
 
 
 def timed_out(
@@ -73,7 +73,7 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
         reasons=call.reasons,
         server=server,
         stage=classify.stage_of(error),
-        advice=cursor_timeouts.advice(call),
+        advice=precedence.advice(call),
     )
 
 

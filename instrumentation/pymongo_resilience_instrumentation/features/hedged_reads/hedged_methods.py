@@ -14,7 +14,7 @@ from pymongo_resilience_instrumentation.cursors import Batch
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
+from pymongo_resilience_instrumentation.timeouts.precedence import write_stage
 
 from .hedge_registry import ClientHedges
 from .race import FIRST, HEDGE, AsyncRace, Race, Read, Try
