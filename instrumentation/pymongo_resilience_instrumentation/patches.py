@@ -17,7 +17,7 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation import cursors, operations
+from pymongo_resilience_instrumentation import cursor_methods, operations
 from pymongo_resilience_instrumentation.clients import background_work, by_client
 from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
@@ -141,29 +141,33 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
 
 def _of_cursors(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
-        yield owner, driver.cursors.RUN_OPERATION, cursors.batch(runtime, owner is AsyncMongoClient)
+        yield (
+            owner,
+            driver.cursors.RUN_OPERATION,
+            cursor_methods.batch(runtime, owner is AsyncMongoClient),
+        )
     for name in ("clone", "__copy__", "__deepcopy__"):
         for owner in _where_defined((Cursor, AsyncCursor), name):
-            yield owner, name, cursors.clone(runtime)
+            yield owner, name, cursor_methods.clone(runtime)
     for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
-        yield owner, "__init__", cursors.made(runtime)
+        yield owner, "__init__", cursor_methods.made(runtime)
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
         asynchronous = is_async(vars(owner)["to_list"])
-        yield owner, "to_list", cursors.to_list(runtime, asynchronous)
+        yield owner, "to_list", cursor_methods.to_list(runtime, asynchronous)
 
 
 def _of_change_streams(runtime: Runtime) -> Iterator[Row]:
     for owner in driver.cursors.stream_classes():
-        yield owner, driver.cursors.AGGREGATE, cursors.Resume(runtime)
+        yield owner, driver.cursors.AGGREGATE, cursor_methods.Resume(runtime)
         step = "__anext__" if is_async(vars(owner)["next"]) else "__next__"
         for name in ("next", "try_next", step):
-            yield owner, name, Within(cursors.next_of_stream)
+            yield owner, name, Within(cursor_methods.next_of_stream)
 
 
 def _of_closing(runtime: Runtime) -> Iterator[Row]:
     both = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
     for owner in _where_defined(both, "close"):
-        yield owner, "close", cursors.close(runtime, is_async(vars(owner)["close"]))
+        yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
 
 
 def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:

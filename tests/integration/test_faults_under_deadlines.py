@@ -9,7 +9,7 @@ import gridfs
 import pytest
 from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
-from pymongo_resilience_instrumentation import calls, cursors, driver
+from pymongo_resilience_instrumentation import calls, cursor_methods, driver
 from pymongo_resilience_instrumentation.features.gridfs import stream_deadlines
 from pymongo_resilience_instrumentation.timeouts import command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
@@ -78,10 +78,10 @@ def _file(side: Side, db: Any) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str, Use]] = {
-    "a cursor is made": (cursors, "_attach_policy", _list_under_a_policy),
-    "a cursor is copied": (cursors, "policy_of_cursor", _copy),
-    "a batch": (cursors, "_apply", _close),
-    "a list": (cursors, "_for_all", _list),
+    "a cursor is made": (cursor_methods, "_attach_policy", _list_under_a_policy),
+    "a cursor is copied": (cursor_methods, "policy_of_cursor", _copy),
+    "a batch": (cursor_methods, "_apply", _close),
+    "a list": (cursor_methods, "_for_all", _list),
     "a cursor is closed": (driver.csot.Timeout, "from_now", _close),
     "a limit": (command_limits, "_adjust", _list),
     "a selection's clock": (driver.csot, "now", _find_one),

@@ -7,7 +7,7 @@ from typing import Any
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import Bound, policy_of
-from pymongo_resilience_instrumentation import calls, cursors, driver
+from pymongo_resilience_instrumentation import calls, cursor_methods, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interceptor import CallInterceptor, is_async
 from pymongo_resilience_instrumentation.operations import (
@@ -36,7 +36,7 @@ class PublicMethod(CallInterceptor):
         names = code.co_varnames[1 : code.co_argcount] if code else ()
         self._session_at = names.index("session") if "session" in names else None
         """Where among the positional arguments the session is."""
-        self._after = cursors.after(runtime, operation.gives)
+        self._after = cursor_methods.after(runtime, operation.gives)
         if self._after is not None:
             self.succeeded = self._gave
         self.plug_in(runtime.senders.get(operation.method, ()))
@@ -71,7 +71,7 @@ class PublicMethod(CallInterceptor):
             runtime.deprecated.of_method(call, kwargs)
         if self._after is not None:
             try:
-                cursors.prepare(runtime, operation.gives, call, args, kwargs)
+                cursor_methods.prepare(runtime, operation.gives, call, args, kwargs)
             except BaseException as error:
                 runtime.end(call, error=error)
                 raise

@@ -10,7 +10,7 @@ from typing import Any
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
-from pymongo_resilience_instrumentation.cursors import Batch
+from pymongo_resilience_instrumentation.cursor_methods import Batch
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
