@@ -118,7 +118,7 @@ class Prober:
         with closing(self.connected(probe)) as connection:
             probe.stage = "hello"
             self._measure(probe, connection)
-            with suppress(OSError, KeyError, WireError):
+            with suppress(OSError, KeyError):
                 connection.settimeout(self._left(SECOND_LOOK / 2))
                 reply = exchange(connection, {"buildInfo": 1, "$db": "admin"})
                 probe.version = str(reply["version"])
@@ -275,7 +275,7 @@ def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator
             connection.settimeout(IDLE_ANSWER)
             try:
                 say_hello(connection)
-            except (OSError, WireError):
+            except OSError:
                 text = f"a connection that was idle for {seconds:.0f} s is dead"
                 advice = (
                     f"set maxIdleTimeMS below {seconds * 1000:.0f}, or keepalive in the network"
@@ -287,7 +287,7 @@ def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator
 
 
 def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str, Any]:
-    """Raises WireError where what answers is no MongoDB, or OSError."""
+    """Raises OSError, a WireError where what answers is no MongoDB."""
     command: dict[str, Any] = {"hello": 1, "$db": "admin"}
     if balanced:
         command["loadBalanced"] = True

@@ -20,7 +20,6 @@ from .processes import HOST
 from .running import TestbedError
 from .wire import Document
 
-_PEER_GONE: Final = (OSError, asyncio.IncompleteReadError)
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 _log = logging.getLogger(__name__)
@@ -179,10 +178,11 @@ class Member:
         connection = Connection(self, reader, writer)
         self.connections.add(connection)
         try:
-            with contextlib.suppress(*_PEER_GONE):
-                await connection.run()
+            await connection.run()
         except wire.WireError as exc:
             _log.warning("closing a connection: %s", exc)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
         finally:
             self.connections.discard(connection)
             writer.transport.abort()

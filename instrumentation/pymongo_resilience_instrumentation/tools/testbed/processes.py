@@ -140,10 +140,7 @@ def ask(
 ) -> dict[str, Any]:
     """The reply to one command, past pymongo, which may be instrumented; raises ``OSError``."""
     with socket.create_connection(address, timeout=timeout) as connection:
-        try:
-            return wire.exchange(connection, body)
-        except wire.WireError as error:
-            raise OSError(f"no reply: {error}") from error
+        return wire.exchange(connection, body)
 
 
 def wait_until_writable(address: tuple[str, int], deadline: float) -> None:

@@ -42,7 +42,7 @@ _MAX_MESSAGE_LENGTH = 48_000_000 + 16 * 1024
 _CODEC: CodecOptions[Document] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
 
 
-class WireError(Exception):
+class WireError(OSError):
     """The bytes are not a message this module can read."""
 
 
@@ -121,7 +121,7 @@ def command(body: Document, request_id: int = 1) -> Message:
 
 
 def exchange(connection: socket.socket, body: Document) -> Document:
-    """The reply to one command. Raises ``OSError``, and WireError where it makes no message."""
+    """The reply to one command; raises ``OSError``."""
     connection.sendall(command(body).raw)
     with connection.makefile("rb") as reader:
         head = reader.read(_HEADER.size)
