@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from canned import SlowedServer
     from pymongo.client_session import ClientSession
-    from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
     from pymongo_resilience_instrumentation.tools.testbed.fault import Verdict
+    from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
     from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 
 RATE = 200

@@ -9,13 +9,13 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
-from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Answer,
     Hang,
     Interception,
     Verdict,
 )
+from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
 from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side
 from support.cursor_cleanup import no_jitter, until

@@ -23,7 +23,6 @@ from pymongo_resilience_instrumentation.features.hedged_reads.race import AsyncR
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed import Fail, Overload, Reset
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import DRIVER_COMMANDS
-from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Answer,
     Cut,
@@ -31,6 +30,7 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Interception,
     Verdict,
 )
+from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
 from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     HELLO_COMMANDS,
     Delay,
     Hang,
     Verdict,
 )
+from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
 from support.clients import Side
 from support.scenario_faults import LOGGED_IN
 from support.transactions import LOW, DriversTime

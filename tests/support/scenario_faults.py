@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pymongo_resilience_instrumentation.tools.testbed.connection import Connection
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     HELLO_COMMANDS,
     Answer,
@@ -13,6 +12,7 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Hang,
     Verdict,
 )
+from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
 from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.engine.failing_work import Call, Fault
 from support.engine.fake_clock import FakeClock

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-from .connection import Connection
 from .fault import (
     HELLO_COMMANDS,
     Amend,
@@ -23,6 +22,7 @@ from .fault import (
     refused,
     whole,
 )
+from .relay import Connection
 from .wire import Document, Message
 
 DRIVER_COMMANDS: Final = HELLO_COMMANDS | {

@@ -14,9 +14,9 @@ from bson import Int64, ObjectId
 
 from . import wire
 from .backend import Backend
-from .connection import Connection
 from .fault import Fault, Interception
 from .processes import HOST
+from .relay import Connection
 from .running import TestbedError
 from .wire import Document
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar, Final
 
-from .connection import Connection
 from .deployment import Deployment
 from .fault import (
     HELLO_COMMANDS,
@@ -27,6 +26,7 @@ from .fault import (
 )
 from .member import Member
 from .real_members import RealReplicaSet
+from .relay import Connection
 from .replica_set import ReplicaSet
 from .wire import Document, Message
 
