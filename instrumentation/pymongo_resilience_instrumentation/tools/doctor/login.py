@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pymongo import MongoClient, ReadPreference
@@ -39,28 +40,26 @@ _ANY: Final = ReadPreference.NEAREST
 Client = MongoClient[dict[str, Any]]
 
 
+@dataclass
 class Login:
     """The checks with one client. For one thread; ``findings`` may be read by others."""
 
-    def __init__(
-        self, uri: str, target: Target, seconds: float, processes: int, *, has_version: bool
-    ) -> None:
-        self._uri = uri
-        self._target = target
-        self._milliseconds = max(1, int(seconds * 1000))
-        self._processes = processes
-        self._has_version = has_version
-        self.findings: list[Finding] = []
-        self.has_primary = False
-        self.is_slow = False
-        """It was not done in time."""
+    uri: str = field(repr=False)
+    target: Target
+    seconds: float
+    processes: int
+    has_version: bool
+    findings: list[Finding] = field(default_factory=list)
+    has_primary: bool = False
+    is_slow: bool = False
+    """It was not done in time."""
 
     def run(self) -> bool:
         """True at its end; never raises a PyMongoError."""
         limits = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
-        options: dict[str, Any] = dict.fromkeys(limits, self._milliseconds)
+        options: dict[str, Any] = dict.fromkeys(limits, max(1, int(self.seconds * 1000)))
         try:
-            client = Client(self._uri, appname=APPLICATION, timeoutMS=None, **options)
+            client = Client(self.uri, appname=APPLICATION, timeoutMS=None, **options)
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             self._add("login", Level.WRONG, f"no client can be made ({type(error).__name__})")
             return True
@@ -73,12 +72,12 @@ class Login:
         return True
 
     def _logged_in(self, client: Client) -> bool:
-        if self._target.has_user:
+        if self.target.has_user:
             client.admin.with_options(read_preference=_ANY).command("ping")
             self._add("login", Level.OK, "the user is logged in")
             return True
         # connectionStatus and ping need no login.
-        database = client.get_database(self._target.database or "test", read_preference=_ANY)
+        database = client.get_database(self.target.database or "test", read_preference=_ANY)
         try:
             database.pymongo_resilience_doctor.find_one()
         except OperationFailure as error:
@@ -99,15 +98,15 @@ class Login:
 
     def _version(self, client: Client) -> Iterator[Finding]:
         """Newest servers tell it to nobody before a login."""
-        if not self._has_version:
+        if not self.has_version:
             reply = client.admin.command("buildInfo", read_preference=_ANY)
             yield Finding("version", Level.OK, f"server version {reply['version']}")
 
     def _rights(self, client: Client) -> Iterator[Finding]:
-        if not self._target.has_user:
+        if not self.target.has_user:
             return
         reply = client.admin.command("connectionStatus", showPrivileges=True, read_preference=_ANY)
-        wanted = self._target.database
+        wanted = self.target.database
         where = f"the database {wanted}" if wanted else "any database"
         may = set(_granted(reply.get("authInfo", {}), wanted))
         if not may:
@@ -127,17 +126,17 @@ class Login:
     def _limits(self, client: Client) -> Iterator[Finding]:
         reply = client.admin.command("serverStatus", read_preference=_ANY).get("connections", {})
         current, available = (int(reply.get(key, 0)) for key in ("current", "available"))
-        pool = self._target.milliseconds("maxpoolsize")
+        pool = self.target.milliseconds("maxpoolsize")
         each = DEFAULT_POOL if pool is None else pool
         text = f"{current} connections in use"
         # A server that reports none, and has accepted ours, does not count them.
-        if not available or each * self._processes <= available:
+        if not available or each * self.processes <= available:
             counted = f", {available} available" if available else ""
             yield Finding("limits", Level.OK, text + counted)
             return
-        text += f", {available} available; {self._processes} processes with maxPoolSize={each} may "
+        text += f", {available} available; {self.processes} processes with maxPoolSize={each} may "
         advice = "set a smaller maxPoolSize, or net.maxIncomingConnections of the server"
-        yield Finding("limits", Level.WARNING, f"{text}open {each * self._processes}", advice)
+        yield Finding("limits", Level.WARNING, f"{text}open {each * self.processes}", advice)
 
     def _states(self, client: Client) -> Iterator[Finding]:
         if not client.topology_description.topology_type_name.startswith("ReplicaSet"):

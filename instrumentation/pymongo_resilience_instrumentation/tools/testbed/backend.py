@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import ssl
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from . import wire
@@ -24,15 +25,15 @@ _VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})
 _log = logging.getLogger(__name__)
 
 
+@dataclass
 class Session:
     """One logical session: its last transaction number, and whether a transaction is open."""
 
-    def __init__(self, lsid: Document) -> None:
-        self.lsid = lsid
-        self.lock = asyncio.Lock()
-        self.number = -1
-        self.in_transaction = False
-        self._last_write: bytes | None = None
+    lsid: Document
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    number: int = -1
+    in_transaction: bool = False
+    _last_write: bytes | None = None
 
     def refusal(self, request: Message, *, emulated: bool) -> Document | None:
         """The error for a transaction number that another write of the session has, and with an
@@ -122,30 +123,28 @@ class Backend:
                         session.in_transaction = False
 
 
+@dataclass
 class Upstream:
     """One connection to the server."""
 
-    def __init__(
-        self, backend: Backend, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._backend = backend
-        self._reader = reader
-        self._writer = writer
-        self._request_ids = itertools.count(1)
+    backend: Backend
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    _request_ids: itertools.count[int] = field(default_factory=itertools.count)
 
     async def execute(self, request: Message) -> Message | None:
         """The server's reply, or the first of several; ``None`` where none is due."""
         if request.command_name == "endSessions":
-            self._backend.forget(request)
-        session = self._backend.session(request)
+            self.backend.forget(request)
+        session = self.backend.session(request)
         if session is None:
             return await self._exchange(request)
-        emulated = self._backend.is_emulated
+        emulated = self.backend.is_emulated
         async with session.lock if emulated else contextlib.nullcontext():
             refusal = session.refusal(request, emulated=emulated)
             if refusal is not None:
                 return wire.reply_to(request, refusal, next(self._request_ids))
-            self._backend.repeats += session.note(request)
+            self.backend.repeats += session.note(request)
             if not emulated:
                 return await self._exchange(request)
             body = {key: value for key, value in request.body.items() if key != "maxTimeMS"}
@@ -153,7 +152,7 @@ class Upstream:
 
     async def following(self) -> Message:
         """The reply that follows one with ``more_to_come``."""
-        return await wire.read_message(self._reader)
+        return await wire.read_message(self.reader)
 
     async def ask(self, body: Document) -> Document:
         """The reply to a command of the test bed's own."""
@@ -161,15 +160,15 @@ class Upstream:
         return reply.body if reply is not None else {}
 
     async def _exchange(self, request: Message) -> Message | None:
-        self._writer.write(request.raw)
-        await self._writer.drain()
-        return None if request.more_to_come else await wire.read_message(self._reader)
+        self.writer.write(request.raw)
+        await self.writer.drain()
+        return None if request.more_to_come else await wire.read_message(self.reader)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._writer.transport.abort()
+        self.writer.transport.abort()
 
 
 def _write(request: Message) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Collection, Coroutine
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from . import wire
@@ -26,41 +27,38 @@ class _Hangup(Exception):  # noqa: N818 (an end, not an error)
     """The connection ends here."""
 
 
+@dataclass
 class _Delay:
     """So many seconds, or until the faults that asked for it are cleared."""
 
-    def __init__(self, cleared: asyncio.Future[None]) -> None:
-        self.seconds = 0.0
-        self._cleared = cleared
+    cleared: asyncio.Future[None]
+    seconds: float = 0.0
 
     async def over(self) -> None:
         if self.seconds > 0:
-            await asyncio.wait({self._cleared}, timeout=self.seconds)
+            await asyncio.wait({self.cleared}, timeout=self.seconds)
 
 
+@dataclass(eq=False)
 class Connection:
     """Serves one client until either side closes."""
 
-    def __init__(
-        self, member: Member, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.hellos = 0
-        """How many hellos were answered."""
-        self.commands = 0
-        """How many other commands were received."""
-        self.writer = writer
-        self._is_internal = False
-        """It is another member's."""
-        self._member = member
-        self._reader = reader
-        self._passes: bool = member.role.passes_hellos
-        self._request_ids = itertools.count(1)
-        self._upcoming: asyncio.Task[Message] | None = None
+    member: Member
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    hellos: int = 0
+    """How many hellos were answered."""
+    commands: int = 0
+    """How many other commands were received."""
+    _is_internal: bool = False
+    """It is another member's."""
+    _request_ids: itertools.count[int] = field(default_factory=itertools.count)
+    _upcoming: asyncio.Task[Message] | None = None
 
     @property
     def siblings(self) -> Collection[Connection]:
         """The open connections of the same member, this one included."""
-        return self._member.connections
+        return self.member.connections
 
     @property
     def is_monitor(self) -> bool:
@@ -70,7 +68,7 @@ class Connection:
     async def run(self) -> None:
         """Relay until the connection ends; raises what ``wire.read_message`` raises."""
         try:
-            async with await self._member.backend.connect() as upstream:
+            async with await self.member.backend.connect() as upstream:
                 while True:
                     request = await self._next_request()
                     if request.command_name in HELLO_COMMANDS:
@@ -79,7 +77,7 @@ class Connection:
                         continue
                     verdict, delay = self._decide(request)
                     self.commands += 1
-                    with self._member.noticing():
+                    with self.member.noticing():
                         await self._carry_out(request, upstream, verdict, delay)
         except _Hangup:
             pass
@@ -89,7 +87,7 @@ class Connection:
 
     async def _next_request(self) -> Message:
         if self._upcoming is None:
-            return await wire.read_message(self._reader)
+            return await wire.read_message(self.reader)
         upcoming, self._upcoming = self._upcoming, None
         return await upcoming
 
@@ -97,7 +95,7 @@ class Connection:
         self, request: Message, upstream: Upstream, verdict: Verdict | None, delay: _Delay
     ) -> None:
         if not isinstance(verdict, _WITHOUT_THE_SERVER):
-            refusal = self._member.role.refusal(self._member, request) or self._lost(request)
+            refusal = self.member.role.refusal(self.member, request) or self._lost(request)
             if refusal is not None:
                 # Lost as well, where the reply is: nothing is executed either way.
                 verdict = Cut() if isinstance(verdict, CutAfterReply) else Answer(refusal)
@@ -107,11 +105,11 @@ class Connection:
         if isinstance(verdict, CutAfterReply):
             raise _Hangup
         await delay.over()
-        addition = self._member.role.addition(self._member, request)
+        addition = self.member.role.addition(self.member, request)
         while reply is not None:
             cursor = reply.body.get("cursor")
             if isinstance(cursor, dict) and cursor.get("id"):
-                self._member.cursors.add(cursor["id"])
+                self.member.cursors.add(cursor["id"])
             if addition:
                 reply = reply.with_body({**addition, **reply.body})
             if request.opcode == wire.OP_QUERY:
@@ -119,8 +117,8 @@ class Connection:
                 reply = wire.reply_to(request, reply.body, next(self._request_ids))
             if isinstance(verdict, Amend):
                 reply = reply.with_body(self._dated({**reply.body, **verdict.fields}))
-            if "topologyVersion" in reply.body and not self._passes:
-                reply = reply.with_body({**reply.body, "topologyVersion": self._member.version})
+            if "topologyVersion" in reply.body and not self.member.role.passes_hellos:
+                reply = reply.with_body({**reply.body, "topologyVersion": self.member.version})
             await self._send(_rewritten(verdict, reply))
             reply = await upstream.following() if reply.more_to_come else None
 
@@ -138,14 +136,14 @@ class Connection:
         body = {key: value for key, value in request.body.items() if key not in _AWAITING}
         plain, reply = request.for_one_reply().with_body(body) if awaited else request, None
         while True:
-            if awaited and self._passes:
+            if awaited and self.member.role.passes_hellos:
                 waiting = {"topologyVersion": known, "maxAwaitTimeMS": milliseconds}
                 asked = request.for_one_reply().with_body({**body, **waiting})
                 reply = await self._unless_the_client_stirs(upstream.execute(asked))
             elif awaited and not await self._news(known, milliseconds):
                 return
             verdict, delay = self._decide(request)
-            with self._member.noticing():
+            with self.member.noticing():
                 if await self._is_settled(request, verdict, delay):
                     if streams:
                         raise _Hangup
@@ -155,7 +153,7 @@ class Connection:
                     raise _Hangup
                 await delay.over()
                 shown = dict(reply.body)
-                self._member.describe(shown)
+                self.member.describe(shown)
                 reply = wire.reply_to(request, shown, next(self._request_ids))
                 # An error, of a server that shuts down for example, ends the stream.
                 streams = streams and "topologyVersion" in shown
@@ -181,8 +179,8 @@ class Connection:
     async def _news(self, known: Document, milliseconds: float) -> bool:
         """Wait for another topology version than ``known``; false if the client stirs first."""
         upcoming = self._listening()
-        if known == self._member.version:
-            news: set[asyncio.Future[Any]] = {upcoming, self._member.changed}
+        if known == self.member.version:
+            news: set[asyncio.Future[Any]] = {upcoming, self.member.changed}
             timeout = milliseconds * _MILLISECOND
             await asyncio.wait(news, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         return not upcoming.done()
@@ -190,13 +188,13 @@ class Connection:
     def _listening(self) -> asyncio.Task[Any]:
         """The client's next request, which is read already while it awaits a hello."""
         if self._upcoming is None:
-            self._upcoming = asyncio.ensure_future(wire.read_message(self._reader))
+            self._upcoming = asyncio.ensure_future(wire.read_message(self.reader))
         return self._upcoming
 
     def _decide(self, request: Message) -> tuple[Verdict | None, _Delay]:
         """The first verdict that is not a delay, and the sum of the delays before it."""
-        delay = _Delay(self._member.cleared)
-        for interception in self._member.active():
+        delay = _Delay(self.member.cleared)
+        for interception in self.member.active():
             if self._is_internal and not interception.parts_members:
                 continue
             verdict = interception.on_request(request, self)
@@ -233,20 +231,20 @@ class Connection:
         follows at once is not older. What a secondary refuses has its version already: it changes
         nothing.
         """
-        if "topologyVersion" in document or self._passes:
+        if "topologyVersion" in document or self.member.role.passes_hellos:
             return document
         codes = {document.get("code"), document.get("writeConcernError", {}).get("code")}
         if codes.isdisjoint(_STATE_CHANGES):
             return document
-        self._member.announce()
-        return {**document, "topologyVersion": self._member.version}
+        self.member.announce()
+        return {**document, "topologyVersion": self.member.version}
 
     def _lost(self, request: Message) -> Document | None:
         """What a restarted member says of a cursor from before."""
-        if request.command_name != "getMore" or self._passes:
+        if request.command_name != "getMore" or self.member.role.passes_hellos:
             return None
         number = request.body["getMore"]
-        if number in self._member.cursors:
+        if number in self.member.cursors:
             return None
         return wire.error(43, "CursorNotFound", f"cursor id {number} not found")
 
