@@ -117,12 +117,10 @@ class Member:
 
     async def close(self) -> None:
         """Close the address and every connection, for good."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
+        for address in (self._listener, self._reserved):
+            if address is not None:
+                address.close()
+        self._listener = self._reserved = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

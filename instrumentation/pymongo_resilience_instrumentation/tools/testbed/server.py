@@ -235,7 +235,6 @@ def _succeed(address: tuple[str, int], body: dict[str, Any]) -> None:
 def described(address: tuple[str, int]) -> str:
     """Name and version of the server at an address; raises ``OSError`` where there is none."""
     info = ask(address, {"buildInfo": 1, "$db": "admin"})
-    version = info.get("secantusVersion")
-    return (
-        f"SecantusDB {version}" if version else f"MongoDB {info.get('version', 'that is locked')}"
-    )
+    if "secantusVersion" in info:
+        return f"SecantusDB {info['secantusVersion']}"
+    return f"MongoDB {info.get('version', 'that is locked')}"
