@@ -569,7 +569,7 @@ def test_a_first_try_that_fails_is_repeated_beside_a_hedge_that_hangs(
             assert len(side.documents(coll.find())) == 9
         else:
             assert read(side, coll, name)
-    assert time.perf_counter() - began < 3
+    assert time.perf_counter() - began < 3.8
     resetting.join()
     assert [each.winner for each in hedged(telemetry)] == ["first"]
     settle(side, coll)

@@ -227,7 +227,7 @@ def test_the_row_holds_on_a_server(
     found_a_server = [fault for fault in struck if not fault.selection]
     assert faults.met == found_a_server
     assert faults.passed == row.attempts - len(struck)
-    assert screened == [(row.call.kind, as_stated(row.call, fault).stage) for fault in struck]
+    assert screened == [(row.call.kind, as_stated(fault).stage) for fault in struck]
     assert [decision(event) for event in telemetry.decisions.events] == expected_decisions(row)
     assert clock.sleeps == pytest.approx([wait for wait in row.waits if wait > 0])
     took = sum(fault.takes for fault in struck)
@@ -282,7 +282,7 @@ def expected_decisions(row: Scenario) -> list[Any]:
         attempt = 1 if fault.next_command else attempt + 1
         repeated = number < len(row.waits)
         said = pytest.approx(row.waits[number]) if repeated else row.end
-        decisions.append((as_stated(row.call, fault).reason, attempt, said))
+        decisions.append((as_stated(fault).reason, attempt, said))
     return decisions
 
 

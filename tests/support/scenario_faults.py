@@ -14,11 +14,10 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import (
 )
 from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
 from pymongo_resilience_instrumentation.tools.testbed.wire import Message
-from support.engine.failing_work import Call, Fault
+from support.engine.failing_work import Fault
 from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.testbed import Fail, Interception, Overload
 
 CODES = {
@@ -143,11 +142,7 @@ def verdict(fault: Fault, request: Message) -> Verdict:
     return Fail(code=CODES[fault.reason], labels=fault.labels).verdict(request)
 
 
-def as_stated(call: Call, fault: Fault) -> Fault:
-    """What the facts make of it: both labels go before the code, and nobody tells a killCursors
-    whether it was sent."""
-    if fault.labels >= {SYSTEM_OVERLOADED, RETRYABLE}:
-        return fault(reason=RetryReason.OVERLOADED)
-    if call.kind is Kind.CLEANUP and fault.stage is Stage.NOT_SENT:
-        return fault(reason=RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, stage=Stage.IN_FLIGHT)
-    return fault
+def as_stated(fault: Fault) -> Fault:
+    """What the facts make of it: both labels go before the code."""
+    overloaded = fault.labels >= {SYSTEM_OVERLOADED, RETRYABLE}
+    return fault(reason=RetryReason.OVERLOADED) if overloaded else fault
