@@ -201,18 +201,18 @@ class Runtime:
         if call.timeout is not None and whole_timeout and self.timeouts.csot_available:
             call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
         call.token = calls.make_current(call)
-        records = self.records or self._finds_sdk()
-        if span and records and self.operation_spans is not None:
+        if self.shows_calls and not self.records:
+            self._find_sdk()
+        if span and self.records and self.operation_spans is not None:
             around = call.ends or (None if session is None else parent_of(session))
             self.operation_spans.start(call, around)
 
-    def _finds_sdk(self) -> bool:
+    def _find_sdk(self) -> None:
         tracers, meters = self._providers
         tracers = type(tracers or trace.get_tracer_provider()).__module__
         meters = type(meters or metrics.get_meter_provider()).__module__
         # OpenTelemetry's API alone records nothing.
         self.records = not (tracers.startswith(API) and meters.startswith(API))
-        return self.records
 
     def end(self, call: Call, result: Any = None, error: BaseException | None = None) -> Any:
         """Leave it: the spans end, the duration is recorded, whatever happened.

@@ -40,11 +40,11 @@ _ANY: Final = ReadPreference.NEAREST
 Client = MongoClient[dict[str, Any]]
 
 
-@dataclass
+@dataclass(repr=False)
 class Login:
     """The checks with one client. For one thread; ``findings`` may be read by others."""
 
-    uri: str = field(repr=False)
+    uri: str
     target: Target
     seconds: float
     processes: int
