@@ -31,6 +31,8 @@ from pymongo_resilience_instrumentation.operations import ABORT, COMMIT, WRITES,
 T = TypeVar("T")
 NEVER = float("inf")
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
+PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
+"""The deadline of ours of a call that has ended: a task that inherited it must drop it."""
 
 
 class Call:
@@ -259,6 +261,9 @@ def leave(call: Call) -> None:
             context.attach(call.outer_context)
         if call.token is not None:
             _current.reset(call.token)
+    if call.deadline is not NO_DEADLINE:
+        # A context that outlives the call, a connection's or a task's, keeps the call.
+        call.deadline = PAST_DEADLINE
     call.selected = call.waits = call.terminal_detector = call.final_error = None
     call.interruption = None
     call.command_spans.clear()

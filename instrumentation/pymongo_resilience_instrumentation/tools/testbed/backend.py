@@ -3,7 +3,8 @@
 Some shortcomings of SecantusDB are corrected here, so that a retry finds what it would find on
 mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which changes under a
 deadline, and only when the first one has finished; and it accepts a transaction number older than
-the session's last one. A mongod gets everything as it was sent.
+the session's last one, and leaves NoSuchTransaction without its label. A mongod gets everything as
+it was sent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .wire import Document, Message
 
 _VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})
 """What may differ between two attempts of one write."""
+
+_NO_SUCH_TRANSACTION: Final = 251
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +151,10 @@ class Upstream:
             if not emulated:
                 return await self._exchange(request)
             body = {key: value for key, value in request.body.items() if key != "maxTimeMS"}
-            return await self._exchange(request.with_body(body))
+            reply = await self._exchange(request.with_body(body))
+            if reply is None or reply.body.get("code") != _NO_SUCH_TRANSACTION:
+                return reply
+            return reply.with_body({**reply.body, "errorLabels": ["TransientTransactionError"]})
 
     async def following(self) -> Message:
         """The reply that follows one with ``more_to_come``."""
