@@ -67,7 +67,7 @@ class Call:
     stream: Any = None
     """The same of a change stream, where this call resumes one."""
     resumption: Any = None
-    """A Fetch (cursors/), of a batch of a resumable find, until the driver's loop begins."""
+    """A Fetch (features/resumable_finds/), of a batch, until the driver's loop begins."""
     transaction: Any = None
     """A TransactionDeadline (timeouts/): its with_transaction's, inside of whose callback it is."""
     whole: Any = None

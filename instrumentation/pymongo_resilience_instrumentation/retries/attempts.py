@@ -80,7 +80,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     """After it, no attempt may be sent without the transaction number."""
     only_reads = False
     resumption: Any = None
-    """A Fetch (cursors/), of a batch of a resumable find."""
+    """A Fetch (features/resumable_finds/), of a batch."""
     progress: tuple[Any, int] | None = None
     final_error = final_error
     began = 0.0

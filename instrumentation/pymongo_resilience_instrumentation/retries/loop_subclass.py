@@ -122,6 +122,7 @@ def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
             or call.ended
             or not enabled_flag.on
             or call.client is not self._client
+            # The cleanup in a coroutine that is being closed is the driver's alone.
             or (exception() is not None and not enabled_flag.acts())
         ):
             return await outside(self)
