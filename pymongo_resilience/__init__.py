@@ -60,8 +60,8 @@ def instrument(
 ) -> None:
     """Make every MongoClient and AsyncMongoClient of the process resilient and visible.
 
-    ``options`` are those of :class:`Config`, in place of one; without both, the configuration is
-    :meth:`Config.from_env`. A ``strategy`` that is an object replaces the one that is named there.
+    The configuration is ``config``; without one it is :meth:`Config.from_env` but for ``options``,
+    by the names of its fields. A ``strategy`` that is an object replaces the one named there.
     ``policies`` are rules for namespaces, by patterns such as ``"shop.*"``; they replace those of
     the configuration. What an :class:`override` around the operation says wins over them.
     ``listeners`` get every retry decision, and every circuit breaker that opens or closes. The
@@ -89,8 +89,6 @@ def instrument(
     if by_keyword and config is not None:
         given = ", ".join(by_keyword)
         raise TypeError(f"instrument() takes a Config or options by keyword, not both: {given}")
-    if by_keyword:
-        config = Config(**by_keyword)
     if strategy is not None:
         check_strategy(strategy)
     for listener in listeners:
@@ -105,6 +103,7 @@ def instrument(
         explicit=True,
         replace=replace,
         config=config,
+        options=by_keyword or None,
         policies=policies,
         strategy=strategy,
         listeners=listeners,

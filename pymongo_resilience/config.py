@@ -303,6 +303,12 @@ def apply_switches(config: Config, environ: Mapping[str, str] = os.environ) -> L
     return loaded._replace(ignored=tuple(sorted(overridden)))
 
 
+def without_switched(options: Mapping[str, Any], loaded: Loaded) -> dict[str, Any]:
+    """``options`` from code but for what variables of ``SWITCHES`` say."""
+    switched = [each for each in SWITCHES if loaded.sources.get(each) == BY_NAME[each].variable]
+    return {name: value for name, value in options.items() if name not in switched}
+
+
 class _Entry(NamedTuple):
     """One value that a variable or a file has."""
 
@@ -321,7 +327,7 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
         if option is None:
             warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)])
         elif not option.has_variable:
-            logger.warning("%s is ignored: code or a file sets %s", variable, option.name)
+            logger.warning("%s is ignored: only code or a file can set %s", variable, option.name)
         else:
             value: Any = text
             with suppress(ValueError, KeyError):

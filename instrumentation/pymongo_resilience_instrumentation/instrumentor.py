@@ -13,7 +13,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import BY_NAME, apply_switches, load
+from pymongo_resilience.config import BY_NAME, apply_switches, load, without_switched
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
@@ -231,6 +231,12 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
             problems = ConfigurationError(loaded.ignored)
             logger.error("%s\n  the defaults are used instead", problems)
         config, source = loaded.config, source_of(loaded)
+        options = without_switched(kwargs.get("options") or {}, loaded)
+        if options:
+            config, source = replace(config, **options), f"code, {source}"
+            overridden = sorted(loaded.sources[each] for each in options if each in loaded.sources)
+            if overridden:
+                logger.info("code overrides %s", ", ".join(overridden))
     else:
         loaded = apply_switches(config)
         config = loaded.config

@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
 
 HOOKS = ("request_hook", "response_hook", "failed_hook")
 OBJECTS = ("strategy", "tracer_provider", "meter_provider", *HOOKS)
-ARGUMENTS = ("config", "policies", "listeners", *OBJECTS)
+ARGUMENTS = ("config", "options", "policies", "listeners", *OBJECTS)
 """What ``instrument()`` takes. OpenTelemetry's loader gives none of them."""
 
 

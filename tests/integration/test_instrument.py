@@ -19,7 +19,7 @@ from support.clients import SentCommands, Side, fail_command, retry_loops, wait_
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience import Config
+from pymongo_resilience import Config, ConfigurationError
 from pymongo_resilience.testing import is_active, set_active
 
 
@@ -193,13 +193,22 @@ def test_a_wrong_argument_is_refused_with_what_is_expected(text: str) -> None:
 def test_options_come_by_keyword(
     side: Side, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A deadline that a variable sets holds beside another option in code."""
+    monkeypatch.setenv("PYMONGO_RESILIENCE_TIMEOUT_MS", "20000")
     monkeypatch.setenv("PYMONGO_RESILIENCE_MAX_RETRIES", "3")
-    pymongo_resilience.instrument(timeout_ms=20_000, strategy="mongodb", metrics=False)
+    monkeypatch.setenv("PYMONGO_RESILIENCE_STRATEGY", "mongodb")
+    pymongo_resilience.instrument(max_retries=2, strategy="best_effort", metrics=False)
     try:
         config = pymongo_resilience.status(side.client(server.uri)).config
     finally:
         pymongo_resilience.uninstrument()
-    assert config == Config(timeout_ms=20_000, strategy="mongodb", metrics=False)
+    assert config == Config(timeout_ms=20_000, max_retries=2, strategy="mongodb", metrics=False)
+
+
+def test_a_wrong_option_by_keyword_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="timeout_ms=-1: expected an integer"):
+        pymongo_resilience.instrument(timeout_ms=-1)
+    assert not is_active()
 
 
 def test_an_async_client_may_be_made_outside_of_an_event_loop(

@@ -521,7 +521,7 @@ def test_a_variable_of_an_option_of_files_is_ignored_and_logged(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert Config.from_env({variable(name): "1"}) == Config()
-    assert caplog.messages == [f"{variable(name)} is ignored: code or a file sets {name}"]
+    assert caplog.messages == [f"{variable(name)} is ignored: only code or a file can set {name}"]
 
 
 @pytest.mark.parametrize(
