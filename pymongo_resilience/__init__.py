@@ -82,7 +82,7 @@ def instrument(
     if config is not None and not isinstance(config, Config):
         expected = "a Config, as in Config(timeout_ms=20_000)"
         raise TypeError(wrong_type("config", config, expected))
-    check_keywords("instrument()", options, [*BY_NAME, *(instrument.__kwdefaults__ or ())])
+    check_keywords("instrument()", options, {**BY_NAME, **(instrument.__kwdefaults__ or {})})
     by_keyword: dict[str, Any] = {**options}
     if isinstance(strategy, str):
         by_keyword["strategy"], strategy = strategy, None

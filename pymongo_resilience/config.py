@@ -134,7 +134,7 @@ class Config:
     overload_retargeting: bool | None = _option(
         None,
         BOOLEAN,
-        "Whether retries avoid an overloaded server; unset, not for reads that prefer a member.",
+        "Whether retries avoid an overloaded server; unset, all but reads that prefer a member do.",
         has_variable=False,
     )
     server_selection: str = _option(
