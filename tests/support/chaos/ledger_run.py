@@ -87,11 +87,6 @@ class Topology(StrEnum):
             yield deployment, server.uri
 
     @property
-    def tasks(self) -> int:
-        """How many use it at once: three mongods leave them less of the machine."""
-        return TASKS // 5 if self is Topology.REAL_SET else TASKS
-
-    @property
     def kinds(self) -> tuple[Kind, ...]:
         """What can be written there: a standalone knows no transactions."""
         ordinary = tuple(kind for kind in Kind if kind not in ATOMIC)
@@ -184,7 +179,7 @@ def run(
     client_options: Mapping[str, Any] | None = None,
 ) -> Result:
     """Play the scenario while the workload writes, then compare; on a server of its own."""
-    name, count = ("thread", THREADS) if api is Api.THREADS else ("task", topology.tasks)
+    name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
     kinds = topology.kinds if kinds is None else kinds
     authors = [Author(f"{name}-{number}", seed, kinds) for number in range(count)]
     recorder = recorder_of(f"{title}, {api}, {side}", side)
