@@ -219,6 +219,7 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
     """None where OpenTelemetry's loader finds a wrong variable, which must not keep the
     application from starting; raises ConfigurationError where the application calls."""
     config, source = kwargs.get("config"), "code"
+    overridden: list[str] = []
     if config is None:
         try:
             loaded = load(tolerant=not explicit)
@@ -235,15 +236,14 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
         if options:
             config, source = replace(config, **options), f"code, {source}"
             overridden = sorted(loaded.sources[each] for each in options if each in loaded.sources)
-            if overridden:
-                logger.info("code overrides %s", ", ".join(overridden))
     else:
         loaded = apply_switches(config)
         config = loaded.config
         if loaded.sources:
             source = f"code, {source_of(loaded)}"
-        if loaded.ignored:
-            logger.info("code overrides %s", ", ".join(loaded.ignored))
+        overridden = [*loaded.ignored]
+    if overridden:
+        logger.info("code overrides %s", ", ".join(overridden))
     switched = loaded.sources.get("strategy") == BY_NAME["strategy"].variable
     if switched and kwargs.get("strategy") is not None:
         # The emergency switch wins over an object as well.

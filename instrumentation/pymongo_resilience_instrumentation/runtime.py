@@ -357,13 +357,13 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         return NamespaceRules(strategy, config.policies)
     if config.strategy in NAMED:
         return NamespaceRules(NAMED[config.strategy], config.policies)
-    for said, what in (
+    for chosen, what in (
         (config.policies, "the policies have"),
         (config.retry_budget == TOKENS, "adaptive retries have"),
         (config.circuit_breaker != "off", "circuit breakers have"),
         (config.load_shedding, "load shedding has"),
         (config.server_selection != "driver", "server_selection has"),
     ):
-        if said:
+        if chosen:
             logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)
     return NamespaceRules(ANY_STRATEGY, {})

@@ -68,35 +68,37 @@ def keep_for_existing(client: object) -> None:
 def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """A client's keywords without ``tracing``, and its value or None. Raises pymongo's
     ConfigurationError that names every bad value, where the driver does not know the option."""
-    said = kwargs.get(OPTION)
+    options = kwargs.get(OPTION)
     if driver.clients.knows_tracing():
-        return kwargs, said if isinstance(said, Mapping) else None
+        return kwargs, options if isinstance(options, Mapping) else None
     if OPTION in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != OPTION}
-    if said is not None:
-        _check(said)
-    return kwargs, said
+    if options is not None:
+        _check(options)
+    return kwargs, options
 
 
-def _check(said: object) -> None:
-    if isinstance(said, Mapping):
-        problems = [f"unknown key {shown(each)}" for each in said if each not in _KEYS]
+def _check(options: object) -> None:
+    if isinstance(options, Mapping):
+        problems = [f"unknown key {shown(each)}" for each in options if each not in _KEYS]
         problems += [
-            f"{key}={shown(said[key])}: expected {kind.allowed}"
+            f"{key}={shown(options[key])}: expected {kind.allowed}"
             for key, (_, kind, _) in _KEYS.items()
-            if key in said and not kind.legal(said[key])
+            if key in options and not kind.legal(options[key])
         ]
     else:
-        problems = [f"it is of type {type(said).__name__}"]
+        problems = [f"it is of type {type(options).__name__}"]
     if problems:
         raise ConfigurationError(
             f"{OPTION}: expected a dict with {', '.join(_KEYS)} or both; {'; '.join(problems)}"
         )
 
 
-def _settled(said: Mapping[str, Any]) -> Tracing:
+def _settled(options: Mapping[str, Any]) -> Tracing:
     """What holds for a client with these options, under the variables as they are now."""
-    return Tracing(*(_of_variable(key) if said.get(key) is None else said[key] for key in _KEYS))
+    return Tracing(
+        *(_of_variable(key) if options.get(key) is None else options[key] for key in _KEYS)
+    )
 
 
 def _of_variable(key: str) -> Any:
@@ -114,11 +116,11 @@ def _of_variable(key: str) -> Any:
     return type(unset)()
 
 
-def settle(said: Mapping[str, Any] | None, warn: Callable[[str], None]) -> Tracing:
-    """What holds for a client that is being made, which said this of itself."""
-    tracing = _settled(said or {})
+def settle(options: Mapping[str, Any] | None, warn: Callable[[str], None]) -> Tracing:
+    """What holds for a client that is being made, with these options."""
+    tracing = _settled(options or {})
     # Without the option and the variable, a driver's own tracing is off.
-    asked = (said or {}).get("enabled") or os.environ.get(ENABLED_VARIABLE, "").strip()
+    asked = (options or {}).get("enabled") or os.environ.get(ENABLED_VARIABLE, "").strip()
     if not (tracing.enabled and asked and driver.clients.knows_tracing()):
         return tracing
     warn(
