@@ -1,4 +1,4 @@
-"""What one bad secondary costs, by how servers are chosen and with circuit breakers or without.
+"""What one bad secondary costs, with circuit breakers or without.
 
     python bench/failing_server.py [SECONDS] [--record FILE]
 
@@ -49,15 +49,13 @@ FOR_GOOD = 10**9
 SEED = 6
 SECONDARY = 1
 SIDES: dict[str, dict[str, Any]] = {
-    "driver": {},
-    "driver, breakers": {"circuit_breaker": "on"},
-    "driver, quick breakers": {
+    "none": {},
+    "breakers": {"circuit_breaker": "on"},
+    "quick breakers": {
         "circuit_breaker": "on",
         "circuit_breaker_window_s": 2.0,
         "circuit_breaker_minimum_calls": 5,
     },
-    "least_loaded": {"server_selection": "least_loaded"},
-    "least_loaded, breakers": {"server_selection": "least_loaded", "circuit_breaker": "on"},
 }
 TROUBLES: dict[str, Callable[[], Interception]] = {
     "errors": lambda: Fail("find", FOR_GOOD, code=HOST_UNREACHABLE),
@@ -169,7 +167,7 @@ def table(results: dict[tuple[str, str], Run], seconds: float) -> Table:
         f"deadline {DEADLINE_MS} ms, pymongo {pymongo.version}"
     )
     made.add_column("it")
-    made.add_column("server_selection")
+    made.add_column("breakers")
     for heading in ("reads", "errors", "p50 ms", "p99 ms", "sent to it", "open after s"):
         made.add_column(heading, justify="right")
     for (trouble, side), run in results.items():

@@ -1,6 +1,6 @@
-"""What hedged reads and peak_ewma do to the slowest reads, and what they cost.
+"""What hedged reads do to the slowest reads, and what they cost.
 
-    python bench/hedging.py [SECONDS] [--rate READS] [--only SELECTION] [--canned] [--quick]
+    python bench/hedging.py [SECONDS] [--rate READS] [--only SIDE] [--canned] [--quick]
                             [--json FILE]
 
 A replica set of three and a client in a process of its own that reads with ``nearest``: 8 threads,
@@ -58,7 +58,7 @@ SLOW_S = 0.5
 SHARE = 0.02
 SETTLED_S = 2.0
 SEED = 21
-SLOWER, COSTLIER, SENT_THERE = 2.5, 1.05, 0.02
+SLOWER, COSTLIER = 2.5, 1.05
 """The bars: the 99th percentile to that of healthy reads, commands for each read, and the part of
 the reads that a slow member gets."""
 CURSOR_EVERY = 20
@@ -67,16 +67,12 @@ WORKERS = {"8 threads": 8, "100 tasks": 100}
 SIDES: dict[str, dict[str, Any]] = {
     "driver": {},
     "hedge": {"hedge": True},
-    "peak_ewma": {"server_selection": "peak_ewma"},
-    "peak_ewma, hedge": {"server_selection": "peak_ewma", "hedge": True},
 }
 FEW, ONE = "2 % of all", "one of three"
 CASES = (
     (FEW, "driver"),
     (FEW, "hedge"),
     (ONE, "driver"),
-    (ONE, "peak_ewma"),
-    (ONE, "peak_ewma, hedge"),
 )
 
 
@@ -129,8 +125,6 @@ class Row:
 
     def missed(self, healthy_p99: float) -> Iterator[str]:
         """``healthy_p99``: without hedges."""
-        if "peak_ewma" in self.side and (self.to_the_slow_one or 0) > SENT_THERE:
-            yield f"to it {self.to_the_slow_one:.1%} > {SENT_THERE:.0%}"
         if "hedge" in self.side:
             if self.p99 > SLOWER * healthy_p99:
                 yield f"p99 {self.p99 / healthy_p99:.1f} > {SLOWER:g} x"
@@ -457,7 +451,7 @@ def main() -> None:
     )
     parser.add_argument("seconds", nargs="?", type=float, default=10.0, help="of each phase")
     parser.add_argument("--rate", type=float, default=RATE, help="reads a second; 200")
-    parser.add_argument("--only", choices=SIDES, help="this selection alone")
+    parser.add_argument("--only", choices=SIDES, help="with or without hedges alone")
     parser.add_argument("--canned", action="store_true", help="servers that cost no time")
     parser.add_argument("--quick", action="store_true", help="too short to tell anything")
     parser.add_argument("--json", metavar="FILE", help="write the rows to this file")
@@ -474,7 +468,7 @@ def main() -> None:
                 run_in_threads(asked)
         return
     seconds = 0.5 if given.quick else given.seconds
-    cases = (CASES[1], CASES[4]) if given.quick else CASES
+    cases = CASES[1:2] if given.quick else CASES
     cases = tuple(each for each in cases if given.only in {None, each[1]})
     rows = results(seconds, given.rate, cases, canned=given.canned)
     if given.json is not None:

@@ -24,8 +24,7 @@ class ServerStatus:
     minimum_round_trip_time: float | None
     """The smallest of the last ten, in seconds; None before there are two."""
     in_flight: int | None
-    """Attempts in progress: with ``least_loaded`` or ``peak_ewma`` those that selected the server,
-    else those that have or await a connection. None where they are not counted."""
+    """Operations that have or await a connection; None where they are not counted."""
     circuit_breaker: str | None
     """The state of its circuit breaker; None without one."""
     error: str | None

@@ -40,7 +40,6 @@ SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"
 """Read by the test bed alone."""
 _NO_OPTIONS = frozenset({FILE_VARIABLE, SERVER_VARIABLE})
 RULES = "policies"
-PEAK_EWMA = "peak_ewma"
 RATIO, TOKENS, OFF = "ratio", "tokens", "off"
 ALL, BY_DATABASE = "all", "by_database"
 SWITCHES = ("enabled", "strategy")
@@ -136,12 +135,6 @@ class Config:
         BOOLEAN,
         "Whether retries avoid an overloaded server; unset, all but reads that prefer a member do.",
         has_variable=False,
-    )
-    server_selection: str = _option(
-        "driver",
-        one_of("driver", "least_loaded", PEAK_EWMA),
-        "What chooses among suitable servers: pymongo, the attempts in progress on each "
-        "(least_loaded), or these and its latency (peak_ewma).",
     )
     circuit_breaker: str = _option(
         "off",
@@ -255,7 +248,6 @@ class Options(TypedDict, total=False):
     retry_budget: str
     load_shedding: bool
     overload_retargeting: bool | None
-    server_selection: str
     circuit_breaker: str
     circuit_breaker_failure_rate: float
     circuit_breaker_window_s: float

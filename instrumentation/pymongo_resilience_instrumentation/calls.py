@@ -89,8 +89,6 @@ class Call:
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
-    selecting: Any = None
-    """An AttemptCount (selection/), of the run of the loop in progress, where they are counted."""
     has_command_spans = False
     """Each of its commands has a span; see the option ``command_spans``."""
     runs: Sequence[Run] = ()

@@ -21,8 +21,7 @@ from . import calls, deferred
 from .clients import background_work
 
 HAVE_LOCKS = (
-    "clients", "budgets", "closings", "breakers", "shedding", "selectors", "transaction_spans",
-    "hedges",
+    "clients", "budgets", "closings", "breakers", "shedding", "transaction_spans", "hedges",
 )  # fmt: skip
 _watched: Runtime | None = None
 

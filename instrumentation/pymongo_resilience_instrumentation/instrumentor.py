@@ -288,11 +288,10 @@ def _reach_existing_clients(runtime: Runtime) -> None:
     if count:
         logger.warning(
             "%d client%s made before instrument(): covered by %soperation spans and durations; "
-            "command spans, server states and pools%s need a new client",
+            "command spans, server states and pools need a new client",
             count,
             "" if count == 1 else "s",
             "retries, " if runtime.owns_retries else "",
-            ", and servers chosen by load," if runtime.counts_in_flight else "",
         )
 
 

@@ -15,7 +15,7 @@ from pymongo_resilience import internal_errors
 from pymongo_resilience._version import __version__
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS, Config
+from pymongo_resilience.config import ALL, BY_DATABASE, OFF, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.events import Broadcast, EventLog, Listener
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -55,7 +55,6 @@ from . import calls, driver
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
-    from pymongo_resilience_instrumentation.selection.selector import OperationCounts, Selectors
 
 
 SCOPE = "pymongo_resilience"
@@ -116,12 +115,8 @@ class Runtime:
         if self.owns_retries:
             self.breakers = _breakers(config, clock, listener)
             self.shedding = _shedding(config, clock, self.rules)
-        self.counts_in_flight = self.owns_retries and config.server_selection != "driver"
-        """Whether new clients' servers are chosen by load."""
-        self.selectors = self._selectors(clock)
-        """None where pymongo alone chooses its servers."""
-        self.admits = self.selectors is not None or self.shedding is not None
-        """Whether attempts are counted, or may be refused, once their server is selected."""
+        self.admits = self.breakers is not None or self.shedding is not None
+        """Whether attempts may be refused, once their server is selected."""
         self.shows_calls = config.traces or bool(config.metrics)
         self.slow_seconds = None if config.slow_ms is None else config.slow_ms / 1000
         """Calls that take as long have their timeline logged; None is off."""
@@ -149,20 +144,6 @@ class Runtime:
                 meter, by_collection=config.metrics != BY_DATABASE, everything=everything
             )
             yield self.operation_metrics
-
-    def _selectors(self, clock: Clock) -> Selectors | None:
-        if not self.counts_in_flight and self.breakers is None:
-            return None
-        from pymongo_resilience_instrumentation.selection.selector import Selectors  # noqa: PLC0415 - pymongo mostly selects
-
-        latencies = None
-        if self.counts_in_flight and self.config.server_selection == PEAK_EWMA:
-            from pymongo_resilience.server_choice.server_load import PeakEwma  # noqa: PLC0415 - as the selector
-
-            latencies = partial(PeakEwma, clock)
-        return Selectors(
-            self.enabled_flag, self.breakers, latencies, counting=self.counts_in_flight
-        )
 
     def warn_once(self, text: str) -> None:
         """A log handler may use MongoDB, and have this called again."""
@@ -313,10 +294,6 @@ class Runtime:
                 # A Ctrl-C may have come before the wait itself could remove it.
                 self.clients.waiting.pop(each, None)
 
-    def counts_of(self, client: object) -> OperationCounts | None:
-        """The attempts in progress; None where the driver chooses the client's servers."""
-        return None if self.selectors is None else self.selectors.counts_of(client)
-
     def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:
         """By server, of those that an attempt was meant for; none where there are no breakers."""
         return {} if self.breakers is None else self.breakers.of(client).snapshots()
@@ -362,7 +339,6 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         (config.retry_budget == TOKENS, "adaptive retries have"),
         (config.circuit_breaker != "off", "circuit breakers have"),
         (config.load_shedding, "load shedding has"),
-        (config.server_selection != "driver", "server_selection has"),
     ):
         if chosen:
             logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)

@@ -120,7 +120,6 @@ def test_nothing_is_left_after(
 
 WHAT_IS_OFF = {
     "circuit_breaker": "always",
-    "server_selection": "least_loaded",
     "command_comment": True,
     "retry_budget": "tokens",
 }

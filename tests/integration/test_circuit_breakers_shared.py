@@ -249,8 +249,7 @@ def test_of_many_tasks_that_are_cancelled_no_count_and_no_permit_is_left(
     replica_set: ReplicaSet, instrument: Instrument, clock: TurnedClock
 ) -> None:
     """A permit that nobody gives back would keep its server half-open for ten minutes."""
-    options = {"server_selection": "least_loaded", "timeout_ms": 20_000}
-    events = instrument(**SETTINGS, **options).decisions.events
+    events = instrument(**SETTINGS, timeout_ms=20_000).decisions.events
     asyncio.run(asyncio.wait_for(_cancelled_everywhere(replica_set, clock, events), 60))
 
 

@@ -226,7 +226,6 @@ SCENARIOS: dict[str, tuple[Callable[[Any, str], Coroutine[Any, Any, None]], tupl
 EVERYTHING = {
     "timeout_ms": 60_000,
     "circuit_breaker": "always",
-    "server_selection": "least_loaded",
     "retry_budget": "tokens",
 }
 
@@ -347,8 +346,6 @@ def _nothing_is_in_progress() -> None:
     runtime: Any = PymongoResilienceInstrumentor()._runtime
     assert calls.current() is None
     assert dict(runtime.clients.waiting) == {}
-    if runtime.selectors is not None:
-        assert all(each.by_address == {} for each in runtime.selectors._counts.all())
 
 
 async def _suspended(client: Any, database: str, count: int) -> list[Any]:

@@ -35,11 +35,10 @@ from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import OperationTimeoutError, Policy, bind, override, status
+from pymongo_resilience import OperationTimeoutError, Policy, bind, hedging, override, status
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.events import BreakerOpened, ReadHedged, RetryScheduled
-from pymongo_resilience.server_choice import hedging
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
@@ -757,26 +756,6 @@ def test_where_all_threads_are_busy_reads_are_made_without_a_hedge(
     with override(hedge=HEDGE_MS):
         assert len(coll.find(batch_size=2).to_list()) == 9
     side.close()
-
-
-def test_both_tries_tell_the_latency_of_their_servers(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    """peak_ewma is to know of the slow one, though somebody else answered first."""
-    telemetry = instrument(server_selection="peak_ewma")
-    coll = collection(side, replica_set, database)
-    runtime = PymongoResilienceInstrumentor()._runtime
-    assert runtime is not None
-    replica_set.inject(slow())
-    with override(hedge=HEDGE_MS):
-        side.do(coll.find_one)
-    settle(side, coll)
-    (event,) = hedged(telemetry)
-    counts = runtime.counts_of(coll.database.client)
-    assert counts is not None
-    assert counts.latencies is not None
-    both = [event.server, event.second_server or ""]
-    assert max(counts.latencies.loads(both, {}).values()) > (SLOW_S / 2) ** 2
 
 
 def test_by_a_rule_or_by_what_is_bound(

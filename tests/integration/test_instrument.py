@@ -232,29 +232,6 @@ def test_an_async_client_may_be_made_outside_of_an_event_loop(
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({}, False),
-        ({"circuit_breaker": "on"}, False),
-        ({"server_selection": "least_loaded"}, True),
-        ({"server_selection": "least_loaded", "config_strategy": "driver"}, False),
-    ],
-)
-def test_existing_clients_are_told_of_a_choice_by_load_where_there_is_one(
-    options: dict[str, Any],
-    told: bool,
-    side: Side,
-    server: EmbeddedServer,
-    instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    side.do(side.client, server.uri)
-    instrument(**options)
-    (warning,) = [each for each in caplog.messages if "made before instrument()" in each]
-    assert ("servers chosen by load" in warning) is told
-
-
 def test_existing_clients_and_bound_methods_get_retries_and_one_warning_says_the_rest(
     side: Side,
     server: EmbeddedServer,

@@ -99,7 +99,6 @@ STEPS = [
     "closings",
     "breakers",
     "shedding",
-    "selectors",
     "hedges",
     "calls",
     "inherited call",
@@ -129,7 +128,6 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
         closings=SimpleNamespace(reset_after_fork=step("closings")),
         breakers=SimpleNamespace(reset_after_fork=step("breakers")),
         shedding=SimpleNamespace(reset_after_fork=step("shedding")),
-        selectors=SimpleNamespace(reset_after_fork=step("selectors")),
         hedges=SimpleNamespace(reset_after_fork=step("hedges")),
         transaction_spans=SimpleNamespace(reset_after_fork=step("transaction spans")),
     )

@@ -25,7 +25,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE
+from pymongo_resilience.hedging import READS_PER_HEDGE
 from pymongo_resilience.testbed import (
     CutAfter,
     CutBefore,

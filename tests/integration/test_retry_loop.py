@@ -12,9 +12,9 @@ from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
-from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
@@ -114,7 +114,9 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
     telemetry = instrument(circuit_breaker="always")
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
-    monkeypatch.setattr(Runtime, "counts_of", broken)
+    runtime = PymongoResilienceInstrumentor()._runtime
+    assert runtime is not None
+    monkeypatch.setattr(runtime.breakers, "of", broken)
     proxy.inject(CutAfter("find" if name == "find_one" else "insert"))
     OPERATIONS[name](side, coll)
     assert faults == 1

@@ -59,10 +59,9 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
     ("module", "variable", "value"),
     [
         (f"{OTHER_HALF}.selection.refusals", "CIRCUIT_BREAKER", "on"),
-        (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
-        (f"{ENGINE}.server_choice.server_load", "SERVER_SELECTION", "peak_ewma"),
+        (f"{OTHER_HALF}.selection.refusals", "LOAD_SHEDDING", "on"),
     ],
-    ids=["breakers", "least_loaded", "peak_ewma"],
+    ids=["breakers", "load shedding"],
 )
 def test_what_is_off_is_imported_where_on(
     module: str, variable: str, value: str, by_default: set[str]

@@ -22,11 +22,11 @@ def test_every_server_with_its_state_and_round_trip_times(
     instrumented: str, side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
     if instrumented == "before":
-        instrument(server_selection="least_loaded", retry_budget="tokens")
+        instrument(retry_budget="tokens")
     client = side.client(replica_set.uri)
     side.do(client.admin.command, "ping")
     if instrumented == "later":
-        instrument(server_selection="least_loaded", retry_budget="tokens")
+        instrument(retry_budget="tokens")
     side.wait_until(lambda: all(each.minimum_round_trip_time for each in status(client).servers))
     shown = status(client)
     assert shown.topology == "ReplicaSetWithPrimary"
@@ -77,7 +77,7 @@ class Looking(SentCommands):
             self.seen = [each.in_flight for each in status(self.client).servers]
 
 
-@pytest.mark.parametrize("options", [None, {}, {"server_selection": "least_loaded"}])
+@pytest.mark.parametrize("options", [None, {}])
 def test_what_is_in_progress_is_counted_in_every_client(
     options: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:

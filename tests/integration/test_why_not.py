@@ -239,7 +239,7 @@ def test_explain_selection_answers_for_every_server(
 def test_explain_selection_goes_by_the_client_s_own_options(
     side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
-    instrument(server_selection="least_loaded")
+    instrument(circuit_breaker="on")
     wanted = replica_set.members[2].address
     client = known(
         side,

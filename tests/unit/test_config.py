@@ -44,7 +44,6 @@ DEFAULTS: dict[str, Any] = {
     "retry_budget": "ratio",
     "load_shedding": False,
     "overload_retargeting": None,
-    "server_selection": "driver",
     "circuit_breaker": "off",
     "circuit_breaker_failure_rate": 0.5,
     "circuit_breaker_window_s": 10.0,
@@ -72,7 +71,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("strategy", name, name) for name in ("fast_fail", "best_effort", "mongodb", "driver")),
     *((name, text, text.lower())
       for name, text in (("strategy", "MongoDB"), ("strategy", "FAST_FAIL"),
-                         ("timeout_mode", "Iteration"), ("server_selection", "LEAST_LOADED"),
+                         ("timeout_mode", "Iteration"),
                          ("circuit_breaker", "Always"))),
     *(("slow_ms", str(number), number) for number in (0, 500)),
     *(("timeout_ms", str(number), number) for number in (0, 1, 20_000, 2_147_483_647)),
@@ -81,7 +80,6 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("retry_budget", name, name) for name in ("ratio", "tokens", "off")),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
     *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
-    *(("server_selection", name, name) for name in ("driver", "least_loaded", "peak_ewma")),
     *(("circuit_breaker", name, name) for name in ("off", "on", "always")),
     *(("circuit_breaker_failure_rate", text, float(text)) for text in ("0.01", "0.25", "1", "1.0")),
     *((f"circuit_breaker_{name}_s", text, float(text))
@@ -108,8 +106,6 @@ BAD: list[tuple[str, str, str]] = [
     *(("slow_ms", text, "an integer from 0 to 2147483647") for text in ("-1", "0.5", "1s")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
     *(("retry_budget", text, "one of ratio, tokens, off") for text in ("none", "true", "10")),
-    *(("server_selection", text, "one of driver, least_loaded, peak_ewma")
-      for text in ("DRIVERS", "1")),
     *(("circuit_breaker", text, "one of off, on, always") for text in ("true", "1", "YES")),
     *(("command_spans", text, "one of always, on_retry, never") for text in ("retry", "true")),
     *(("metrics", text, "all, by_database or true or false")
@@ -131,7 +127,6 @@ WRONG_TYPES: list[tuple[str, Any]] = [
                    "circuit_breaker_minimum_calls", "dead_peer_s")
       for value in (None, True, 1.0, "1", -1)),
     *(("retry_budget", value) for value in (None, True, 1, ["off"])),
-    *(("server_selection", value) for value in (None, True, 1, ["driver"])),
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
     *(("command_spans", value) for value in (None, True, "some")),
     *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
@@ -267,7 +262,6 @@ def test_its_error_survives_copy_and_pickle(again: Any) -> None:
 CAPITALS: dict[str, Any] = {
     "strategy": "BEST_EFFORT",
     "timeout_mode": "Iteration",
-    "server_selection": "Least_Loaded",
     "circuit_breaker": "ON",
     "disabled_recovery": ["QUICK_CHECKS"],
 }
@@ -513,7 +507,7 @@ def test_the_nearest_name_is_near_in_what_tells_names_apart(
 
 
 def test_few_options_have_a_variable() -> None:
-    assert len([option for option in OPTIONS if option.has_variable]) == 15
+    assert len([option for option in OPTIONS if option.has_variable]) == 14
 
 
 @pytest.mark.parametrize("name", sorted(NO_VARIABLE))

@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry imp
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
 from support.engine.fake_clock import FakeClock
 
-from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE, RESERVED_HEDGES
+from pymongo_resilience.hedging import READS_PER_HEDGE, RESERVED_HEDGES
 
 DELAY = 0.25
 

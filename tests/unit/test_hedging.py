@@ -7,7 +7,7 @@ import random
 import pytest
 from support.engine.fake_clock import FakeClock
 
-from pymongo_resilience.server_choice.hedging import (
+from pymongo_resilience.hedging import (
     LEAST_READS,
     READS_PER_HEDGE,
     REMEMBERED_NAMESPACES,

@@ -34,7 +34,6 @@ CHOICES = {
     "PYMONGO_RESILIENCE_COMMAND_SPANS": {"always", "on_retry", "never"},
     "PYMONGO_RESILIENCE_METRICS": {"all", "by_database", *WORDS},
     "PYMONGO_RESILIENCE_RETRY_BUDGET": {"ratio", "tokens", "off"},
-    "PYMONGO_RESILIENCE_SERVER_SELECTION": {"driver", "least_loaded", "peak_ewma"},
     "PYMONGO_RESILIENCE_STRATEGY": STRATEGIES,
 }
 ODD = (

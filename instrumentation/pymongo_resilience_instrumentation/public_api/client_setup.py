@@ -88,7 +88,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
             each.enabled_flag = EnabledFlag()
         else:
             vars(each).update(vars(made))
-    return not wanted and not runtime.counts_in_flight
+    return not wanted
 
 
 def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:
@@ -118,5 +118,8 @@ def _select_for(runtime: Runtime, client: Any, kwargs: dict[str, Any]) -> None:
     """Put our selector among the client's options, around its own."""
     name, own = client_options.server_selector(kwargs)
     # What cannot be called is the driver's to refuse.
-    if runtime.selectors is not None and runtime.enabled_flag.on and (own is None or callable(own)):
-        kwargs[name] = runtime.selectors.of_new_client(client, own)
+    if runtime.breakers is not None and runtime.enabled_flag.on and (own is None or callable(own)):
+        from pymongo_resilience_instrumentation.selection.selector import ServerSelector  # noqa: PLC0415 - off by default
+
+        breakers = runtime.breakers.of(client)
+        kwargs[name] = ServerSelector(own, runtime.enabled_flag, breakers)

@@ -24,18 +24,15 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     """Answers :func:`pymongo_resilience.status` for a client; ``runtime`` is None while nothing
     is instrumented."""
     described = client.topology_description
-    counts = budget = shedders = hedges = None
+    budget = shedders = hedges = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
         budget = runtime.budgets.of(client)
-        counts = runtime.counts_of(client)
         breakers = runtime.breakers_of(client)
         hedges = None if runtime.hedges is None else runtime.hedges.known(client)
         shedders = None if runtime.shedding is None else runtime.shedding.of(client)
 
-    def in_flight(at: Any, address: str) -> int | None:
-        if counts is not None:
-            return counts.by_address.get(address, 0)
+    def in_flight(at: Any) -> int | None:
         try:
             return driver.connections.operations_in_progress(client, at)
         except AttributeError:  # a pymongo that lacks a name: the self-check has said so
@@ -55,7 +52,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 type=each.server_type_name,
                 round_trip_time=each.round_trip_time,
                 minimum_round_trip_time=each.min_round_trip_time or None,
-                in_flight=in_flight(at, address),
+                in_flight=in_flight(at),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error and error_text(each.error, at),
                 lost_connections=driver.connections.lost(driver.connections.pool_of(client, at)),

@@ -38,7 +38,6 @@ from .final_errors import REFUSED, final_error
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
-    from pymongo_resilience_instrumentation.selection.selector import AttemptCount
 
 
 CLOSING = 0.5
@@ -69,7 +68,6 @@ class Attempts(driver.retry_loop.DriverLoop):
     """Known once an attempt has failed."""
     breakers: ClientBreakers | None = None
     shedders: ClientShedders | None = None
-    count: AttemptCount | None = None
     permit: Permit | None = None
     """The breaker's, until the attempt's outcome is reported to it."""
     last: Failure | None = None
@@ -113,9 +111,6 @@ class Attempts(driver.retry_loop.DriverLoop):
                     self.breakers = runtime.breakers.of(client)
                 if runtime.shedding is not None:
                     self.shedders = runtime.shedding.of(client)
-                counts = runtime.counts_of(client)
-                if counts is not None:
-                    self.count = call.selecting = counts.of_attempt()
         except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before the driver's loop")
             self.release(None)
@@ -149,12 +144,11 @@ class Attempts(driver.retry_loop.DriverLoop):
         unfinished = error is not None and is_closing(error)
         if error is None and not self.began and runtime.budgets.incomplete:
             runtime.budgets.succeeded(driver.retry_loop.client(self))
-        if self.count is not None or self.permit is not None:
-            call.selecting = None
+        if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
             no_reply = error is not None or (call.public and not call.acknowledged)
             shown = Evidence.NONE if no_reply else Evidence.HEALTHY
-            self._report(shown, succeeded=error is None, unfinished=unfinished)
+            self._report(shown, unfinished=unfinished)
         if self.avoided is not None:
             if not unfinished:
                 deprioritized.end(self.avoiding)
@@ -167,23 +161,17 @@ class Attempts(driver.retry_loop.DriverLoop):
         if not call.ended:
             call.selected = driver.retry_loop.server(self)
 
-    def _report(
-        self, shown: Evidence, *, succeeded: bool = False, unfinished: bool = False
-    ) -> None:
-        """An attempt is over: it is counted no more, and its server's breaker learns what it has
-        shown. ``unfinished``: no lock may be taken."""
-        ends: list[Callable[[], object]] = []
-        if self.count is not None:
-            ends.append(partial(self.count.release, succeeded=succeeded))
-        if self.permit is not None:
-            ends.append(partial(self.permit.report, shown))
-            self.permit = None
+    def _report(self, shown: Evidence, *, unfinished: bool = False) -> None:
+        """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
+        no lock may be taken."""
+        permit, self.permit = self.permit, None
+        if permit is None:
+            return
         with shielded("after an attempt"):
-            for end in ends:
-                if unfinished:
-                    defer(end)
-                else:
-                    end()
+            if unfinished:
+                defer(partial(permit.report, shown))
+            else:
+                permit.report(shown)
 
     def checked(self, *args: Any) -> Any:
         """Of a repeated attempt, the library says whether it is sent as a retryable write; of the
@@ -239,9 +227,6 @@ class Attempts(driver.retry_loop.DriverLoop):
         if self.call is NOT_OURS:
             return
         try:
-            address = driver.retry_loop.address_of(server)
-            if self.count is not None and address is not None:
-                self.count.take(address)
             if self.shedders is not None:
                 self.shedders.admit(self, server, self.call)
             if self.breakers is not None:

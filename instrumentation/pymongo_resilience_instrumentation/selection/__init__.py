@@ -1,5 +1,5 @@
 """Which server, and why not another one.
 
-``selector`` chooses by load, ``refusals`` holds breakers and load shedding, ``fast_fail`` ends
-a selection early. ``selection_explained`` says why a server was not selected.
+``selector`` leaves out servers with an open breaker, ``refusals`` holds breakers and load shedding,
+``fast_fail`` ends a selection early. ``selection_explained`` says why a server was not selected.
 """

@@ -8,7 +8,7 @@ never refused, but counted. killCursors and endSessions are neither refused nor 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import random
 from typing import Any, TypeVar
@@ -108,7 +108,7 @@ class ClientBreakers(ByServer[Address, CircuitBreaker]):
         """The servers to which nothing may be sent now."""
         return {at for at, breaker in self.copy().items() if breaker.next_probe_in() > 0}
 
-    def without_open(self, servers: list[Any]) -> list[Any]:
+    def without_open(self, servers: Sequence[Any]) -> Sequence[Any]:
         """The descriptions whose breaker lets attempts pass; all where none does. Never logs: the
         driver's lock is held."""
         refusing = self.refusing()

@@ -1,13 +1,11 @@
 """The specification tests of server selection and staleness, held against pymongo's look at its
-servers as the library wraps it, and against the library's choice among those.
+servers as the library wraps it.
 
 They have formats of their own and ask for no server: a case is a JSON file.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,10 @@ from typing import Any, Final
 
 from bson import json_util
 from pymongo.errors import ConfigurationError
-from pymongo.read_preferences import Nearest, make_read_preference
+from pymongo.read_preferences import make_read_preference
 from pymongo.server_selectors import writable_server_selector
 from support.conformance.matching import CaseFailed, only_known
 from support.topologies import ANY_DISTANCE, found, mode_number, server, topology
-
-from pymongo_resilience.server_choice.server_load import choose
 
 _CASE: Final = {
     "deprioritized_servers",
@@ -30,13 +26,6 @@ _CASE: Final = {
     "operation",
     "read_preference",
     "suitable_servers",
-    "topology_description",
-}
-_IN_WINDOW_CASE: Final = {
-    "description",
-    "iterations",
-    "mocked_topology_state",
-    "outcome",
     "topology_description",
 }
 # Wire versions are the driver's concern: every version that it speaks has a last write date.
@@ -49,7 +38,6 @@ _SERVER: Final = {
     "tags",
     "type",
 }
-SEED: Final = 1
 
 
 @dataclass(frozen=True)
@@ -87,25 +75,6 @@ def selects_as_told(case: Mapping[str, Any]) -> None:
         return
     _same("suitable", case["suitable_servers"], _left(case, threshold_ms=ANY_DISTANCE))
     _same("in the latency window", case["in_latency_window"], _left(case))
-
-
-def spreads_as_told(case: Mapping[str, Any]) -> None:
-    """The format "Server Selection Within Latency Window Tests": how often each server is taken.
-
-    A frequency of 0 or 1 is exact.
-    """
-    only_known(case, _IN_WINDOW_CASE, "case")
-    in_window = found(_topology(case), Nearest())
-    operations = {
-        each["address"]: each["operation_count"] for each in case["mocked_topology_state"]
-    }
-    rng = random.Random(SEED).random  # noqa: S311 - the same choices in every run
-    taken = Counter(choose(in_window, operations, rng) for _ in range(case["iterations"]))
-    for address, expected in case["outcome"]["expected_frequencies"].items():
-        frequency = taken[address] / case["iterations"]
-        tolerance = 0 if expected in {0, 1} else case["outcome"]["tolerance"]
-        if abs(frequency - expected) > tolerance:
-            raise CaseFailed(f"{address}: expected {expected}, got {frequency}")
 
 
 def _left(case: Mapping[str, Any], **options: float) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.server_choice.hedging import Hedging
+from pymongo_resilience.hedging import Hedging
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import ByClient

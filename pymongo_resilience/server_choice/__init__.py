@@ -1,1 +1,0 @@
-"""The less loaded one of two servers; and when a read is sent to a second server as well."""
