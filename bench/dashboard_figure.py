@@ -171,9 +171,6 @@ def measured(seconds: float) -> tuple[dict[str, dict[Panel, list[Line]]], list[S
     ):
         instrument(Config(timeout_ms=8_000))
         began = time.time()
-        replica_set.observer = lambda fault, _, took: faults.append(
-            (time.time() - took - began, took, type(fault).__name__)
-        )
         try:
             with (
                 MongoClient[Any](replica_set.uri, maxPoolSize=4) as client,
@@ -182,8 +179,15 @@ def measured(seconds: float) -> tuple[dict[str, dict[Panel, list[Line]]], list[S
                 try:
                     for number in range(THREADS):
                         threads.submit(work, client, end, number)
-                    replica_set.play(scenario(seconds))
-                    time.sleep(seconds)
+                    for pause, strike in scenario(seconds).steps:
+                        time.sleep(pause)
+                        name, at = strike.kind.__name__, time.time()
+                        replica_set.inject(strike.fault(), strike.on).add_done_callback(
+                            lambda _, name=name, at=at: faults.append(
+                                (at - began, time.time() - at, name)
+                            )
+                        )
+                    time.sleep(max(0.0, began + seconds - time.time()))
                     ended = time.time()
                     replica_set.clear()
                 finally:

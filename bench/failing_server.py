@@ -1,6 +1,6 @@
 """What one bad secondary costs, with circuit breakers or without.
 
-    python bench/failing_server.py [SECONDS] [--record FILE]
+    python bench/failing_server.py [SECONDS]
 
 A replica set of three, eight threads that read with ``nearest`` under a deadline of half a
 second, with a pause of 20 ms on average between two reads. After a healthy second one secondary
@@ -8,7 +8,7 @@ goes bad for so many seconds (15): once it answers every read with an error, onc
 two seconds. Then the errors that the threads see, the time of a read, and the reads that the bad
 secondary was still sent. Quick breakers have a window of two seconds in place of ten: what was
 well before the trouble is out of it sooner. The pauses are thrown from one seed, the same for every
-row. ``--record`` writes every read, for ``pymongo-resilience report``. Needs the extra ``demo``.
+row. Needs the extra ``demo``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.report import Recorder
 from rich.console import Console
 from rich.table import Table
 
@@ -94,8 +93,6 @@ def read(
     bad: threading.Event,
     end: threading.Event,
     run: Run,
-    *,
-    recorder: Recorder | None,
 ) -> None:
     rng = random.Random(SEED * THREADS + number)  # noqa: S311 - pauses, no secrets
     while not end.is_set():
@@ -106,8 +103,6 @@ def read(
         except PyMongoError as error:
             failed = type(error).__name__
         seconds = time.perf_counter() - began
-        if recorder is not None:
-            recorder.operation("find_one", seconds, error=failed)
         if counted:
             run.times_ms.append(seconds * 1000)
             if failed is not None:
@@ -119,12 +114,11 @@ def measure(
     config: Config,
     trouble: Interception,
     seconds: float,
-    recorder: Recorder | None = None,
 ) -> Run:
     run, openings = Run(), Openings()
     bad, end = threading.Event(), threading.Event()
     random.seed(SEED)  # the driver's own choice among servers
-    instrument(config, listeners=[openings] if recorder is None else [openings, recorder])
+    instrument(config, listeners=[openings])
     try:
         with (
             pymongo.MongoClient[Any](servers.uri, localThresholdMS=1000) as client,
@@ -133,10 +127,7 @@ def measure(
             coll = client.get_database("bench", read_preference=ReadPreference.NEAREST).coll
             while len(client.nodes) < len(servers.members):
                 coll.find_one()
-            reads = [
-                threads.submit(read, coll, number, bad, end, run, recorder=recorder)
-                for number in range(THREADS)
-            ]
+            reads = [threads.submit(read, coll, number, bad, end, run) for number in range(THREADS)]
             time.sleep(HEALTHY_S)
             servers.inject(trouble, on=SECONDARY)
             began = time.perf_counter()
@@ -191,27 +182,21 @@ def main() -> None:
     parser.add_argument(
         "seconds", nargs="?", type=float, default=15.0, help="how long the secondary is bad"
     )
-    parser.add_argument("--record", metavar="FILE", help="write every read to this file")
-    given = parser.parse_args()
-    seconds = given.seconds
+    seconds = parser.parse_args().seconds
     # What it says of each retry is not what is measured here.
     for name in ("pymongo_resilience", "pymongo_resilience.retry"):
         logging.getLogger(name).disabled = True
     logging.getLogger("pymongo_resilience.circuit_breaker").disabled = True
     console = Console(width=120)
     results = {}
-    recorder = None if given.record is None else Recorder(given.record)
     with EmbeddedServer() as server, ReplicaSet(server.address) as servers:
-        servers.observer = None if recorder is None else recorder.fault
         for side, options in SIDES.items():
             config = configured(options)
             if config is None:
                 console.print(f"left out, since this version does not have it: {side}")
                 continue
             for name, trouble in TROUBLES.items():
-                if recorder is not None:
-                    recorder.run(f"{side}, {name}")
-                results[name, side] = measure(servers, config, trouble(), seconds, recorder)
+                results[name, side] = measure(servers, config, trouble(), seconds)
     console.print(table(dict(sorted(results.items())), seconds))
 
 

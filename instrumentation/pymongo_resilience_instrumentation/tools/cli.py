@@ -1,4 +1,4 @@
-"""The command ``pymongo-resilience``: demo, test bed, doctor, reports, dashboards, options."""
+"""The command ``pymongo-resilience``: demo, test bed, doctor, dashboards, options."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ def _parser() -> argparse.ArgumentParser:  # noqa: PLR0915 - about one for each 
     demo("random seed", "--seed", type=int, default=1)
     demo("write the figures to this file, as JSON", "--json", **file)
     demo("draw the report to this file", "--svg", **file)
-    demo("write every operation to this file, for `report`", "--record", **file)
     demo(server, "--server", metavar="mongod[=PATH]")
     endpoint = "OTLP/HTTP collector for the library's spans and metrics: http://127.0.0.1:4318"
     demo(endpoint, "--otlp", type=_endpoint, metavar="ENDPOINT")
@@ -123,15 +122,6 @@ def _parser() -> argparse.ArgumentParser:  # noqa: PLR0915 - about one for each 
     doctor(idle, "--idle", type=at_most_a_day, default=0.0, metavar="SECONDS")
     several = "processes of the application, to check the limit of connections"
     doctor(several, "--processes", type=_number(int, 1, 1_000_000), default=1, metavar="N")
-    report = command(
-        _report,
-        "Draw recorded runs as an HTML file. Reads what demo --record, a Recorder of the "
-        "application or its log as JSON lines have written; several files share one time axis.",
-    )
-    report("recorded runs", "files", nargs="+", type=Path, metavar="FILE")
-    html: dict[str, Any] = {"type": Path, "metavar": "HTML", "default": Path("report.html")}
-    report("the file to write", "-o", "--output", **html)
-    report("title of the page", "--title", default=PROGRAM)
     files = command(
         _dashboards,
         "Write a Grafana dashboard and Prometheus rules into a directory. It is created if its "
@@ -220,18 +210,6 @@ def _doctor(options: argparse.Namespace) -> int:
         )
     print(as_json(found) if options.json else as_text(found))
     return 0 if found.verdict.well else FAILURE
-
-
-def _report(options: argparse.Namespace) -> int:
-    from .report.page import page  # noqa: PLC0415 - rarely needed
-    from .report.records import ReportError, read  # noqa: PLC0415
-
-    try:
-        options.output.write_text(page(read(options.files), options.title), encoding="utf-8")
-    except (ReportError, OSError) as error:
-        return _print_error(str(error), FAILURE)
-    print(options.output)
-    return 0
 
 
 def _dashboards(options: argparse.Namespace) -> int:

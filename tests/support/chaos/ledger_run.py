@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
 import pymongo
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from pymongo_resilience_instrumentation.tools.report import Recorder
 from support.chaos.ledger import ACCOUNTS, ATOMIC, Balance, Kind, found_in
 from support.chaos.residue import OpenSpans
 from support.chaos.workload import (
@@ -137,7 +133,7 @@ class Outcomes(SpanProcessor):
 
 
 @contextlib.contextmanager
-def side_in_force(side: Side, recorder: Recorder | None = None) -> Iterator[dict[str, Any]]:
+def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
     """Instrument, or leave it; gives the client's options, with the same deadline for both."""
     if side is Side.PLAIN:
         yield {**CLIENT, "timeoutMS": int(DEADLINE * 1000)}
@@ -147,7 +143,6 @@ def side_in_force(side: Side, recorder: Recorder | None = None) -> Iterator[dict
     tracer_provider.add_span_processor(OPEN_SPANS)
     pymongo_resilience.instrument(
         Config(timeout_ms=int(DEADLINE * 1000)),
-        listeners=[] if recorder is None else [recorder],
         tracer_provider=tracer_provider,
         meter_provider=MeterProvider(shutdown_on_exit=False),
     )
@@ -155,15 +150,6 @@ def side_in_force(side: Side, recorder: Recorder | None = None) -> Iterator[dict
         yield dict(CLIENT)
     finally:
         pymongo_resilience.uninstrument()
-
-
-def recorder_of(name: str, side: Side) -> Recorder | None:
-    """Where CHAOS_RECORD names a folder: a file of this run, for ``pymongo-resilience report``."""
-    folder = os.environ.get("CHAOS_RECORD")
-    if not folder or name.startswith(","):
-        return None
-    file = re.sub(r"\W+", "-", name.lower())
-    return Recorder(Path(folder) / f"{file}.jsonl", side=side.value)
 
 
 def run(
@@ -182,18 +168,14 @@ def run(
     name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
     kinds = topology.kinds if kinds is None else kinds
     authors = [Author(f"{name}-{number}", seed, kinds) for number in range(count)]
-    recorder = recorder_of(f"{title}, {api}, {side}", side)
-    journal = Journal(recorder=recorder)
-    with topology.served() as (servers, uri), recorder or contextlib.nullcontext():
+    journal = Journal()
+    with topology.served() as (servers, uri):
         if set(kinds) & set(ATOMIC):
             with pymongo.MongoClient[Any](uri) as direct:
                 accounts = [each for author in authors for each in accounts_of(author.name)]
                 direct[DATABASE][ACCOUNTS].insert_many(accounts)
                 direct[DATABASE][ACCOUNTS].create_index("group")
-        with side_in_force(side, recorder) as options:
-            servers.observer = None if recorder is None else recorder.fault
-            if recorder is not None:
-                options["event_listeners"] = [recorder.commands()]
+        with side_in_force(side) as options:
             options.update(client_options or {})
             played = servers.play(scenario)
             if api is Api.THREADS:
@@ -210,9 +192,6 @@ def run(
             servers.clear()
         with pymongo.MongoClient[Any](uri) as direct:
             balance = journal.ledger.balance(found_in(direct[DATABASE]))
-        if recorder is not None:
-            recorder.balance(len(balance.lost), len(balance.doubled))
-            journal.recorder = None
     return Result(
         title=title,
         side=side,

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import pymongo
 from pymongo import InsertOne, ReturnDocument, UpdateMany, UpdateOne
-from pymongo_resilience_instrumentation.tools.report import Recorder
 from support.chaos.ledger import ACCOUNTS, ATOMIC, DOCUMENTS, GROUP, Kind, Ledger, Operation
 
 from pymongo_resilience import override
@@ -48,8 +47,6 @@ class Journal:
     """Operations that were acknowledged with a result that they cannot have had."""
     samples: list[str] = field(default_factory=list)
     """The texts of the first few errors."""
-    recorder: Recorder | None = None
-    """Has each operation, for ``pymongo-resilience report``."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -59,7 +56,7 @@ class Journal:
 
     def done(self, operation: Operation, started: float) -> None:
         """The operation was acknowledged."""
-        self._ended(operation, started, time.monotonic())
+        self.spans.append((started, time.monotonic()))
         self.ledger.acknowledged.append(operation)
 
     def failed(self, operation: Operation, started: float, error: Exception) -> None:
@@ -69,19 +66,12 @@ class Journal:
             self.done(operation, started)
             return
         ended = time.monotonic()
-        self._ended(operation, started, ended, _name(error))
+        self.spans.append((started, ended))
         self.ledger.raised.append(operation)
         with self._lock:
             self.errors[f"{_outcome(error, ended - started)}: {_name(error)}"] += 1
             if len(self.samples) < 20:
                 self.samples.append(f"{operation.name} ({operation.kind}): {error!r}"[:600])
-
-    def _ended(
-        self, operation: Operation, started: float, ended: float, error: str | None = None
-    ) -> None:
-        self.spans.append((started, ended))
-        if self.recorder is not None:
-            self.recorder.operation(operation.kind.value, ended - started, error=error)
 
 
 def _name(error: Exception) -> str:

@@ -7,15 +7,12 @@ import contextlib
 import io
 import itertools
 import json
-import os
 import time
-from functools import partial
 from typing import Any, Final
 
 from pymongo import MongoClient
 from rich.console import Console
 
-from pymongo_resilience_instrumentation.tools.report import Recorder
 from pymongo_resilience_instrumentation.tools.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.tools.testbed.server import described
 
@@ -60,9 +57,6 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
         otlp = {Side.OURS: options.otlp}
         settings = [Settings(side, replica_sets[side].uri, otlp.get(side)) for side in Side]
         ask = stack.enter_context(processes(settings))
-        recorder = stack.enter_context(Recorder(options.record or os.devnull))
-        for side, replica_set in replica_sets.items():
-            replica_set.observer = partial(recorder.fault, side=side.value)
 
         def run_one(step: Step, scene: Scene) -> dict[Side, Outcome]:
             # Part of the script: the load's rhythm, or the silence in which connections age.
@@ -70,20 +64,10 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
             for replica_set in replica_sets.values():
                 for fault in scene.faults():
                     replica_set.inject(fault)
-            began = time.time()
             outcomes: dict[Side, Outcome] = ask(step)
             for side, replica_set in replica_sets.items():
                 outcome = outcomes[side]
                 records[side].add(outcome)
-                recorder.operation(
-                    step.kind.value,
-                    outcome.seconds,
-                    error=outcome.error,
-                    server=replica_set.members[0].host_and_port,
-                    repeated=outcome.retries,
-                    side=side.value,
-                    at=began,
-                )
                 replica_set.clear()
                 ledgers[side].record(step, acknowledged=outcome.error is None)
             return outcomes
@@ -105,6 +89,5 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
         for side, record in records.items():
             record.faults = replica_sets[side].injected()
             record.duplicated, record.lost = ledgers[side].balance(direct[side.database])
-            recorder.balance(record.lost, record.duplicated, side=side.value)
         ask(None)
         return Result(described(server.address), options.seed, options.seconds, duration, records)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -77,8 +76,6 @@ class Deployment(Running):
                 allowed = "a host and a port, like EmbeddedServer.address, or 'mongod'"
                 raise refused("server", server, allowed)
         self._members: tuple[Member, ...] = ()
-        self.observer: Callable[[Fault, Target, float], None] | None = None
-        """Called in the deployment's thread when a fault is over, with the seconds it lasted."""
         self._struck: list[Fault] = []
         self._since_clear: list[Fault] = []
         self._under_way: set[asyncio.Task[None]] = set()
@@ -167,9 +164,6 @@ class Deployment(Running):
         targets = self.targets(on)
         self._struck.append(fault)
         task = self._begin(fault.strike(self, targets))
-        if self.observer is not None:
-            began, observer = time.monotonic(), self.observer
-            task.add_done_callback(lambda _: observer(fault, on, time.monotonic() - began))
         # One turn of the loop: what the fault does before it first waits is done when this returns.
         await asyncio.sleep(0)
         if task.done():
