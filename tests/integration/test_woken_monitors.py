@@ -183,7 +183,12 @@ def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
     instrument: Instrument,
     mode: str,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # An operation that waits for a server sees with pymongo's next look that its client is closed.
+    for half in ("synchronous", "asynchronous"):
+        often = SimpleNamespace(MIN_HEARTBEAT_INTERVAL=0.1, EVENTS_QUEUE_FREQUENCY=1)
+        monkeypatch.setattr(f"pymongo.{half}.topology.common", often)
     instrument()
     client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
     found, coll = monitors(client), client[database].coll
