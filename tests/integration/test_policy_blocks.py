@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import gc
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,8 +29,8 @@ Count = Callable[[], None]
 """Counts once, by a write that must not be repeated."""
 
 
-def holding(block: override | None = None) -> Iterator[None]:
-    with block or override(idempotent=True):
+def holding() -> Iterator[None]:
+    with override(idempotent=True):
         yield
         yield
 
@@ -41,59 +39,6 @@ def in_the_body_of_a_loop(count: Count) -> None:
     for step, _ in enumerate(holding()):
         if step == 0:
             count()
-
-
-def after_generators_out_of_order(count: Count) -> None:
-    for _ in zip(holding(), holding(), strict=True):
-        pass
-    first, second = holding(), holding()
-    next(first), next(second)
-    first.close()
-    second.close()
-    count()
-
-
-def after_a_generator_that_another_thread_closes(count: Count) -> None:
-    generator = holding()
-    next(generator)
-    closing = threading.Thread(target=generator.close)
-    closing.start()
-    closing.join(10)
-    count()
-
-
-def after_a_generator_that_is_collected_in_another_context(count: Count) -> None:
-    held = [holding()]
-    next(held[0])
-    contextvars.Context().run(held.clear)
-    gc.collect()
-    count()
-
-
-def after_one_instance_in_two_threads(count: Count) -> None:
-    block, entered, leave = override(idempotent=True), threading.Event(), threading.Event()
-
-    def other() -> None:
-        with block:
-            entered.set()
-            leave.wait(10)
-
-    thread = threading.Thread(target=other)
-    with block:
-        thread.start()
-        assert entered.wait(10)
-    leave.set()
-    thread.join(10)
-    count()
-
-
-def after_blocks_out_of_order(count: Count) -> None:
-    blocks = [override(idempotent=True) for _ in range(3)]
-    for block in blocks:
-        block.__enter__()
-    for block in blocks:
-        block.__exit__(None, None, None)
-    count()
 
 
 def in_a_context_that_was_copied_inside(count: Count) -> None:
@@ -120,11 +65,6 @@ def coll(side: Side, proxy: ReplicaSet, database: str, control: Any) -> Any:
     "undeclared",
     [
         in_the_body_of_a_loop,
-        after_generators_out_of_order,
-        after_a_generator_that_another_thread_closes,
-        after_a_generator_that_is_collected_in_another_context,
-        after_one_instance_in_two_threads,
-        after_blocks_out_of_order,
         in_a_context_that_was_copied_inside,
         in_a_context_that_a_loop_body_copied,
     ],
@@ -200,11 +140,11 @@ def test_a_policy_holds_inside_of_its_block(
         side.do(coll.update_many, {}, {"$set": {"seen": True}})
         assert cut.injected == 1
 
-    @override(idempotent=True)
     def steps() -> Iterator[None]:
-        write()
-        yield
-        write()
+        with override(idempotent=True):
+            write()
+            yield
+            write()
 
     @contextlib.contextmanager
     def declared() -> Iterator[None]:
