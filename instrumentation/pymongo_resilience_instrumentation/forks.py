@@ -20,9 +20,7 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from . import calls, deferred
 from .clients import background_work
 
-HAVE_LOCKS = (
-    "clients", "budgets", "closings", "breakers", "shedding", "transaction_spans", "hedges",
-)  # fmt: skip
+HAVE_LOCKS = ("clients", "budgets", "closings", "breakers", "shedding", "hedges")
 _watched: Runtime | None = None
 
 

@@ -184,8 +184,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)
         forks.watch(None)
-        if self._runtime is not None and self._runtime.transaction_spans is not None:
-            self._runtime.transaction_spans.close()
         deferred.run_deferred()
         deferred.run_at_exit(False)
         self._runtime = self._settings = None

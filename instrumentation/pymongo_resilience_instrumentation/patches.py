@@ -217,7 +217,7 @@ def _of_sessions(runtime: Runtime) -> Iterator[Row]:
 
 
 def _of_ended_sessions(runtime: Runtime) -> Iterator[Row]:
-    if runtime.transaction_spans is not None:
+    if runtime.tracer is not None:
         for owner, asynchronous in driver.sessions.session_classes():
             for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
                 yield owner, name, transaction_spans.end_session(runtime.enabled_flag)

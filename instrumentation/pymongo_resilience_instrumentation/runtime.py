@@ -43,10 +43,7 @@ from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSp
 from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
-    TransactionSpans,
-    parent_of,
-)
+from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, timeout_errors
 from pymongo_resilience_instrumentation.timeouts.command_limits import DeprecatedOptions
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, transaction_of
@@ -67,9 +64,9 @@ ANY_STRATEGY = NAMED["fast_fail"]
 class Runtime:
     """Thread- and task-safe: what changes is on the call, but for ``records``."""
 
+    tracer: trace.Tracer | None = None
     operation_spans: OperationSpans | None = None
     command_spans: CommandSpans | None = None
-    transaction_spans: TransactionSpans | None = None
     operation_metrics: OperationMetrics | None = None
     driver_metrics: DriverMetrics | None = None
     hedges: Any = None
@@ -131,11 +128,10 @@ class Runtime:
         config = settings.config
         yield CallLog()
         if config.traces:
-            tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
+            self.tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
             hooks = {name: hook for name in HOOKS if (hook := getattr(settings, name)) is not None}
-            self.command_spans = CommandSpans(tracer, config.command_spans, hooks)
-            self.transaction_spans = TransactionSpans(tracer)
-            self.operation_spans = OperationSpans(tracer)
+            self.command_spans = CommandSpans(self.tracer, config.command_spans, hooks)
+            self.operation_spans = OperationSpans(self.tracer)
             yield self.operation_spans
         if config.metrics:
             meter, everything = meter_of(settings.meter_provider), config.metrics == ALL

@@ -102,7 +102,6 @@ STEPS = [
     "hedges",
     "calls",
     "inherited call",
-    "transaction spans",
 ]
 
 
@@ -129,7 +128,6 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
         breakers=SimpleNamespace(reset_after_fork=step("breakers")),
         shedding=SimpleNamespace(reset_after_fork=step("shedding")),
         hedges=SimpleNamespace(reset_after_fork=step("hedges")),
-        transaction_spans=SimpleNamespace(reset_after_fork=step("transaction spans")),
     )
     monkeypatch.setattr("pymongo_resilience_instrumentation.calls.detach_in_child", step("calls"))
     monkeypatch.setattr(

@@ -54,7 +54,7 @@ def _configure(
     client: Any,
     listeners: Sequence[Any],
     adaptive: bool | None,
-    tracing_option: Mapping[str, Any] | None,
+    tracing_option: Mapping[str, Any],
 ) -> list[Any]:
     """The client's listeners: its own, and ours once."""
     own = [each for each in listeners if not isinstance(each, OurListener)]
@@ -67,8 +67,7 @@ def _configure(
     deferred.run_at_exit(True)
     budget = runtime.budgets.open(client, adaptive)
     state = runtime.clients.add(client, budget)
-    tracing = client_tracing.settle(tracing_option, runtime.warn_once)
-    client_tracing.keep(client, tracing)
+    tracing = client_tracing.settle(client, tracing_option, runtime.warn_once)
     return own + _listeners(runtime, state, tracing)
 
 
@@ -104,9 +103,9 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     chosen: list[Any] = []
     # Where pymongo's own loop decides, only a command's event shows which server it went to.
     if spans is not None or not runtime.owns_retries:
-        by_contrib = spans is not None and client_tracing.recorded_by_contrib(runtime.warn_once)
-        elsewhere = client_tracing.contrib_is_active if by_contrib else None
-        chosen.append(Commands(flag, spans, tracing, elsewhere))
+        if spans is not None and client_tracing.recorded_by_contrib(runtime.warn_once):
+            spans = None
+        chosen.append(Commands(flag, spans, tracing))
     if metrics is not None:
         chosen.append(Heartbeats(flag, metrics))
     # Only pool events name the connection of a command, so spans need them too.

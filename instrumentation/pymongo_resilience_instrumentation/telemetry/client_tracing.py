@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pymongo.errors import ConfigurationError
 
@@ -24,11 +24,6 @@ from pymongo_resilience_instrumentation import driver
 OPTION = "tracing"
 ENABLED_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
 LENGTH_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
-_KEYS: dict[str, tuple[str, OptionType, Any]] = {
-    "enabled": (ENABLED_VARIABLE, BOOLEAN, True),
-    "query_text_max_length": (LENGTH_VARIABLE, integer(0, 16 * 1024 * 1024), 0),
-}
-"""The variable, the type of its value, and what holds without it."""
 KEPT = "_pymongo_resilience_tracing"
 """A client's attribute."""
 CONTRIB = "opentelemetry.instrumentation.pymongo"
@@ -48,6 +43,11 @@ class Tracing(NamedTuple):
 
 
 DEFAULT = Tracing()
+_KEYS: dict[str, tuple[str, OptionType]] = {
+    "enabled": (ENABLED_VARIABLE, BOOLEAN),
+    "query_text_max_length": (LENGTH_VARIABLE, integer(0, 16 * 1024 * 1024)),
+}
+"""The variable, and the type of its value."""
 
 
 def tracing_of(client: object) -> Tracing:
@@ -55,84 +55,68 @@ def tracing_of(client: object) -> Tracing:
     return found
 
 
-def keep(client: object, tracing: Tracing) -> None:
-    setattr(client, KEPT, tracing)
-
-
 def keep_for_existing(client: object) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
-    if getattr(client, KEPT, None) is None:
-        keep(client, _settled({}))
+    if not hasattr(client, KEPT):
+        setattr(client, KEPT, Tracing(*map(_of_variable, _KEYS)))
 
 
-def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A client's keywords without ``tracing``, and its value or None. Raises pymongo's
-    ConfigurationError that names every bad value, where the driver does not know the option."""
+def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """A client's keywords without ``tracing``, and its value. Raises pymongo's ConfigurationError
+    for a bad one; a driver that knows the option gets it, and refuses it itself."""
     options = kwargs.get(OPTION)
+    options = {} if options is None else options
     if driver.clients.knows_tracing():
-        return kwargs, options if isinstance(options, Mapping) else None
-    if OPTION in kwargs:
-        kwargs = {name: value for name, value in kwargs.items() if name != OPTION}
-    if options is not None:
-        _check(options)
-    return kwargs, options
+        return kwargs, options if isinstance(options, Mapping) else {}
+    if not isinstance(options, Mapping):
+        _refuse(f"it is of type {type(options).__name__}")
+    for key, value in options.items():
+        if key not in _KEYS:
+            _refuse(f"unknown key {shown(key)}")
+        if not _KEYS[key][1].legal(value):
+            _refuse(f"{key}={shown(value)}: expected {_KEYS[key][1].allowed}")
+    return {name: value for name, value in kwargs.items() if name != OPTION}, options
 
 
-def _check(options: object) -> None:
-    if isinstance(options, Mapping):
-        problems = [f"unknown key {shown(each)}" for each in options if each not in _KEYS]
-        problems += [
-            f"{key}={shown(options[key])}: expected {kind.allowed}"
-            for key, (_, kind, _) in _KEYS.items()
-            if key in options and not kind.legal(options[key])
-        ]
-    else:
-        problems = [f"it is of type {type(options).__name__}"]
-    if problems:
-        raise ConfigurationError(
-            f"{OPTION}: expected a dict with {', '.join(_KEYS)} or both; {'; '.join(problems)}"
-        )
-
-
-def _settled(options: Mapping[str, Any]) -> Tracing:
-    """What holds for a client with these options, under the variables as they are now."""
-    return Tracing(
-        *(_of_variable(key) if options.get(key) is None else options[key] for key in _KEYS)
-    )
+def _refuse(problem: str) -> NoReturn:
+    expected = f"{OPTION}: expected a dict with {', '.join(_KEYS)} or both"
+    raise ConfigurationError(f"{expected}; {problem}")
 
 
 def _of_variable(key: str) -> Any:
     """A bad value is logged, and shows less: telemetry must not keep an application from making
     its client."""
-    variable, kind, unset = _KEYS[key]
+    variable, kind = _KEYS[key]
     text = os.environ.get(variable, "").strip()
     if not text:
-        return unset
+        return getattr(DEFAULT, key)
     with suppress(KeyError, ValueError):
         value = kind.parse(text)
         if kind.legal(value):
             return value
     logger.error("%s=%r: expected %s; nothing is shown", variable, text, kind.allowed)
-    return type(unset)()
+    return 0
 
 
-def settle(options: Mapping[str, Any] | None, warn: Callable[[str], None]) -> Tracing:
-    """What holds for a client that is being made, with these options."""
-    tracing = _settled(options or {})
+def settle(client: object, options: Mapping[str, Any], warn: Callable[[str], None]) -> Tracing:
+    """What holds for a client that is being made, with these options: kept with it."""
+    tracing = Tracing(*(options[key] if key in options else _of_variable(key) for key in _KEYS))
     # Without the option and the variable, a driver's own tracing is off.
-    asked = (options or {}).get("enabled") or os.environ.get(ENABLED_VARIABLE, "").strip()
-    if not (tracing.enabled and asked and driver.clients.knows_tracing()):
-        return tracing
-    warn(
-        "pymongo records the spans of this client itself: pymongo-resilience records none; "
-        "retries and metrics are not affected"
-    )
-    return Tracing(enabled=False)
+    asked = options.get("enabled") or os.environ.get(ENABLED_VARIABLE, "").strip()
+    if tracing.enabled and asked and driver.clients.knows_tracing():
+        warn(
+            "pymongo records the spans of this client itself: pymongo-resilience records none; "
+            "retries and metrics are not affected"
+        )
+        tracing = Tracing(enabled=False)
+    setattr(client, KEPT, tracing)
+    return tracing
 
 
 def recorded_by_contrib(warn: Callable[[str], None]) -> bool:
     """Whether OpenTelemetry's own instrumentation listens to a client that is being made."""
-    if not contrib_is_active():
+    instrumentor = getattr(sys.modules.get(CONTRIB), "PymongoInstrumentor", None)
+    if instrumentor is None or not instrumentor().is_instrumented_by_opentelemetry:
         return False
     warn(
         "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
@@ -140,9 +124,3 @@ def recorded_by_contrib(warn: Callable[[str], None]) -> bool:
         "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
     )
     return True
-
-
-def contrib_is_active() -> bool:
-    """Whether OpenTelemetry's own instrumentation of pymongo records spans now."""
-    instrumentor = getattr(sys.modules.get(CONTRIB), "PymongoInstrumentor", None)
-    return instrumentor is not None and bool(instrumentor().is_instrumented_by_opentelemetry)

@@ -22,7 +22,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from bson import json_util
@@ -31,7 +30,6 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pymongo import monitoring
-from pymongo.errors import PyMongoError
 
 from pymongo_resilience.config import NEVER, ON_RETRY
 from pymongo_resilience.enabled_flag import EnabledFlag
@@ -45,8 +43,6 @@ from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from . import semconv
 from .operation_spans import error_attributes
 
-OTHER = "_OTHER"
-"""The name of an unknown error in OpenTelemetry's conventions."""
 Hook = Callable[[Any, Any], object]
 
 
@@ -82,9 +78,24 @@ class SentCommand:
     result: dict[str, Any]
     """Attributes beside those of what was sent."""
     span: Span | None = None
-    """None where it is only started once the command has ended, if at all."""
+    """None while the operation's own span may show it."""
     started_ns: int = field(default_factory=time.time_ns)
     ended_ns: int = 0
+
+    def start(self, call: Call) -> None:
+        """With a span of its own, unless it is the first one of its operation; the second one
+        starts the first one's, too."""
+        call.command_spans[self.event.request_id] = self
+        mode, first = self._spans.mode, call.only_command
+        if mode == NEVER:
+            return
+        if mode == ON_RETRY and first is None and not call.has_command_spans:
+            call.only_command = self
+            return
+        call.only_command, call.has_command_spans = None, True
+        if first is not None:
+            calls.publish(call, first.record if first.ended_ns else first.start_span)
+        calls.publish(call, self.start_span)
 
     def start_span(self) -> Span:
         self.span = self._spans.tracer.start_span(
@@ -96,8 +107,13 @@ class SentCommand:
         )
         return self.span
 
-    def end(self, call: Call, ended_ns: int | None = None) -> None:
-        """End its span, or keep it for the end of the operation. ``ended_ns``: None is now."""
+    def end(
+        self, call: Call, error: BaseException | None = None, ended_ns: int | None = None
+    ) -> None:
+        """``error``: of an operation that ends before the driver reports the command's end.
+        ``ended_ns``: None is now."""
+        if error is not None:
+            self.result |= _error_of(error)
         self.ended_ns = ended_ns or time.time_ns()
         if self.span is None:
             if self._spans.mode == NEVER:
@@ -106,26 +122,17 @@ class SentCommand:
             if self is call.only_command:
                 if semconv.ERROR_TYPE not in self.result:
                     return
-                call.has_command_spans, call.only_command = True, None
+                call.only_command, call.has_command_spans = None, True
         calls.publish(call, self.record)
 
     def record(self) -> None:
         """End its span, which is made now where there is none."""
-        span = self.span
-        if span is None:
-            span = self.start_span()
-        else:
-            span.set_attributes(self.result)
+        span = self.span or self.start_span()
+        span.set_attributes(self.result)
         if semconv.ERROR_TYPE in self.result:
             message = self.result.get(semconv.EXCEPTION_MESSAGE)
             span.set_status(Status(StatusCode.ERROR, message))
         span.end(self.ended_ns)
-
-    def interrupt(self, call: Call, error: BaseException | None, ended_ns: int | None) -> None:
-        """End it with the operation, where the driver did not report its end."""
-        if error is not None:
-            self.result |= _error_of(error)
-        self.end(call, ended_ns)
 
     def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""
@@ -139,13 +146,11 @@ class SentCommand:
 
 
 def failure_of(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
-    # The driver reports the failure while it handles the exception, and so do we an interruption.
-    error, attributes = sys.exception(), {semconv.ERROR_TYPE: OTHER}
-    ours = isinstance(error, Exception) and not isinstance(error, PyMongoError | OSError)
-    if error is not None and not ours:
-        attributes = _error_of(error, quotes)
-    code = number(event.failure.get("code")) if hasattr(event.failure, "get") else None
-    if code is not None:
+    # The driver reports the failure while it handles the exception.
+    error = sys.exception()
+    attributes = {semconv.ERROR_TYPE: "_OTHER"} if error is None else _error_of(error, quotes)
+    code = event.failure.get("code") if hasattr(event.failure, "get") else None
+    if isinstance(code, int):
         attributes["db.response.status_code"] = attributes[semconv.ERROR_TYPE] = str(code)
     return attributes
 
@@ -191,20 +196,19 @@ def command_attributes(
 ) -> dict[str, Any]:
     """Attributes of a command that is sent; ``result``: further ones."""
     command, name = event.command, event.command_name
-    collection = None
+    collection: Any = None
     if name == "getMore" or name in NAMING_A_COLLECTION:
         collection = command.get("collection" if name == "getMore" else name)
         # Plain: a bson.Code is a str that cannot be hashed.
         collection = str(collection) if isinstance(collection, str) else None
     known = _constant_attributes(name, event.database_name, collection, event.connection_id)
     attributes = {**known, **result}
-    for key, value in (
-        (semconv.SERVER_CONNECTION_ID, event.server_connection_id),
-        ("db.mongodb.txn_number", command.get("txnNumber")),
-    ):
-        # The server's word, or the application's: what is no number is left out.
-        if isinstance(value, int) and not isinstance(value, bool):
-            attributes[key] = int(value)
+    # The server's word, or the application's: what is no number is left out.
+    if isinstance(event.server_connection_id, int):
+        attributes[semconv.SERVER_CONNECTION_ID] = int(event.server_connection_id)
+    transaction = command.get("txnNumber")
+    if isinstance(transaction, int):
+        attributes["db.mongodb.txn_number"] = int(transaction)
     lsid: Any = command.get("lsid")
     session = lsid.get("id") if hasattr(lsid, "get") else None
     if isinstance(session, Binary) and len(session) == 16:  # noqa: PLR2004 - the size of a UUID
@@ -218,64 +222,43 @@ def _uuid_text(octets: bytes) -> str:
     return str(uuid.UUID(bytes=octets))
 
 
-def cursor_of(event: monitoring.CommandStartedEvent, reply: object) -> int | None:
+def cursor_of(event: monitoring.CommandStartedEvent, reply: Any) -> int | None:
     """The cursor that the reply leaves open, else the one that the command read on or closed."""
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
-    if hasattr(cursor, "get"):
-        opened = number(cursor.get("id"))
-        if opened:
-            return opened
-    if event.command_name == "getMore":
-        return number(event.command.get("getMore"))
-    if event.command_name == "killCursors":
+    found = cursor.get("id") if hasattr(cursor, "get") else None
+    if not found and event.command_name == "getMore":
+        found = event.command.get("getMore")
+    elif event.command_name == "killCursors":
         ids = event.command.get("cursors")
-        return number(ids[0]) if isinstance(ids, list) and len(ids) == 1 else None
-    return None
-
-
-def number(value: object) -> int | None:
-    """A plain int, of an Int64 too."""
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+        found = ids[0] if isinstance(ids, list) and len(ids) == 1 else None
+    return int(found) if isinstance(found, int) else None
 
 
 LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
 
 
 def text_of(command: Mapping[str, Any], length: int) -> str:
-    """A command as relaxed extended JSON of at most ``length`` characters; only what fits is
-    converted. Source: OpenTelemetry (MongoDB driver specifications), "db.query.text"."""
-    room = length
-    """Counts never more than is written, so what is left out is past the cut."""
+    """A command as relaxed extended JSON of at most ``length`` characters.
 
-    def fits(_: object) -> bool:
-        return room > 0
-
-    def converted(value: Any) -> Any:
-        nonlocal room
-        room -= 1
-        if isinstance(value, Mapping):
-            document = {}
-            for name, each in takewhile(fits, value.items()):
-                room -= len(str(name))
-                document[str(name)] = converted(each)
-            return document
-        if isinstance(value, (list, tuple)):
-            return [converted(each) for each in takewhile(fits, value)]
-        if type(value) in (str, bytes):
-            value = value[: max(room, 0)]
-        elif type(value) is Binary:
-            value = Binary(value[: max(room, 0)], value.subtype)
-        if isinstance(value, str | bytes):
-            room -= len(value)
-        if value is None or type(value) in (str, int, bool):
-            return value
-        try:
-            return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
-        except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
-            return f"<{type(value).__name__}>"
-
+    Source: OpenTelemetry (MongoDB driver specifications), "db.query.text".
+    """
     shown = {name: value for name, value in command.items() if name not in LEFT_OUT}
-    return json.dumps(converted(shown))[:length]
+    text = ""
+    # Piece by piece: a command may be as long as 48 MB.
+    for piece in json.JSONEncoder(default=_extended_json).iterencode(shown):
+        text += piece
+        if len(text) >= length:
+            break
+    return text[:length]
+
+
+def _extended_json(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    try:
+        return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
+    except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
+        return f"<{type(value).__name__}>"
 
 
 COMMENTED = frozenset({

@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from sys import exception
 from typing import Any
 
 from opentelemetry.trace import Span
 from pymongo import monitoring
 
 from pymongo_resilience import internal_errors
-from pymongo_resilience.config import NEVER, ON_RETRY
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
@@ -41,25 +39,29 @@ faulty: set[Any] = set()
 """Methods whose first internal error was logged."""
 
 
-def guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """A listener's method that the driver sees no internal error of: the first is logged. Nothing
-    while the library is switched off.
+def contain(method: Callable[..., None], error: Exception) -> None:
+    """Log the first internal error of a listener's method. What a signal handler has raised there
+    the driver would drop: the call in progress keeps it."""
+    call = calls.current()
+    if not isinstance(error, internal_errors.faults) and call is not None:
+        call.interruption = error
+    elif method not in faulty:
+        faulty.add(method)
+        where = method.__qualname__
+        logger.error("internal error in pymongo-resilience in %s", where, exc_info=error)
 
-    The driver would drop what a signal handler has raised, so the call in progress keeps it."""
+
+def guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """A listener's method that does nothing while the library is switched off, or a coroutine is
+    being closed."""
 
     @functools.wraps(method)
     def called(self: OurListener, *args: Any) -> None:
         try:
-            flag = self.enabled_flag
-            if flag.on and (exception() is None or flag.acts()):
+            if self.enabled_flag.acts():
                 method(self, *args)
-        except Exception as error:
-            call = calls.current()
-            if not isinstance(error, internal_errors.faults) and call is not None:
-                call.interruption = error
-            elif method not in faulty:
-                faulty.add(method)
-                logger.exception("internal error in pymongo-resilience in %s", method.__qualname__)
+        except Exception as error:  # noqa: BLE001 - sorted out there
+            contain(method, error)
 
     return called
 
@@ -71,8 +73,6 @@ class Commands(OurListener, monitoring.CommandListener):
     spans: CommandSpans | None
     tracing: Tracing = DEFAULT
     """The client's."""
-    recorded_elsewhere: Callable[[], bool] | None = None
-    """Asked for each command, where another tracer was active when the client was made."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         call = calls.found()
@@ -80,36 +80,28 @@ class Commands(OurListener, monitoring.CommandListener):
             return
         call.server = event.connection_id
         if self.spans is not None and call.span is not None and call.span.is_recording():
-            self._started(event, call, self.spans, call.span)
+            try:
+                self._started(event, call, self.spans, call.span)
+            except Exception as error:  # noqa: BLE001 - sorted out there
+                contain(Commands.started, error)
 
-    @guarded
     def _started(
         self, event: monitoring.CommandStartedEvent, call: Call, spans: CommandSpans, around: Span
     ) -> None:
         if not event.command or event.command_name.lower() in SENSITIVE:
             call.withholds = True
             return
-        if self.recorded_elsewhere is not None and self.recorded_elsewhere():
-            return
         earlier = call.command_spans.pop(event.request_id, None)
         if earlier is not None:
-            earlier.interrupt(call, None, None)
+            earlier.end(call)
         result: dict[str, Any] = {}
         if call.driver_connection_id is not None:
             result["db.mongodb.driver_connection_id"] = call.driver_connection_id
-        sent = SentCommand(spans, event, around, result)
-        call.command_spans[event.request_id] = sent
         if self.tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
             result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
-        first: SentCommand | None = call.only_command
-        if spans.mode == ON_RETRY and not (call.has_command_spans or first or call.reasons):
-            call.only_command = sent
-        elif spans.mode != NEVER:
-            call.has_command_spans, call.only_command = True, None
-            if first is not None and first.ended_ns:
-                calls.publish(call, first.record)
-            calls.publish(call, sent.start_span)
+        sent = SentCommand(spans, event, around, result)
+        sent.start(call)
         if spans.hooks:
             spans.call_hook("request_hook", sent.span or around, event)
 
@@ -120,23 +112,25 @@ class Commands(OurListener, monitoring.CommandListener):
 
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
         call = calls.found()
-        if call is not None and call.command_spans and not call.ended:
+        if call is not None and call.command_spans and not call.ended and self.enabled_flag.acts():
             self._ended(event, call, "failed_hook")
 
-    @guarded
     def _ended(self, event: Any, call: Call, hook: str) -> None:
         sent: SentCommand | None = call.command_spans.pop(event.request_id, None)
         if sent is None or self.spans is None:
             return
-        if isinstance(event, monitoring.CommandFailedEvent):
-            sent.result |= failure_of(event, self.tracing.quotes)
-        elif cursor_id := cursor_of(sent.event, event.reply):
-            sent.result["db.mongodb.cursor_id"] = cursor_id
         try:
-            if self.spans.hooks:
-                self.spans.call_hook(hook, sent.span or sent.around, event)
-        finally:
-            sent.end(call)
+            if isinstance(event, monitoring.CommandFailedEvent):
+                sent.result |= failure_of(event, self.tracing.quotes)
+            elif cursor_id := cursor_of(sent.event, event.reply):
+                sent.result["db.mongodb.cursor_id"] = cursor_id
+            try:
+                if self.spans.hooks:
+                    self.spans.call_hook(hook, sent.span or sent.around, event)
+            finally:
+                sent.end(call)
+        except Exception as error:  # noqa: BLE001 - sorted out there
+            contain(Commands._ended, error)
 
 
 @dataclass(eq=False, repr=False)

@@ -83,7 +83,7 @@ class OperationSpans:
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
             while call.command_spans:
-                call.command_spans.popitem()[1].interrupt(call, error, ended_ns)
+                call.command_spans.popitem()[1].end(call, error, ended_ns)
             if call.waits:
                 _add_waits(span, call.waits)
             attributes = _retry_attributes(call)

@@ -1,17 +1,14 @@
 """The span of a transaction: from ``start_transaction`` to the end of its commit or abort.
 
 A commit whose result is unknown may be called again and leaves it open; what ends it then is that
-call, the session's next transaction, ``end_session()``, or the end of the process. Where a session
-is collected, its span ends with the next operation: see ``deferred``.
+call, the session's next transaction, or ``end_session()``.
 """
 
 from __future__ import annotations
 
-import atexit
+import os
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,7 +19,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import foreign, shielded
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.deferred import defer, run_deferred
+from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 
@@ -36,23 +33,24 @@ UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 
 
 class TransactionSpan:
-    """One transaction's. Ended once; kept alive while it is open."""
+    """One transaction's. Ended once, and by the process that began it."""
 
-    __slots__ = ("_open", "_quotes", "_session", "_unknown", "span")
-
-    def __init__(
-        self, span: Span, session: object, quotes: bool, still_open: set[TransactionSpan]
-    ) -> None:
+    def __init__(self, span: Span, session: object, quotes: bool) -> None:
         self.span = span
         self._quotes = quotes
         self._unknown = False
-        self._open = still_open
-        # The last of them: an exception of a signal handler may leave it at that.
-        self._session: Callable[[], Any] = weakref.ref(
-            session, lambda _: defer(partial(self.end, ended_ns=time.time_ns()))
-        )
-        still_open.add(self)
+        self._process = os.getpid()
+        # Last: an exception of a signal handler may leave it at that.
+        self._finalizer = weakref.finalize(session, self._collected)
+        self._finalizer.atexit = False
         setattr(session, _SPAN, self)
+
+    @property
+    def open(self) -> bool:
+        return self._finalizer.alive
+
+    def _collected(self) -> None:
+        defer(partial(self._end, ended_ns=time.time_ns()))
 
     def end(
         self,
@@ -67,18 +65,18 @@ class TransactionSpan:
         """
         if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
             self._unknown = True
-            return
-        if self not in self._open:
-            return
-        self._open.discard(self)
-        session = self._session()
-        # Without its reference, nothing is left for later once the session is collected.
-        self._session = lambda: None
-        if session is not None:
-            with suppress(AttributeError):
-                delattr(session, _SPAN)
-        self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-        calls.reported(end_span, self.span, error, self._quotes, ended_ns)
+        elif self._finalizer.detach() is not None:
+            self._end(error, operation, ended_ns)
+
+    def _end(
+        self,
+        error: BaseException | None = None,
+        operation: str | None = None,
+        ended_ns: int | None = None,
+    ) -> None:
+        if self._process == os.getpid():
+            self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
+            calls.reported(end_span, self.span, error, self._quotes, ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -90,68 +88,42 @@ class TransactionSpan:
         return "unknown" if operation == COMMIT or self._unknown else "unfinished"
 
 
-class TransactionSpans:
-    """Thread- and task-safe: a session is used by one at a time, and a set's methods are atomic."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self._open: set[TransactionSpan] = set()
-
-    def start(self, session: Any) -> None:
-        before = span_of(session)
-        if before is not None:
-            before.end()
-        tracing = tracing_of(session.client)
-        if not (tracing.enabled and is_instrumentation_enabled()):
-            return
-        attributes = {"db.system.name": "mongodb"}
-        start = partial(self._tracer.start_span, kind=SpanKind.CLIENT, attributes=attributes)
-        span = calls.reported(foreign, start, "transaction")
-        TransactionSpan(span, session, tracing.quotes, self._open)
-        # As late as can be: what is registered last runs first, so before an SDK shuts down.
-        atexit.unregister(self.end_all)
-        atexit.register(self.end_all)
-
-    def end_all(self) -> None:
-        """No span stays open: the process exits, or the instrumentation ends."""
-        run_deferred()
-        for each in list(self._open):
-            each.end()
-
-    def close(self) -> None:
-        self.end_all()
-        atexit.unregister(self.end_all)
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: a transaction in progress is the parent's, which ends its span."""
-        self._open.clear()
-
-
 def span_of(session: object) -> TransactionSpan | None:
     """That of the transaction which the session is in, or whose commit is called again."""
     found: TransactionSpan | None = getattr(session, _SPAN, None)
-    return found
+    return found if found is not None and found.open else None
 
 
 def parent_of(session: Any) -> TransactionSpan | None:
     """What an operation with the session is in, where that is a transaction."""
-    found = span_of(session)
-    return found if found is not None and session.in_transaction else None
+    return span_of(session) if session.in_transaction else None
 
 
 class StartTransaction(Interceptor):
     """Nothing is sent, and nothing may fail but what fails in the driver."""
 
-    def __init__(self, spans: TransactionSpans) -> None:
-        self._spans = spans
+    def __init__(self, tracer: Tracer) -> None:
+        self._start_span = partial(
+            tracer.start_span, "transaction", kind=SpanKind.CLIENT,
+            attributes={"db.system.name": "mongodb"},
+        )  # fmt: skip
 
     def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after start_transaction"):
             call = calls.current()
             # One that is an operation as a whole has that operation's span.
             if call is None or call.whole is None:
-                self._spans.start(entered.instance)
+                self._start(entered.instance)
         return result
+
+    def _start(self, session: Any) -> None:
+        before = span_of(session)
+        if before is not None:
+            before.end()
+        tracing = tracing_of(session.client)
+        if tracing.enabled and is_instrumentation_enabled():
+            span = calls.reported(foreign, self._start_span)
+            TransactionSpan(span, session, tracing.quotes)
 
 
 def end_session(enabled_flag: EnabledFlag) -> Wrapper:
@@ -159,7 +131,7 @@ def end_session(enabled_flag: EnabledFlag) -> Wrapper:
     ends its span; what is left is a commit whose result is unknown."""
 
     def wrapper(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
-        found: TransactionSpan | None = getattr(session, _SPAN, None)
+        found = span_of(session)
         if found is not None and enabled_flag.acts() and not session.in_transaction:
             with shielded("before end_session"):
                 found.end()

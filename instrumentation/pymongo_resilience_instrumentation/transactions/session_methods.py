@@ -44,9 +44,8 @@ NOWHERE = ("", None)
 
 def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Interceptor]]:
     """What to wrap of a session's class, and with what."""
-    spans = runtime.transaction_spans
-    if spans is not None:
-        yield "start_transaction", transaction_spans.StartTransaction(spans)
+    if runtime.tracer is not None:
+        yield "start_transaction", transaction_spans.StartTransaction(runtime.tracer)
     yield "with_transaction", WithTransaction(runtime, asynchronous)
     yield "commit_transaction", EndTransaction(runtime, COMMIT)
     yield "abort_transaction", EndTransaction(runtime, ABORT)

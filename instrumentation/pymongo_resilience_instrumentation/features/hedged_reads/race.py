@@ -92,7 +92,7 @@ class Try:
         call = self.call
         for sent in [*call.command_spans.values()]:
             with shielded("after a hedged read"):
-                sent.interrupt(call, self.error, None)
+                sent.end(call, self.error)
         for each in call.waits or ():
             runtime.clients.waiting.pop(each, None)
         call.ended = True
