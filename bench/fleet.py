@@ -34,9 +34,9 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.load_shedding import LoadShedder
+from pymongo_resilience.rules.limits import Limits, LoadShedder
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry, RetryRules
+from pymongo_resilience.rules.retry_rules import Retry, RetryRules
 from pymongo_resilience.rules.strategy import FastFail
 
 RATE = 100.0
@@ -154,26 +154,25 @@ class _Clock:
 
 
 class _Call:
-    __slots__ = ("budget", "due", "operation", "priority", "shedders", "strategy")
+    __slots__ = ("due", "limits", "operation", "priority", "strategy")
 
     def __init__(
         self,
         due: float,
         strategy: FastFail,
-        budget: RetryBudget | None,
-        shedders: dict[str, LoadShedder] | None,
+        limits: Limits,
         priority: str,
     ) -> None:
         self.due = due
         self.strategy = strategy
-        self.budget = budget
-        self.shedders = shedders
+        self.limits = limits
         self.priority = priority
         self.operation: Operation | None = None
 
     @property
     def admitted(self) -> bool:
-        return self.shedders is None or self.shedders[SERVER].admits(self.priority)
+        shedders = self.limits.shedders
+        return shedders is None or shedders[SERVER].admits(self.priority)
 
 
 def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
@@ -185,10 +184,13 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     strategy = FastFail(lambda attempt: backoff.exponential(attempt, jitter))
     chance = random.Random(seed + 2)  # noqa: S311
     server = Capacity(case.rate, case.rate * case.queue_s, case.rejection)
-    budgets = [None if policy.budget is None else policy.budget(clock) for _ in range(case.clients)]
     refusing = random.Random(seed + 4).random  # noqa: S311
-    shedders = [
-        {SERVER: LoadShedder(clock, refusing)} if policy.shedding else None for _ in budgets
+    limits = [
+        Limits(
+            None if policy.budget is None else policy.budget(clock),
+            {SERVER: LoadShedder(clock, refusing)} if policy.shedding else None,
+        )
+        for _ in range(case.clients)
     ]
     share = random.Random(seed + 5)  # noqa: S311
 
@@ -200,12 +202,8 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     phases = [(seconds, load * case.rate) for seconds, load in case.phases]
     number = itertools.count()
     events: list[tuple[float, int, Failure | bool | None, _Call]] = [
-        (due, next(number), None, _Call(due, strategy, *of_client, priority()))
-        for due, of_client in zip(
-            arrivals(phases, rng),
-            itertools.cycle(list(zip(budgets, shedders, strict=True))),
-            strict=False,
-        )
+        (due, next(number), None, _Call(due, strategy, of_client, priority()))
+        for due, of_client in zip(arrivals(phases, rng), itertools.cycle(limits), strict=False)
     ]
     operations = len(events)
     heapq.heapify(events)
@@ -235,8 +233,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
             else:
                 heapq.heappush(events, (clock.time + delay, next(number), None, call))
         else:
-            if call.budget is not None:
-                call.budget.succeeded(retried=call.operation is not None)
+            call.limits.succeeded(retried=call.operation is not None)
             in_time = case.timeout is None or clock.time - call.due <= case.timeout
             done.append((call, clock.time, in_time))
     end = sum(seconds for seconds, _ in case.phases)
@@ -279,15 +276,14 @@ def _decide(
             strategy=call.strategy,
             retries_enabled=rules.max_retries > 0,
             deadline=deadline,
-            budget=call.budget,
-            shedders=call.shedders,
+            budget=call.limits.budget,
         )
-    operation.record(failure)
-    verdict = rules.check_rules(operation, failure)
-    if isinstance(verdict, NeedsStrategy):
-        answer = call.strategy.retry_after(operation, failure)
-        verdict = rules.apply_strategy(operation, failure, answer)
-    return verdict.delay if isinstance(verdict, Retry) else None
+    call.limits.failed(failure, retried=operation.attempts > 0)
+    operation.count(failure)
+    verdict = rules.decide(operation, failure)
+    if isinstance(verdict, Retry) and call.limits.spend(failure):
+        return verdict.delay
+    return None
 
 
 def cases(*, quick: bool = False) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Attempt, decide, wait, again. Both executors decide alike; they differ in what they await."""
+"""Decide, wait, attempt again. Both executors decide alike; they differ in what they await."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from pymongo_resilience import internal_errors
 from pymongo_resilience.events import RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.internal_errors import is_closing, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
-from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, RetryRules
+from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, strategy_for
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
 
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
-    from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.limits import Limits
     from pymongo_resilience.rules.retried_operation import Operation
-    from pymongo_resilience.rules.retry_rules import Rule, Verdict
-    from pymongo_resilience.rules.strategy import Answer
+    from pymongo_resilience.rules.retry_rules import Verdict
 
 
 class Work(Protocol):
-    """One operation of the driver, as an executor repeats it."""
+    """One command of the driver, as an executor repeats it."""
 
     @property
-    def budget(self) -> RetryBudget | None:
-        """The client's retry budget, where it has one."""
+    def limits(self) -> Limits:
+        """The client's."""
 
     def operation(self) -> Operation:
         """The operation that the rules decide on; called once, at the first failure."""
@@ -39,8 +38,9 @@ class Work(Protocol):
     def classify(self, error: Exception, operation: Operation, /) -> Failure:
         """The facts of the attempt that ended with ``error``."""
 
-    def release_attempt(self, failure: Failure, /) -> Callable[[], Any] | None:
-        """The failed attempt is over, whatever follows: what releases what it held, if anything.
+    def report(self, failure: Failure, operation: Operation, /) -> Callable[[], Any] | None:
+        """The failed attempt is over, whatever follows: report it to what counts them, once, and
+        return what releases what it held, if anything.
 
         No coroutine yet: an exception of a signal handler that strikes between one and its
         ``await`` leaves it unawaited.
@@ -70,16 +70,12 @@ class _Retries:
 
     operation: Operation
     failure: Failure
-    verdict: Verdict | NeedsStrategy
+    declined: Rule | None
 
     def __init__(self, executor: Executor, work: Work) -> None:
         self.executor = executor
         self.work = work
         self.failed = False
-
-    def succeeded(self) -> None:
-        if self.work.budget is not None:
-            self.work.budget.succeeded(retried=self.failed)
 
     def classify(self, error: Exception) -> Callable[[], Any] | None:
         """What releases what the failed attempt held, if anything."""
@@ -88,22 +84,20 @@ class _Retries:
         if not self.failed:
             self.operation, self.failed = self.work.operation(), True
         self.failure = self.work.classify(error, self.operation)
-        return self.work.release_attempt(self.failure)
+        release = self.work.report(self.failure, self.operation)
+        self.operation.count(self.failure)
+        return release
 
     def ask(self) -> Any:
         """The strategy's answer, in tasks perhaps to be awaited; None where none is needed."""
-        operation, executor, answer = self.operation, self.executor, None
-        operation.record(self.failure)
-        self.verdict = executor.retry_rules.check_rules(operation, self.failure)
-        if isinstance(self.verdict, NeedsStrategy):
-            try:
-                answer = operation.strategy.retry_after(operation, self.failure)
-            except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
-                self._no_answer(error)
-            if inspect.isawaitable(answer) and not executor.asynchronous:
-                self._not_awaited(answer)
-                return None
-        return answer
+        operation, failure = self.operation, self.failure
+        self.declined = self.executor.retry_rules.declined(operation, failure)
+        if self.declined is not None:
+            return None
+        try:
+            return strategy_for(operation, failure).retry_after(operation, failure)
+        except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+            self._no_answer(error)
 
     async def awaited(self, answer: Any) -> Any:
         """An answer that perhaps is to be awaited."""
@@ -114,11 +108,14 @@ class _Retries:
 
     def decide(self, answer: Any) -> _End:
         """Who prepares it and who listens may take their time: the wait ends when it was to end."""
-        operation, failure, verdict = self.operation, self.failure, self.verdict
-        executor, decided = self.executor, self.executor.clock.now()
-        if isinstance(verdict, NeedsStrategy):
-            answer = self._checked(answer)
-            verdict = executor.retry_rules.apply_strategy(operation, failure, answer)
+        operation, failure, executor = self.operation, self.failure, self.executor
+        decided = executor.clock.now()
+        if self.declined is not None:
+            verdict: Verdict = GiveUp(self.declined)
+        else:
+            verdict = executor.retry_rules.verdict(operation, failure, self._checked(answer))
+        if not isinstance(verdict, GiveUp) and not self.work.limits.spend(failure):
+            verdict = GiveUp(Rule.BUDGET)
         facts = of_both_events(operation, failure)
         if isinstance(verdict, GiveUp):
             if not operation.part:
@@ -133,13 +130,6 @@ class _Retries:
         )
         return verdict.delay - (executor.clock.now() - decided)
 
-    def __enter__(self) -> None:
-        """The wait for the next attempt begins."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self.operation.never_repeated(self.failure)
-
     def undecided(self, error: Exception, fault: Exception) -> _End:
         if is_closing(error):
             return error
@@ -147,9 +137,11 @@ class _Retries:
         logger.error(text, type(error).__name__, exc_info=fault)
         return self.work.undecided(error) or error
 
-    def _checked(self, answer: Any) -> Answer:
+    def _checked(self, answer: Any) -> RetryAction | None:
         """A strategy need not be type-checked code."""
         try:
+            if inspect.iscoroutine(answer):
+                answer.close()  # or Python warns of it, long after and far from its making
             if answer is not None and not isinstance(answer, RetryAction):
                 raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
             # Made anew, and so checked: a subclass need not have done that.
@@ -166,51 +158,22 @@ class _Retries:
         text = "the retry strategy %s raised on %s: not retried"
         logger.error(text, strategy.__name__, self.operation.name, exc_info=error)
 
-    def _not_awaited(self, answer: Any) -> None:
-        # Python warns of a coroutine that is never awaited, long after and far from its making.
-        if inspect.iscoroutine(answer):
-            answer.close()
-        name = type(self.operation.strategy).__name__
-        if name not in self.executor.warned:
-            self.executor.warned.add(name)
-            logger.error(
-                "the retry strategy %s must be awaited, which sync clients cannot do: %s is not "
-                "retried; further cases are not logged",
-                name,
-                self.operation.name,
-            )
-
 
 class Executor:
-    """Runs work in the calling thread. Thread-safe: but for names that are only ever added to a
-    set, nothing changes."""
-
-    asynchronous = False
+    """Runs work in the calling thread. Immutable, so thread-safe."""
 
     def __init__(self, retry_rules: RetryRules, clock: Clock, listener: Listener) -> None:
         self.retry_rules = retry_rules
         self.clock = clock
         self.listener = listener
-        self.warned: set[str] = set()
-        """Strategies that were logged once and are not to be logged again."""
 
-    def run(self, work: Work, error: Exception | None = None) -> Any:
-        """The first successful attempt's result, or ``work.final_error()`` raised.
-
-        ``error``: what a first attempt that the caller made has raised.
-        """
+    def run(self, work: Work, error: Exception) -> Any:
+        """After a first attempt that has raised ``error``: the first successful one's result, or
+        ``work.final_error()`` raised."""
         retries = _Retries(self, work)
         end: _End = 0.0
         try:
             while True:
-                if error is None:
-                    try:
-                        result = work.attempt()
-                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
-                        error = raised
-                    else:
-                        retries.succeeded()
-                        return result
                 try:
                     release = retries.classify(error)
                     if release is not None:
@@ -223,9 +186,14 @@ class Executor:
                 if callable(end):
                     return end()
                 if end > 0:
-                    with retries:
-                        self.clock.sleep(end)
-                error = None
+                    self.clock.sleep(end)
+                try:
+                    result = work.attempt()
+                except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                    error = raised
+                else:
+                    work.limits.succeeded(retried=True)
+                    return result
         finally:
             # The frames of errors hold this one.
             del error, retries, end
@@ -234,21 +202,11 @@ class Executor:
 class AsyncExecutor(Executor):
     """Runs work in the calling task."""
 
-    asynchronous = True
-
-    async def run(self, work: Work, error: Exception | None = None) -> Any:
+    async def run(self, work: Work, error: Exception) -> Any:
         retries = _Retries(self, work)
         end: _End = 0.0
         try:
             while True:
-                if error is None:
-                    try:
-                        result = await work.attempt()
-                    except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
-                        error = raised
-                    else:
-                        retries.succeeded()
-                        return result
                 try:
                     release = retries.classify(error)
                     if release is not None:
@@ -261,9 +219,14 @@ class AsyncExecutor(Executor):
                 if callable(end):
                     return await end()
                 if end > 0:
-                    with retries:
-                        await self.clock.sleep_async(end)
-                error = None
+                    await self.clock.sleep_async(end)
+                try:
+                    result = await work.attempt()
+                except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                    error = raised
+                else:
+                    work.limits.succeeded(retried=True)
+                    return result
         finally:
             # The frames of errors hold this one.
             del error, retries, end

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import MutableSet
 
 from pymongo_resilience.clock import Clock
 
-from .failure import Failure, Stage
+from .failure import UNHEALTHY, Failure, RetryReason, Stage
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1
@@ -27,47 +26,46 @@ DEBT = 8.0
 """What the account may be overdrawn by: so much has to be earned before the next retry."""
 RATIO = 0.2
 """What a success earns: with more than one failed attempt in six, the account runs empty."""
-
-
 FORGOTTEN_S = 60.0
 """Seconds without a failed attempt after which the account is full: a quiet client may retry."""
+
+DISTRESS = UNHEALTHY | {RetryReason.NOT_PRIMARY}
+"""What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
+the application's own, and what a breaker or load shedding refused was never sent."""
 
 
 class RetryBudget:
     """Full at first. Thread- and task-safe: a reentrant lock. Counts in whole tenths of a token:
     ten times 0.1 as floats is less than 1."""
 
-    holds_back = False
-    """Whether a retry that it does not allow has to wait, unless a server has rejected the command:
-    else it is declined after every overload error, and made as always after others."""
+    full = True
+    """A success at the first attempt would change nothing."""
 
-    def __init__(
-        self, most: float, least: float, incomplete: MutableSet[RetryBudget] | None = None
-    ) -> None:
-        """``incomplete``: keeps the budgets that are not full; to others no success need be
-        reported."""
-        self._most = self._tenths = _tenths(most)
-        self._least = _tenths(least)
-        self._incomplete: MutableSet[RetryBudget] = set() if incomplete is None else incomplete
+    def __init__(self, most: float, least: float) -> None:
+        self._most, self._least = _tenths(most), _tenths(least)
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: full again, and a lock that no thread of the parent's holds."""
         self._lock = threading.RLock()
+        self._fill()
 
     @property
     def tokens(self) -> float:
         """What retries after overload errors may spend right now."""
-        return max(0, self._tenths) / 10
+        return max(0, self._rejected) / 10
 
     @abstractmethod
-    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:
-        """An attempt failed; ``retried``: not the first one; ``distress``: as servers in distress
-        fail."""
+    def failed(self, failure: Failure, *, retried: bool) -> None:
+        """An attempt failed; ``retried``: not the first one."""
 
     @abstractmethod
-    def allows(self, *, overloaded: bool) -> bool:
-        """Whether one retry may follow such a failure; where retries cost, it is paid for here."""
+    def allows(self, failure: Failure) -> bool:
+        """Whether one retry may follow. Asking spends nothing."""
 
-    @abstractmethod
-    def never_repeated(self, *, overloaded: bool) -> None:
-        """The retry that was allowed is not made."""
+    def spend(self, failure: Failure) -> bool:  # noqa: ARG002 - for others
+        """Pay for the retry that was allowed; False where another thread had the last token."""
+        return True
 
     @abstractmethod
     def succeeded(self, *, retried: bool) -> None:
@@ -77,25 +75,16 @@ class RetryBudget:
         """Whether it counts as overload here."""
         return failure.overloaded
 
-    def deposit(self, tokens: float) -> None:
-        """Put them in; what exceeds the capacity is lost."""
-        self._add(_tenths(tokens))
+    def _fill(self) -> None:
+        self._rejected = self._others = self._most
+        self.full = True
 
-    def reset_after_fork(self) -> None:
-        """In a forked child: full again, and a lock that no thread of the parent's holds."""
-        self._lock = threading.RLock()
-        self._add(self._most - self._tenths)
-
-    def _add(self, tenths: int) -> None:
+    def _add(self, rejected: int, others: int = 0) -> None:
+        """Tenths, to either account; what exceeds the capacity is lost."""
         with self._lock:
-            self._tenths = min(self._most, max(self._least, self._tenths + tenths))
-            if self._is_full():
-                self._incomplete.discard(self)
-            else:
-                self._incomplete.add(self)
-
-    def _is_full(self) -> bool:
-        return self._tenths == self._most
+            self._rejected = min(self._most, max(self._least, self._rejected + rejected))
+            self._others = min(self._most, max(self._least, self._others + others))
+            self.full = self._rejected == self._others == self._most
 
 
 class RatioBudget(RetryBudget):
@@ -107,23 +96,19 @@ class RatioBudget(RetryBudget):
     Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
     """
 
-    holds_back = True
-
     def __init__(
         self,
         reserve: float = RESERVE,
         debt: float = DEBT,
         ratio: float = RATIO,
-        incomplete: MutableSet[RetryBudget] | None = None,
         *,
         clock: Clock | None = None,
     ) -> None:
         """Without a ``clock`` nothing is forgotten."""
-        super().__init__(reserve, -debt, incomplete)
+        super().__init__(reserve, -debt)
         self._earned = _tenths(ratio)
         self._clock = clock
         self._failed_at = -math.inf
-        self._others = self._most
 
     @property
     def tokens(self) -> float:
@@ -135,72 +120,53 @@ class RatioBudget(RetryBudget):
     def _is_forgotten(self, now: float) -> bool:
         return now - self._failed_at >= FORGOTTEN_S
 
-    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - both cost the same
-        if not distress:
+    def failed(self, failure: Failure, *, retried: bool) -> None:  # noqa: ARG002 - both cost the same
+        if not (failure.overloaded or failure.reason in DISTRESS):
             return
         now = self._now()
         with self._lock:
             if self._is_forgotten(now):
-                self._tenths = self._others = self._most
+                self._fill()
             self._failed_at = now
-            if overloaded:
-                self._add(-10)
-            else:
-                self._others = max(self._least, self._others - 10)
-                self._add(0)
+            self._add(*((-10, 0) if self.is_rejection(failure) else (0, -10)))
 
-    def allows(self, *, overloaded: bool) -> bool:
-        return (self._tenths if overloaded else self._others) > 0
-
-    def never_repeated(self, *, overloaded: bool) -> None:
-        """The failure has cost, not the retry."""
+    def allows(self, failure: Failure) -> bool:
+        return (self._rejected if self.is_rejection(failure) else self._others) > 0
 
     def succeeded(self, *, retried: bool) -> None:  # noqa: ARG002 - as above
-        with self._lock:
-            self._others = min(self._most, self._others + self._earned)
-            self._add(self._earned)
-
-    def reset_after_fork(self) -> None:
-        self._others = self._most
-        super().reset_after_fork()
+        self._add(self._earned, self._earned)
 
     def is_rejection(self, failure: Failure) -> bool:
         """A connection that cannot be made is none, although the driver calls it overloaded."""
         return failure.overloaded and failure.stage is not Stage.NOT_SENT
-
-    def _is_full(self) -> bool:
-        return super()._is_full() and self._others == self._most
 
 
 class TokenBucket(RetryBudget):
     """The specification's, for retries after overload errors alone. Source: Client Backpressure of
     February 2026, "Adaptive retry policy" and "Token Bucket"."""
 
-    def __init__(
-        self, capacity: float | None = None, incomplete: MutableSet[RetryBudget] | None = None
-    ) -> None:
-        super().__init__(CAPACITY if capacity is None else capacity, 0, incomplete)
+    def __init__(self, capacity: float | None = None) -> None:
+        super().__init__(CAPACITY if capacity is None else capacity, 0)
 
-    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - not asked
+    def failed(self, failure: Failure, *, retried: bool) -> None:
         """A retry that failed otherwise than by overload has its token back (rule 3)."""
-        if retried and not overloaded:
-            self.deposit(RETRY)
+        if retried and not failure.overloaded:
+            self._add(_tenths(RETRY))
 
-    def allows(self, *, overloaded: bool) -> bool:
-        return not overloaded or self.consume()
+    def allows(self, failure: Failure) -> bool:
+        return not failure.overloaded or self._rejected >= _tenths(RETRY)
 
-    def never_repeated(self, *, overloaded: bool) -> None:
-        if overloaded:
-            self.deposit(RETRY)
+    def spend(self, failure: Failure) -> bool:
+        return not failure.overloaded or self.consume()
 
     def succeeded(self, *, retried: bool) -> None:
-        self.deposit(RETURN_RATE + RETRY if retried else RETURN_RATE)
+        self._add(_tenths(RETURN_RATE + RETRY if retried else RETURN_RATE))
 
     def consume(self, tokens: float = RETRY) -> bool:
         """Take them if they are all there; whether they were."""
         tenths = _tenths(tokens)
         with self._lock:
-            if self._tenths < tenths:
+            if self._rejected < tenths:
                 return False
             self._add(-tenths)
             return True

@@ -7,21 +7,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .failure import UNHEALTHY, RetryReason, Stage
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.clock import Deadline
 
     from .budget import RetryBudget
-    from .failure import Failure
-    from .load_shedding import LoadShedder
+    from .failure import Failure, RetryReason
     from .strategy import RetryStrategy
 
-DISTRESS = UNHEALTHY | {RetryReason.NOT_PRIMARY}
-"""What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
-the application's own, and what a breaker or load shedding refused was never sent."""
 NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -72,8 +66,6 @@ class Operation:
     """The client's, where it has one."""
     part: bool = False
     """Whether the library repeats its whole transaction: what becomes of it is decided there."""
-    shedders: Mapping[str, LoadShedder] | None = field(default=None, repr=False)
-    """The client's, by server, with load shedding."""
     method: str = ""
     """The driver's method that the application called, for example ``"update_many"``; of a cursor's
     later batch ``"find/getMore"``. Empty where it is not known."""
@@ -102,31 +94,15 @@ class Operation:
         """What no wait between attempts may pass: the deadline, or the end of repeating."""
         return self.retry_window if self.deadline is None else self.deadline
 
-    def record(self, failure: Failure) -> None:
-        """Count one failed attempt."""
-        rejected = failure.overloaded and failure.stage is not Stage.NOT_SENT
-        if rejected and self.shedders is not None and failure.server is not None:
-            self.shedders[failure.server].rejected()
-        if self.budget is not None and failure.reason is not RetryReason.LOAD_SHED:
-            distress = failure.overloaded or failure.reason in DISTRESS
-            retried = self.attempts > 0
-            overloaded = self.budget.is_rejection(failure)
-            self.budget.failed(overloaded=overloaded, retried=retried, distress=distress)
+    def count(self, failure: Failure) -> None:
+        """One more attempt has failed. What that costs, ``Limits.failed`` says."""
         self.attempts += 1
         self.unattempted += failure.pool_paused
         self.idempotent = self._is_idempotent(carried_txn_number=failure.carried_txn_number)
         self.overloaded = self.overloaded or failure.overloaded
         self.reasons.append(failure.reason)
 
-    def never_repeated(self, failure: Failure) -> None:
-        """The wait for a repetition was cut short: what was taken for it returns."""
-        if self.budget is not None:
-            self.budget.never_repeated(overloaded=failure.overloaded)
-
     def next_command(self) -> None:
-        """A bulk went on to its next command: the retry of the last one has succeeded, and the
-        new one has its own attempts."""
-        if self.budget is not None and self.attempts:
-            self.budget.succeeded(retried=True)
+        """A bulk went on to its next command, which has its own attempts."""
         self.attempts = self.unattempted = 0
         self.overloaded = False

@@ -1,26 +1,34 @@
-"""The rules of retries, in order, in one place. Pure: its only side effect is what a retry takes
-from the budget.
+"""The rules of retries, in order, in one place. Pure: asking spends nothing.
 
-A decision has two steps, since a strategy may be a coroutine: ``check_rules`` applies the rules
-that need no strategy, ``apply_strategy`` those that follow its answer. docs/retries.md says what
-is not obvious. At the end, what follows a failure in a transaction that is repeated as a
-whole: with_transaction's rules, with the library's limits.
+A decision has two steps, since a strategy may be a coroutine: ``declined`` applies the rules that
+need no strategy, ``verdict`` those that follow its answer. docs/retries.md says what is not
+obvious. At the end, what follows a failure in a transaction that is repeated as a whole:
+with_transaction's rules, with the library's limits.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pymongo_resilience.clock import SHORTEST, Deadline, Random
 
 from . import backoff
+from .budget import DISTRESS
 from .failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
-from .retried_operation import DISTRESS, Kind, Operation
-from .strategy import TERMINAL, Answer, RetryAction, follows_specification
+from .retried_operation import Kind, Operation
+from .strategy import (
+    CONTROLLED,
+    TERMINAL,
+    Answer,
+    RetryAction,
+    RetryStrategy,
+    follows_specification,
+)
 
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt: sleeps end late."""
@@ -79,12 +87,13 @@ class Retry(NamedTuple):
     """The client's budget is spent, and the delay is longer for it."""
 
 
-class NeedsStrategy:
-    """The rules allow a retry; the strategy decides."""
-
-
-NEEDS_STRATEGY = NeedsStrategy()
 Verdict = GiveUp | Retry
+
+
+def strategy_for(operation: Operation, failure: Failure) -> RetryStrategy:
+    """The one to ask. The application's is not where the cause is never its concern."""
+    controlled = failure.reason.always_retry and not follows_specification(operation)
+    return CONTROLLED if controlled else operation.strategy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,57 +108,69 @@ class RetryRules:
     max_backoff: float = backoff.OVERLOAD_LIMIT
     random: Random = random.random
 
-    def check_rules(self, operation: Operation, failure: Failure) -> GiveUp | Retry | NeedsStrategy:
-        """Rules 0 to 4, for a failure that ``operation`` has recorded."""
-        declined = self._declined(operation, failure)
-        if declined is not None:
-            return GiveUp(declined)
-        if failure.reason.always_retry and not follows_specification(operation):
-            controlled = RetryAction(backoff.controlled(operation.attempts))
-            return self.apply_strategy(operation, failure, controlled)
-        return NEEDS_STRATEGY
+    def decide(self, operation: Operation, failure: Failure) -> Verdict:
+        """All rules, for a failure that ``operation`` has counted and a strategy of the library."""
+        rule = self.declined(operation, failure)
+        if rule is not None:
+            return GiveUp(rule)
+        answer: Any = strategy_for(operation, failure).retry_after(operation, failure)
+        return self.verdict(operation, failure, answer)
 
-    def apply_strategy(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
+    def verdict(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         """Rules 5 to 8, with the strategy's answer."""
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
-        if not failure.overloaded:
-            delay = max(0.0, answer.delay)
-            # After a conflict, which no server in distress causes, none has to wait.
-            held_back = failure.reason in DISTRESS and self.holds_back(operation)
-            if held_back:
-                delay = max(delay, backoff.held_back(operation.attempts, self.random))
-            verdict = self._fit(operation, failure, delay, held_back=held_back)
-            if isinstance(verdict, GiveUp) or failure.next_probe_in is None or failure.elsewhere:
-                return verdict
-            return self._wait_for_probe(operation, failure, failure.next_probe_in, verdict)
+        delay, held_back = max(0.0, answer.delay), self.holds_back(operation, failure)
+        if held_back:
+            delay = max(delay, backoff.held_back(operation.attempts, self.random))
+        if failure.overloaded:
+            return self._after_overload(operation, failure, delay, held_back=held_back)
+        limit = operation.time_limit
+        room = math.inf if limit is None else _room(limit, failure)
+        # Here and below, the comparison is written so that NaN leaves no room.
+        if not room >= (LAST_ATTEMPT if delay else SHORTEST):
+            # Without a deadline, only the number of attempts ended it.
+            return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE)
+        delay = min(delay, max(0.0, room - LAST_ATTEMPT))
+        if failure.next_probe_in is not None and not failure.elsewhere:
+            # Rule 7: an attempt before the probe would be refused again, so that wait is not
+            # shortened. Without a deadline, do not wait for the probe.
+            if not failure.next_probe_in <= (0.0 if limit is None else room):
+                return GiveUp(Rule.BREAKER)
+            delay = max(delay, failure.next_probe_in)
+        return Retry(delay, held_back)
+
+    def _after_overload(
+        self, operation: Operation, failure: Failure, wait: float, *, held_back: bool
+    ) -> Verdict:
+        """``wait``: what else delays the retry, cut to the time that is left."""
         base = self.base_backoff if failure.base_backoff is None else failure.base_backoff
         delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
-        if operation.time_limit is not None and not operation.time_limit.allows(delay):
+        limit = operation.time_limit
+        if limit is not None and not limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
-        wait, budget, held_back = answer.delay, operation.budget, False
-        if budget is not None:
-            rejected = budget.is_rejection(failure)
-            if not budget.allows(overloaded=rejected):
-                if rejected:
-                    return GiveUp(Rule.BUDGET)
-                held_back = True
-                wait = max(wait, backoff.held_back(operation.attempts, self.random))
-        longer = self._fit(operation, failure, wait) if wait > delay else None
-        if isinstance(longer, Retry):
-            return Retry(max(delay, longer.delay), held_back)
-        return Retry(delay)
+        budget = operation.budget
+        if budget is not None and budget.is_rejection(failure) and not budget.allows(failure):
+            return GiveUp(Rule.BUDGET)
+        if not wait > delay:
+            return Retry(delay)
+        room = math.inf if limit is None else _room(limit, failure)
+        return Retry(max(delay, min(wait, room - LAST_ATTEMPT)), held_back)
 
-    def holds_back(self, operation: Operation) -> bool:
-        """Rule 8 for what is no overload: the budget is spent, and a retry has to wait. An election
-        must not become an error within a deadline, so none is declined; the first may go at once,
-        as every driver's does."""
+    def holds_back(self, operation: Operation, failure: Failure) -> bool:
+        """Rule 8 for what is no rejection: the budget is spent, and a retry has to wait.
+
+        An election must not become an error within a deadline, so none is declined; the first may
+        go at once, as every driver's does. After a conflict, which no server in distress causes,
+        none waits."""
         budget = operation.budget
         if budget is None or operation.attempts < 2 or follows_specification(operation):  # noqa: PLR2004
             return False
-        return budget.holds_back and not budget.allows(overloaded=False)
+        excluded = failure.reason not in DISTRESS or budget.is_rejection(failure)
+        return not excluded and not budget.allows(failure)
 
-    def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
+    def declined(self, operation: Operation, failure: Failure) -> Rule | None:
+        """Rules 0 to 4: the one that declines; None where the strategy is to be asked."""
         if failure.reason is RetryReason.LOAD_SHED:
             return Rule.LOAD_SHEDDING
         if failure.timed_out and _deadline_is_over(operation, failure):
@@ -199,31 +220,6 @@ class RetryRules:
             return Rule.ATTEMPTS if operation.retry_window.expired() else None
         return Rule.ATTEMPTS if retries >= 1 else None
 
-    def _fit(
-        self, operation: Operation, failure: Failure, delay: float, *, held_back: bool = False
-    ) -> Verdict:
-        """Rule 6 for delays that are not an overloaded server's: shortened for one last attempt."""
-        if operation.time_limit is None:
-            return Retry(delay, held_back)
-        room = _room(operation.time_limit, failure)
-        # Here and below, the comparison is written so that NaN leaves no room.
-        if not room >= (LAST_ATTEMPT if delay else SHORTEST):
-            # Without a deadline, only the number of attempts ended it.
-            return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE)
-        return Retry(min(delay, max(0.0, room - LAST_ATTEMPT)), held_back)
-
-    def _wait_for_probe(
-        self, operation: Operation, failure: Failure, next_probe_in: float, retry: Retry
-    ) -> Verdict:
-        """Rule 7: an attempt before the probe would be refused again, so that wait is not
-        shortened. Without a deadline, do not wait for the probe."""
-        limit = operation.time_limit
-        room = 0.0 if limit is None else _room(limit, failure)
-        # Written so that NaN does not fit.
-        if not next_probe_in <= room:
-            return GiveUp(Rule.BREAKER)
-        return retry._replace(delay=max(retry.delay, next_probe_in))
-
 
 def _room(limit: Deadline, failure: Failure) -> float:
     """Seconds in which one more attempt can be begun, so that its answer may be back in time."""
@@ -265,17 +261,13 @@ def what_to_repeat(
 def transaction_verdict(
     rules: RetryRules, operation: Operation, failure: Failure, what: Repeat
 ) -> Verdict:
-    """Whether ``what`` is done, and after how many seconds. The command's own budget has been
-    charged."""
-    budget, operation.budget = operation.budget, None
-    operation.record(failure)
-    operation.budget = budget
-    answer = rules.check_rules(operation, failure)
-    if isinstance(answer, GiveUp):
-        return answer
-    if what is Repeat.NOTHING:
-        return GiveUp(Rule.UNKNOWN_REASON)
-    if not isinstance(answer, NeedsStrategy):
-        return answer
+    """Whether ``what`` is done, and after how many seconds. What the failure costs was paid by its
+    command."""
+    operation.count(failure)
+    rule = rules.declined(operation, failure)
+    if rule is None and what is Repeat.NOTHING:
+        rule = Rule.UNKNOWN_REASON
+    if rule is not None:
+        return GiveUp(rule)
     delay = backoff.transaction(operation.attempts, rules.random)
-    return rules.apply_strategy(operation, failure, RetryAction(delay))
+    return rules.verdict(operation, failure, RetryAction(delay))

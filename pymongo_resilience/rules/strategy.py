@@ -112,6 +112,16 @@ class MongoDB(_Comparable):
         return None
 
 
+class Controlled(_Comparable):
+    """For what no strategy is asked about: repeated until the time is up."""
+
+    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - as above
+        return RetryAction(backoff.controlled(operation.attempts))
+
+
+CONTROLLED = Controlled()
+
+
 def follows_specification(operation: Operation) -> bool:
     return isinstance(operation.strategy, MongoDB)
 

@@ -20,7 +20,7 @@ import pymongo_resilience
 from pymongo_resilience import Config, Policy, bind, override, status
 from pymongo_resilience.errors import OverloadShedError, RetryReason
 from pymongo_resilience.events import RetryDeclined
-from pymongo_resilience.rules.load_shedding import LoadShedder
+from pymongo_resilience.rules.limits import LoadShedder
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import Overload, ReplicaSet
 
@@ -33,7 +33,7 @@ LABELS = ("SystemOverloadedError", "RetryableError")
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is forgotten within a test, and the dice always show the middle."""
-    monkeypatch.setattr("pymongo_resilience.rules.load_shedding.WINDOW_S", 3600.0)
+    monkeypatch.setattr("pymongo_resilience.rules.limits.WINDOW_S", 3600.0)
     monkeypatch.setattr(refusals, "random", lambda: 0.5)
 
 
@@ -236,10 +236,10 @@ def test_a_refusal_takes_no_token(
     coll = client[database].coll
     overloaded(side, proxy, coll)
     budget = running().budgets.of(client)
-    accounts = budget._tenths, budget._others
+    accounts = budget._rejected, budget._others
     for _ in range(5):
         refused(side, coll.find_one)
-    assert (budget._tenths, budget._others) == accounts
+    assert (budget._rejected, budget._others) == accounts
 
 
 def test_the_drivers_own_loop_has_none(caplog: pytest.LogCaptureFixture) -> None:

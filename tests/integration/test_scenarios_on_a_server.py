@@ -247,13 +247,13 @@ def test_the_row_holds_on_a_server(
 def record_screening(patch: pytest.MonkeyPatch) -> list[tuple[Kind, Stage]]:
     """What the engine is told of each failed attempt."""
     told: list[tuple[Kind, Stage]] = []
-    check_rules = RetryRules.check_rules
+    declined = RetryRules.declined
 
     def recorded(retry_rules: RetryRules, operation: Operation, failure: Failure) -> Any:
         told.append((operation.kind, failure.stage))
-        return check_rules(retry_rules, operation, failure)
+        return declined(retry_rules, operation, failure)
 
-    patch.setattr(RetryRules, "check_rules", recorded)
+    patch.setattr(RetryRules, "declined", recorded)
     return told
 
 

@@ -1,42 +1,89 @@
-"""The token bucket as a state machine, beside exact arithmetic, and under many threads."""
+"""Both kinds of retry budget: their arithmetic, many threads, and what the rules make of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.engine.fake_clock import FakeClock
+from support.engine.retry_strategies import AT_ONCE, MONGODB, half
 
-from pymongo_resilience.rules.budget import CAPACITY, RETURN_RATE, TokenBucket
+from pymongo_resilience.clock import Deadline
+from pymongo_resilience.rules.budget import (
+    CAPACITY,
+    DEBT,
+    DISTRESS,
+    FORGOTTEN_S,
+    RATIO,
+    RESERVE,
+    RETURN_RATE,
+    RatioBudget,
+    RetryBudget,
+    TokenBucket,
+)
+from pymongo_resilience.rules.failure import (
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
+from pymongo_resilience.rules.limits import Limits
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
 
-TENTH = Fraction(1, 10)
+OVERLOAD = Failure(
+    RuntimeError(),
+    Stage.ANSWERED,
+    RetryReason.OVERLOADED,
+    labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
+)
+CUT = Failure(RuntimeError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
+NOT_PRIMARY = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.NOT_PRIMARY)
+CONFLICT = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.WRITE_CONFLICT)
+UNREACHABLE = replace(OVERLOAD, stage=Stage.NOT_SENT, reason=RetryReason.SOCKET_NOT_AVAILABLE)
+RULES = RetryRules(random=half)
 
 
-def test_the_numbers_of_the_text() -> None:
-    assert (CAPACITY, RETURN_RATE, TokenBucket().tokens) == (1000, 0.1, 1000)
+def operation(
+    budget: RetryBudget, timeout: float | None = 5.0, strategy: object = AT_ONCE
+) -> Operation:
+    deadline = None if timeout is None else Deadline.after(FakeClock(100.0), timeout)
+    return Operation("find", "a.b", Kind.READ, strategy, budget=budget, deadline=deadline)  # type: ignore[arg-type]
 
 
-def test_ten_successes_are_one_retry() -> None:
+def decided(operation: Operation, failure: Failure) -> GiveUp | Retry:
+    limits = Limits(operation.budget)
+    limits.failed(failure, retried=operation.attempts > 0)
+    operation.count(failure)
+    verdict = RULES.decide(operation, failure)
+    if isinstance(verdict, Retry):
+        assert limits.spend(failure)
+    return verdict
+
+
+def spent() -> RatioBudget:
+    """Both accounts."""
+    budget = RatioBudget()
+    for _ in range(round(RESERVE)):
+        budget.failed(OVERLOAD, retried=False)
+        budget.failed(CUT, retried=False)
+    return budget
+
+
+def empty_bucket() -> TokenBucket:
     bucket = TokenBucket(1)
     assert bucket.consume()
-    for _ in range(10):
-        assert not bucket.consume()
-        bucket.succeeded(retried=False)
-    assert bucket.consume()
-    assert bucket.tokens == 0
-
-
-def test_a_retry_that_succeeds_gives_back_its_token_and_a_tenth() -> None:
-    bucket = TokenBucket(10)
-    assert bucket.consume(5)
-    bucket.succeeded(retried=True)
-    assert bucket.tokens == 6.1
+    return bucket
 
 
 class Buckets(RuleBasedStateMachine):
-    """Any order of retries, successes and failures."""
+    """Any order of retries, successes and failures, beside exact arithmetic."""
 
     @initialize(capacity=st.integers(1, 50))
     def begin(self, capacity: int) -> None:
@@ -45,42 +92,174 @@ class Buckets(RuleBasedStateMachine):
 
     @rule()
     def retry(self) -> None:
-        granted = self.bucket.consume()
-        assert granted == (self.model >= 1)
-        self.model -= granted
+        allowed = self.bucket.allows(OVERLOAD)
+        assert self.bucket.allows(OVERLOAD) == allowed == (self.model >= 1), "asking spends nothing"
+        assert self.bucket.spend(OVERLOAD) == allowed
+        self.model -= allowed
 
-    @rule(times=st.integers(1, 40))
-    def first_attempts_succeed(self, times: int) -> None:
+    @rule()
+    def retry_after_something_else(self) -> None:
+        assert self.bucket.allows(CUT)
+        assert self.bucket.spend(CUT)
+
+    @rule(times=st.integers(1, 40), retried=st.booleans())
+    def attempts_succeed(self, times: int, retried: bool) -> None:
         for _ in range(times):
-            self.bucket.succeeded(retried=False)
-        self.model = min(self.capacity, self.model + times * TENTH)
+            self.bucket.succeeded(retried=retried)
+        each = Fraction(1, 10) + retried
+        self.model = min(self.capacity, self.model + times * each)
 
-    @rule()
-    def retry_succeeds(self) -> None:
-        self.bucket.succeeded(retried=True)
-        self.model = min(self.capacity, self.model + 1 + TENTH)
-
-    @rule()
-    def retry_fails_otherwise(self) -> None:
-        self.bucket.deposit(1)
-        self.model = min(self.capacity, self.model + 1)
+    @rule(failure=st.sampled_from([OVERLOAD, CUT, CONFLICT]), retried=st.booleans())
+    def attempt_fails(self, failure: Failure, retried: bool) -> None:
+        self.bucket.failed(failure, retried=retried)
+        if retried and failure is not OVERLOAD:
+            self.model = min(self.capacity, self.model + 1)
 
     @invariant()
-    def never_more_than_the_capacity_nor_less_than_nothing(self) -> None:
-        assert 0 <= self.bucket.tokens <= self.capacity
+    def as_the_model(self) -> None:
         assert self.bucket.tokens == float(self.model)
+        assert self.bucket.full == (self.model == self.capacity)
 
 
-TestBuckets = Buckets.TestCase
+class Ratios(RuleBasedStateMachine):
+    """Any order of failures and successes, beside exact arithmetic."""
+
+    @initialize(reserve=st.integers(1, 20), debt=st.integers(0, 20), tenths=st.integers(1, 5))
+    def begin(self, reserve: int, debt: int, tenths: int) -> None:
+        self.budget = RatioBudget(reserve, debt, tenths / 10)
+        self.reserve, self.debt, self.earned = reserve, debt, Fraction(tenths, 10)
+        self.model = {OVERLOAD: Fraction(reserve), CUT: Fraction(reserve)}
+
+    @rule(times=st.integers(1, 5), failure=st.sampled_from([OVERLOAD, CUT]), retried=st.booleans())
+    def attempts_fail(self, times: int, failure: Failure, retried: bool) -> None:
+        for _ in range(times):
+            self.budget.failed(failure, retried=retried)
+        self.model[failure] = max(Fraction(-self.debt), self.model[failure] - times)
+
+    @rule(retried=st.booleans())
+    def another_failure(self, retried: bool) -> None:
+        self.budget.failed(CONFLICT, retried=retried)
+
+    @rule(times=st.integers(1, 40), retried=st.booleans())
+    def attempts_succeed(self, times: int, retried: bool) -> None:
+        for _ in range(times):
+            self.budget.succeeded(retried=retried)
+        for account, there in self.model.items():
+            self.model[account] = min(Fraction(self.reserve), there + times * self.earned)
+
+    @rule(failure=st.sampled_from([OVERLOAD, CUT]))
+    def retry(self, failure: Failure) -> None:
+        assert self.budget.spend(failure), "the failure has cost, not the retry"
+
+    @rule()
+    def a_child(self) -> None:
+        self.budget.reset_after_fork()
+        self.model = dict.fromkeys(self.model, Fraction(self.reserve))
+
+    @invariant()
+    def as_the_model(self) -> None:
+        assert self.budget.tokens == float(max(Fraction(0), self.model[OVERLOAD]))
+        for failure, there in self.model.items():
+            assert self.budget.allows(failure) == (there > 0)
+        assert self.budget.full == all(each == self.reserve for each in self.model.values())
+
+
+TestBuckets, TestRatios = Buckets.TestCase, Ratios.TestCase
+
+
+def test_the_numbers_of_the_text_and_those_that_the_simulation_chose() -> None:
+    assert (CAPACITY, RETURN_RATE, TokenBucket().tokens) == (1000, 0.1, 1000)
+    assert (RESERVE, DEBT, RATIO) == (8, 8, 0.2)
+
+
+def test_one_operation_of_a_quiet_client_has_its_five_retries() -> None:
+    one = operation(RatioBudget(), timeout=None)
+    assert [type(decided(one, OVERLOAD)) for _ in range(5)] == [Retry] * 5
+    assert decided(one, OVERLOAD) == GiveUp(Rule.ATTEMPTS)
+
+
+def test_spent_it_declines_what_is_overloaded_until_successes_have_paid() -> None:
+    budget = spent()
+    assert decided(operation(budget), OVERLOAD) == GiveUp(Rule.BUDGET)
+    # The failure that is repeated costs a token as well.
+    for _ in range(10):
+        budget.succeeded(retried=False)
+    assert budget.tokens == 1
+    assert decided(operation(budget), OVERLOAD) == GiveUp(Rule.BUDGET)
+    for _ in range(6):
+        budget.succeeded(retried=False)
+    assert isinstance(decided(operation(budget), OVERLOAD), Retry)
+
+
+def held_back(*seconds: float) -> list[Retry]:
+    return [Retry(pytest.approx(each), held_back=True) for each in seconds]
+
+
+@pytest.mark.parametrize(("failure", "budget", "strategy", "expected"), [
+    (CUT, spent, AT_ONCE, [Retry(0.0), *held_back(0.075, 0.3, 1.2, 1.2)]),
+    (NOT_PRIMARY, spent, AT_ONCE, [Retry(0.001), *held_back(0.075, 0.3, 1.2, 1.2)]),
+    # The driver gives it both labels; no server has rejected anything.
+    (UNREACHABLE, spent, AT_ONCE,
+     [Retry(0.1), Retry(0.2), Retry(0.4), *held_back(1.2), Retry(1.6), GiveUp(Rule.ATTEMPTS)]),
+    (UNREACHABLE, empty_bucket, AT_ONCE, [GiveUp(Rule.BUDGET)]),
+    (CUT, RatioBudget, AT_ONCE, [Retry(0.0)] * 3),
+    (CUT, spent, MONGODB, [Retry(0.0)] * 3),
+    (CUT, empty_bucket, AT_ONCE, [Retry(0.0)] * 3),
+    (CONFLICT, spent, AT_ONCE, [Retry(0.0)] * 5),
+    (replace(CONFLICT, reason=RetryReason.LOCK_TIMEOUT), spent, AT_ONCE, [Retry(0.0)] * 5),
+])  # fmt: skip
+def test_spent_it_holds_back_what_distress_has_caused_but_for_the_first_retry(
+    failure: Failure,
+    budget: Callable[[], RetryBudget],
+    strategy: object,
+    expected: list[GiveUp | Retry],
+) -> None:
+    one = operation(budget(), timeout=20.0, strategy=strategy)
+    assert [decided(one, failure) for _ in expected] == expected
+
+
+def test_an_election_is_waited_for_to_the_last_attempt() -> None:
+    one = operation(spent(), timeout=0.05)
+    decided(one, NOT_PRIMARY)
+    assert decided(one, NOT_PRIMARY) == Retry(pytest.approx(0.045), held_back=True)
+
+
+def test_without_a_deadline_the_one_retry_is_made() -> None:
+    one = operation(spent(), timeout=None)
+    assert [decided(one, CUT) for _ in range(2)] == [Retry(0.0), GiveUp(Rule.ATTEMPTS)]
+
+
+@pytest.mark.parametrize("reason", RetryReason)
+def test_only_what_a_server_in_distress_causes_costs_a_token(reason: RetryReason) -> None:
+    budget = RatioBudget(1, 0)
+    Limits(budget).failed(Failure(RuntimeError(), Stage.ANSWERED, reason), retried=False)
+    assert budget.allows(CUT) == (reason not in DISTRESS)
+    assert budget.allows(OVERLOAD)
+
+
+def test_after_a_minute_without_a_failure_it_is_full_again() -> None:
+    clock = FakeClock(100.0)
+    budget = RatioBudget(clock=clock)
+    for _ in range(16):
+        budget.failed(OVERLOAD, retried=False)
+    clock.advance(FORGOTTEN_S - 1)
+    budget.failed(OVERLOAD, retried=False)
+    assert not budget.allows(OVERLOAD)
+    clock.advance(FORGOTTEN_S)
+    assert budget.tokens == RESERVE
+    budget.failed(OVERLOAD, retried=False)
+    assert budget.tokens == RESERVE - 1
+    assert budget.allows(OVERLOAD)
 
 
 @pytest.mark.parametrize("threads", [2, 16])
 def test_many_threads_take_what_is_there_and_no_more(threads: int) -> None:
-    bucket = TokenBucket(500)
+    bucket, budget = TokenBucket(500), RatioBudget(500, 500)
     with ThreadPoolExecutor(threads) as pool:
-        granted = list(pool.map(lambda _: bucket.consume(), range(2000)))
-    assert granted.count(True) == 500
-    assert bucket.tokens == 0
+        granted = list(pool.map(lambda _: bucket.spend(OVERLOAD), range(2000)))
+        list(pool.map(lambda _: budget.failed(OVERLOAD, retried=False), range(400)))
+    assert (granted.count(True), bucket.tokens, budget.tokens) == (500, 0, 100)
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda _: bucket.succeeded(retried=False), range(2000)))
-    assert bucket.tokens == 200
+        list(pool.map(lambda _: bucket.succeeded(retried=False), range(1000)))
+        list(pool.map(lambda _: budget.succeeded(retried=False), range(1000)))
+    assert (bucket.tokens, budget.tokens) == (100, 300)

@@ -110,7 +110,7 @@ def test_a_raising_listener_does_not_reach_the_operation() -> None:
     work = BlockingWork(READ, [CUT], FAST_FAIL)
     heard = RecordingListener()
     listener = Broadcast([Faulty(LookupError("mine")), heard])
-    assert Executor(RetryRules(), work.clock, listener).run(work) == RESULT
+    assert work.run(Executor(RetryRules(), work.clock, listener)) == RESULT
     assert (work.attempts, len(heard.events)) == (2, 1)
 
 

@@ -11,7 +11,7 @@ from support.engine.retry_strategies import FAST_FAIL
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 
 REASONS = {
     # name: value, allows_non_idempotent_retry, always_retry
@@ -94,8 +94,8 @@ def test_facts_cannot_be_changed() -> None:
 def test_an_operation_counts_what_failed() -> None:
     operation = Operation("find", "shop.orders", Kind.READ, FAST_FAIL)
     assert (operation.attempts, operation.overloaded, operation.reasons) == (0, False, [])
-    operation.record(failure("SystemOverloadedError"))
-    operation.record(failure())
+    operation.count(failure("SystemOverloadedError"))
+    operation.count(failure())
     assert operation.attempts == 2
     assert operation.overloaded, "once seen, an overload stays seen"
     assert operation.reasons == [RetryReason.UNKNOWN] * 2
@@ -103,7 +103,7 @@ def test_an_operation_counts_what_failed() -> None:
 
 def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
     operation = Operation("insert", "shop.orders", Kind.WRITE, FAST_FAIL)
-    operation.record(failure("SystemOverloadedError"))
+    operation.count(failure("SystemOverloadedError"))
     operation.next_command()
     assert (operation.attempts, operation.overloaded) == (0, False)
     assert operation.reasons == [RetryReason.UNKNOWN]
@@ -111,7 +111,7 @@ def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
 
 def test_operations_share_no_state() -> None:
     one, two = (Operation("find", "shop.orders", Kind.READ, FAST_FAIL) for _ in range(2))
-    one.record(failure())
+    one.count(failure())
     assert two.reasons == []
     with pytest.raises(TypeError):
         one.data["robot"] = True  # type: ignore[index]
@@ -139,10 +139,10 @@ def test_what_may_be_forgotten_there_is_not_repeated(
         "update", "a.b", kind, FAST_FAIL, declared_idempotent=idempotent, deadline=deadline
     )
     clock.advance(1799)
-    assert not isinstance(RetryRules().check_rules(operation, sent), GiveUp)
+    assert RetryRules().declined(operation, sent) is None
     clock.advance(1)
-    forgotten = RetryRules().check_rules(operation, sent)
+    forgotten = RetryRules().declined(operation, sent)
     if kind is Kind.WRITE and idempotent:
-        assert not isinstance(forgotten, GiveUp)
+        assert forgotten is None
     else:
-        assert forgotten == GiveUp(Rule.NOT_SAFE)
+        assert forgotten is Rule.NOT_SAFE

@@ -27,12 +27,12 @@ class OurFault(RuntimeError):  # noqa: N818 - a fault, as the log calls it
 
 def in_thread(work: FakeWork, heard: RecordingListener) -> Any:
     assert isinstance(work, BlockingWork)
-    return Executor(RETRY_RULES, work.clock, heard).run(work)
+    return work.run(Executor(RETRY_RULES, work.clock, heard))
 
 
 def in_task(work: FakeWork, heard: RecordingListener) -> Any:
     assert isinstance(work, AwaitedWork)
-    return asyncio.run(AsyncExecutor(RETRY_RULES, work.clock, heard).run(work))
+    return asyncio.run(work.run(AsyncExecutor(RETRY_RULES, work.clock, heard)))
 
 
 both = pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def assert_logged(caplog: pytest.LogCaptureFixture, step: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("step", ["operation", "classify", "release_attempt", "prepare"])
+@pytest.mark.parametrize("step", ["operation", "classify", "report", "prepare"])
 def test_the_original_error_is_raised_and_the_fault_logged(
     step: str,
     kind: type[FakeWork],
@@ -149,6 +149,6 @@ def test_without_a_failure_nothing_of_ours_runs(
     kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = kind(READ, [], FAST_FAIL)
-    for step in ("operation", "classify", "release_attempt", "prepare", "final_error"):
+    for step in ("operation", "classify", "report", "prepare", "final_error"):
         broken(step, work, monkeypatch)
     assert run(work, RecordingListener()) == RESULT

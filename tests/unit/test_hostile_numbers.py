@@ -31,7 +31,7 @@ from pymongo_resilience.rules.failure import (
     Stage,
 )
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
+from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Verdict
 from pymongo_resilience.rules.strategy import RetryAction, RetryStrategy
 
 READING = Call(kind=Kind.READ)
@@ -48,12 +48,12 @@ OVERLOADED = Failure(
 
 def decided(operation: Operation, failure: Failure, delay: float) -> Verdict:
     """The verdict on a failure, where the strategy answers with ``delay``."""
-    operation.record(failure)
+    operation.count(failure)
     retry_rules = RetryRules(random=half)
-    verdict = retry_rules.check_rules(operation, failure)
-    if isinstance(verdict, NeedsStrategy):
-        return retry_rules.apply_strategy(operation, failure, RetryAction(delay))
-    return verdict
+    rule = retry_rules.declined(operation, failure)
+    if rule is not None:
+        return GiveUp(rule)
+    return retry_rules.verdict(operation, failure, RetryAction(delay))
 
 
 @examples(60)

@@ -43,13 +43,13 @@ Run = Callable[[FakeWork, Any], Any]
 
 def in_thread(work: FakeWork, listener: Any) -> Any:
     assert isinstance(work, BlockingWork)
-    return Executor(RETRY_RULES, work.clock, listener).run(work)
+    return work.run(Executor(RETRY_RULES, work.clock, listener))
 
 
 def in_task(work: FakeWork, listener: Any) -> Any:
     """A loop of its own, stepped manually: asyncio's would catch what ends the process."""
     assert isinstance(work, AwaitedWork)
-    coroutine = AsyncExecutor(RETRY_RULES, work.clock, listener).run(work)
+    coroutine = work.run(AsyncExecutor(RETRY_RULES, work.clock, listener))
     try:
         while True:
             coroutine.send(None)

@@ -16,9 +16,9 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.load_shedding import WINDOW_S, LoadShedder
+from pymongo_resilience.rules.limits import WINDOW_S, Limits, LoadShedder
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.rules.strategy import BestEffort
 
 Priority = Literal["high", "normal", "low"]
@@ -138,17 +138,16 @@ OVERLOAD = SYSTEM_OVERLOADED, RETRYABLE
 ])  # fmt: skip
 def test_only_what_a_server_rejected_counts(failed: Failure, counts: bool) -> None:
     shedder = LoadShedder(FakeClock(), lambda: 1.0)
-    operation = Operation("find", "db.c", Kind.READ, BestEffort(), shedders={SERVER: shedder})
     shedder.admits()
-    operation.record(failed)
+    Limits(shedders={SERVER: shedder}).failed(failed, retried=False)
     assert (shedder.refused() > 0) is counts
 
 
 def test_what_was_refused_is_not_repeated() -> None:
     operation = Operation("find", "db.c", Kind.READ, BestEffort())
     refused = failure(RetryReason.LOAD_SHED, Stage.NOT_SENT, *OVERLOAD)
-    operation.record(refused)
-    assert RetryRules().check_rules(operation, refused) == GiveUp(Rule.LOAD_SHEDDING)
+    operation.count(refused)
+    assert RetryRules().declined(operation, refused) is Rule.LOAD_SHEDDING
 
 
 def test_in_a_forked_child_no_lock_is_held() -> None:

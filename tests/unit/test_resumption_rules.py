@@ -172,6 +172,6 @@ def test_the_find_has_its_own_retries_once_those_of_the_getmore_are_used_up() ->
     going, given = operation(), failure(reason=RetryReason.OVERLOADED, labels=OVERLOADED)
     for _ in range(MOST):
         assert resumption.reclassified(given, going, MOST) == (given, False)
-        going.record(given)
+        going.count(given)
     assert resumption.reclassified(given, going, MOST) == (given, True)
     assert (going.attempts, going.overloaded) == (0, False)

@@ -46,7 +46,7 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
+from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.rules.strategy import RetryAction
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation
         deadline=deadline,
     )
     failure = failure_of(fault, call)
-    operation.record(failure)
+    operation.count(failure)
     return operation, failure
 
 
@@ -211,8 +211,8 @@ def test_an_answer_refuses_or_delays(
 ) -> None:
     """Against the answer "at once": never a retry more, never an earlier one."""
     operation, failure = recorded(call, fault, timeout)
-    at_once = retry_rules.apply_strategy(operation, failure, RetryAction(0.0))
-    verdict = retry_rules.apply_strategy(operation, failure, answer)
+    at_once = retry_rules.verdict(operation, failure, RetryAction(0.0))
+    verdict = retry_rules.verdict(operation, failure, answer)
     if isinstance(at_once, GiveUp) or answer is None:
         assert isinstance(verdict, GiveUp)
         return
@@ -231,8 +231,8 @@ def test_the_rules_change_nothing(
     operation, failure = recorded(call, fault, timeout)
     before = copy.copy(operation)
     before.reasons = list(operation.reasons)
-    first = retry_rules.check_rules(operation, failure)
-    assert retry_rules.check_rules(operation, failure) == first
+    first = retry_rules.decide(operation, failure)
+    assert retry_rules.decide(operation, failure) == first
     assert operation == before
 
 
@@ -240,10 +240,9 @@ def test_the_rules_change_nothing(
 def test_a_rule_that_declines_says_which(call: Call, fault: Fault, retry_rules: RetryRules) -> None:
     assume(not refused_until(fault))
     operation, failure = recorded(call, fault, None)
-    verdict = retry_rules.check_rules(operation, failure)
+    rule = retry_rules.declined(operation, failure)
     if not permitted(call, fault):
-        assert isinstance(verdict, GiveUp)
-        assert verdict.rule in {
+        assert rule in {
             Rule.LOAD_SHEDDING,
             Rule.SELECTION,
             Rule.NEVER_REPEATED,
@@ -251,8 +250,6 @@ def test_a_rule_that_declines_says_which(call: Call, fault: Fault, retry_rules: 
             Rule.NOT_SAFE,
             Rule.SWITCHED_OFF,
         }
-    elif isinstance(verdict, GiveUp):
-        assert verdict.rule is Rule.ATTEMPTS
+    elif rule is not None:
+        assert rule is Rule.ATTEMPTS
         assert retry_rules.max_retries == 0
-    else:
-        assert isinstance(verdict, NeedsStrategy) or fault.reason.always_retry

@@ -73,14 +73,12 @@ class Budgets:
         self._kind = kind
         self._clock = clock
         self.chosen: dict[int, bool] = {} if chosen is None else chosen
-        self.incomplete: set[RetryBudget] = set()
-        """Those that are not full: of the others, successes need not be reported."""
-        self._budgets: dict[int, RetryBudget | None] = {}
+        self.budgets: dict[int, RetryBudget | None] = {}
 
     def of(self, client: object) -> RetryBudget | None:
         """The client's budget; one that was made before ``instrument()`` gets its own here."""
         try:
-            return self._budgets[id(client)]
+            return self.budgets[id(client)]
         except KeyError:
             return self.open(client, self.chosen.get(id(client)))
 
@@ -92,23 +90,14 @@ class Budgets:
             kind = TOKENS if adaptive else OFF
         made: RetryBudget | None = None
         if kind == TOKENS:
-            made = TokenBucket(incomplete=self.incomplete)
+            made = TokenBucket()
         elif kind != OFF:
-            made = RatioBudget(incomplete=self.incomplete, clock=self._clock)
-        kept = keep(self._budgets, client, made)
-        if kept is not None and kept is made:
-            weakref.finalize(client, self.incomplete.discard, kept).atexit = False
-        return kept
-
-    def succeeded(self, client: object) -> None:
-        """At its first attempt; to be asked where ``incomplete`` has any."""
-        budget = self._budgets.get(id(client))
-        if budget is not None and budget in self.incomplete:
-            budget.succeeded(retried=False)
+            made = RatioBudget(clock=self._clock)
+        return keep(self.budgets, client, made)
 
     def reset_after_fork(self) -> None:
         """In a forked child: a thread that is no more may have held a lock."""
-        for budget in list(self._budgets.values()):
+        for budget in list(self.budgets.values()):
             if budget is not None:
                 budget.reset_after_fork()
 

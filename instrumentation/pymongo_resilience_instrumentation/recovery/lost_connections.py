@@ -17,7 +17,7 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.config import INTERRUPTIONS
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry
+from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
@@ -213,16 +213,11 @@ def would_be_repeated(runtime: Runtime, attempt: Attempts) -> bool:
     if not isinstance(operation.strategy, BUILT_IN):
         return False
     operation.attempts = len(call.reasons)
-    operation.budget = operation.shedders = None  # nothing is spent yet
     failure = Failure(
         error=AutoReconnect(),
         stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
         reason=RetryReason.INTERRUPTED,
         carried_txn_number=driver.retry_loop.carries_txn_number(attempt),
     )
-    operation.record(failure)
-    verdict = executor.retry_rules.check_rules(operation, failure)
-    if isinstance(verdict, NeedsStrategy):
-        answer: Any = operation.strategy.retry_after(operation, failure)
-        verdict = executor.retry_rules.apply_strategy(operation, failure, answer)
-    return isinstance(verdict, Retry)
+    operation.count(failure)
+    return isinstance(executor.retry_rules.decide(operation, failure), Retry)

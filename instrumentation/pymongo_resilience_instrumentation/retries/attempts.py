@@ -19,8 +19,8 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
-from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
+from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
@@ -64,8 +64,8 @@ class Attempts(driver.retry_loop.DriverLoop):
     runtime: Runtime
     drivers_run: Callable[[], Any]
     call: Call
-    budget: RetryBudget | None = None
-    """Known once an attempt has failed."""
+    limits: Limits
+    """The client's; known once an attempt has failed."""
     breakers: ClientBreakers | None = None
     shedders: ClientShedders | None = None
     permit: Permit | None = None
@@ -142,8 +142,10 @@ class Attempts(driver.retry_loop.DriverLoop):
         if call is NOT_OURS:
             return
         unfinished = error is not None and is_closing(error)
-        if error is None and not self.began and runtime.budgets.incomplete:
-            runtime.budgets.succeeded(driver.retry_loop.client(self))
+        if error is None and not self.began:
+            budget = runtime.budgets.budgets.get(id(driver.retry_loop.client(self)))
+            if budget is not None and not budget.full:
+                budget.succeeded(retried=False)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
             no_reply = error is not None or (call.public and not call.acknowledged)
@@ -240,7 +242,8 @@ class Attempts(driver.retry_loop.DriverLoop):
     def operation(self) -> Operation:
         self.check_repeated()
         self.began = self.runtime.executor.clock.now() - self.call.elapsed()
-        self.budget = self.runtime.budgets.of(driver.retry_loop.client(self))
+        budget = self.runtime.budgets.of(driver.retry_loop.client(self))
+        self.limits = Limits(budget, self.shedders)
         operation = self.described()
         operation.deadline, operation.retry_window = self._deadlines()
         return operation
@@ -262,9 +265,8 @@ class Attempts(driver.retry_loop.DriverLoop):
             acknowledged=call.acknowledged,
             declared_idempotent=bool(policy.idempotent),
             max_retries=driver.clients.max_retries(driver.retry_loop.client(self)),
-            budget=self.budget,
+            budget=self.runtime.budgets.of(driver.retry_loop.client(self)),
             part=call.whole is not None,
-            shedders=self.shedders,
             method=method,
             data=NO_DATA if policy.data is None else policy.data,
         )
@@ -296,6 +298,8 @@ class Attempts(driver.retry_loop.DriverLoop):
             bounded_waits.over(self.call, None if self.reached_connection else error)
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:
+            if operation.attempts:
+                self.limits.succeeded(retried=True)
             operation.next_command()
             self.bound_to_txn_number = self.numbered_since = self.session_ends = None
         self.progress = progress
@@ -337,12 +341,14 @@ class Attempts(driver.retry_loop.DriverLoop):
             own = operation.max_retries
             most = self.runtime.executor.retry_rules.max_retries if own is None else own
             failure = self.resumption.reclassified(failure, operation, most)
-        self._report(evidence(failure))
-        if failure.overloaded and self.runtime.hedges is not None:
-            self.runtime.hedges.of(driver.retry_loop.client(self)).budget.overloaded()
         return failure
 
-    def release_attempt(self, failure: Failure) -> Callable[[], Any] | None:
+    def report(self, failure: Failure, operation: Operation) -> Callable[[], Any] | None:
+        self._report(evidence(failure))
+        with shielded("after an attempt"):
+            self.limits.failed(failure, retried=operation.attempts > 0)
+            if failure.overloaded and self.runtime.hedges is not None:
+                self.runtime.hedges.of(driver.retry_loop.client(self)).budget.overloaded()
         check = driver.next_attempt.needed_check(self, failure)
         return driver.next_attempt.needed_unpin(self, failure) if check is None else check
 
@@ -352,7 +358,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         driver.next_attempt.prepare_retry(self, failure)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             command_limits.lift_attempt_timeout(
-                self.call, self.runtime.executor.retry_rules, operation
+                self.call, self.runtime.executor.retry_rules, operation, failure
             )
         if self.resumption is not None:
             self.resumption.prepare(self)

@@ -22,7 +22,7 @@ from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.option_types import NORMAL
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
-from pymongo_resilience.rules.load_shedding import LoadShedder
+from pymongo_resilience.rules.limits import LoadShedder
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.calls import Call

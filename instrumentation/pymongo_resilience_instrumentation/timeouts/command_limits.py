@@ -137,10 +137,12 @@ def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
 
 
-def lift_attempt_timeout(call: Call, rules: RetryRules, operation: Operation) -> None:
+def lift_attempt_timeout(
+    call: Call, rules: RetryRules, operation: Operation, failure: Failure
+) -> None:
     """Before an attempt that follows one without an answer: with the client's budget spent it has
     all the time that is left, since each that is given up costs a connection and work."""
-    if rules.holds_back(operation):
+    if rules.holds_back(operation, failure):
         call.attempt_timeout = call.reply_within = None
 
 

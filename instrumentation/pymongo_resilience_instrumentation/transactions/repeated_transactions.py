@@ -29,8 +29,9 @@ from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules import retry_rules
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import Repeat, Retry, RetryRules, Rule
+from pymongo_resilience.rules.retry_rules import GiveUp, Repeat, Retry, RetryRules, Rule
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
@@ -77,13 +78,14 @@ class Repetition:
         off = Executor(RetryRules(), MonotonicClock(), Broadcast(()))
         self._executor = off if runtime is None else runtime.executor
         self.clock = self._executor.clock
+        self._client_limits = Limits(None if runtime is None else runtime.budgets.of(client))
         self._operation = Operation(
             name,
             "admin" if call is None else call.namespace,
             Kind.TRANSACTION,
             NAMED["fast_fail"] if runtime is None else runtime.rules.strategy,
             method=self._method,
-            budget=None if runtime is None else runtime.budgets.of(client),
+            budget=self._client_limits.budget,
             max_retries=None if runtime is None else driver.clients.max_retries(client),
         )
         self._window = Deadline.after(self.clock, retry_rules.TRANSACTION_TIME_LIMIT)
@@ -135,6 +137,8 @@ class Repetition:
             self._executor.retry_rules, operation, failure, what
         )
         facts = of_both_events(operation, failure)
+        if isinstance(verdict, Retry) and not self._client_limits.spend(failure):
+            verdict = GiveUp(Rule.BUDGET)
         if isinstance(verdict, Retry):
             self.follows, self.delay = what, verdict.delay
             self._scheduled = RetryScheduled(

@@ -12,6 +12,7 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
+from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.testing import RecordingListener
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from pymongo_resilience.events import Event
-    from pymongo_resilience.rules.budget import TokenBucket
+    from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.retry_rules import RetryRules, Rule
     from pymongo_resilience.rules.strategy import RetryStrategy
 
@@ -98,7 +99,7 @@ class FakeWork:
     attempts: int = 0
     patience: int = 10_000
     own_max_retries: int | None = None
-    budget: TokenBucket | None = None
+    budget: RetryBudget | None = None
     left: list[Failure] = field(default_factory=list)
     prepared: list[Failure] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
@@ -143,8 +144,18 @@ class FakeWork:
         fault = self._fault
         assert fault is not None
         if fault.next_command:
+            if operation.attempts:
+                self.limits.succeeded(retried=True)
             operation.next_command()
         return failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.budget)
+
+    def _report(self, failure: Failure, operation: Operation) -> None:
+        self.left.append(failure)
+        self.limits.failed(failure, retried=operation.attempts > 0)
 
     def prepare(self, failure: Failure, operation: Operation, /) -> None:
         self.prepared.append(failure)
@@ -160,8 +171,19 @@ class BlockingWork(FakeWork):
     def attempt(self) -> str:
         return self._attempt()
 
-    def release_attempt(self, failure: Failure, /) -> None:
-        self.left.append(failure)
+    def report(self, failure: Failure, operation: Operation, /) -> None:
+        self._report(failure, operation)
+
+    def run(self, executor: Executor) -> Any:
+        """As the driver's loop does it: the first attempt is not the executor's."""
+        try:
+            result = self.attempt()
+        except Exception as error:  # noqa: BLE001 - the rules decide
+            failed = error
+        else:
+            self.limits.succeeded(retried=False)
+            return result
+        return executor.run(self, failed)
 
 
 class AwaitedWork(FakeWork):
@@ -169,12 +191,23 @@ class AwaitedWork(FakeWork):
         await asyncio.sleep(0)  # the loop gets its turn, as with a real connection
         return self._attempt()
 
-    def release_attempt(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
+    def report(self, failure: Failure, operation: Operation, /) -> Callable[[], Awaitable[None]]:
         async def release() -> None:
             await asyncio.sleep(0)
             self.left.append(failure)
 
+        self.limits.failed(failure, retried=operation.attempts > 0)
         return release
+
+    async def run(self, executor: AsyncExecutor) -> Any:
+        try:
+            result = await self.attempt()
+        except Exception as error:  # noqa: BLE001 - the rules decide
+            failed = error
+        else:
+            self.limits.succeeded(retried=False)
+            return result
+        return await executor.run(self, failed)
 
 
 def failure_of(
@@ -218,7 +251,7 @@ def run_in_thread(retry_rules: RetryRules, work: BlockingWork) -> Outcome:
     heard = RecordingListener()
     executor = Executor(retry_rules, work.clock, heard)
     try:
-        result = executor.run(work)
+        result = work.run(executor)
     except Final as error:
         return _outcome(work, heard, None, error.rule)
     return _outcome(work, heard, result, None)
@@ -228,7 +261,7 @@ def run_in_task(retry_rules: RetryRules, work: AwaitedWork) -> Outcome:
     heard = RecordingListener()
     executor = AsyncExecutor(retry_rules, work.clock, heard)
     try:
-        result = asyncio.run(executor.run(work))
+        result = asyncio.run(work.run(executor))
     except Final as error:
         return _outcome(work, heard, None, error.rule)
     return _outcome(work, heard, result, None)

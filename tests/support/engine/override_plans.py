@@ -129,12 +129,12 @@ class _Watched(FakeWork):
 
 
 class _WatchedBlockingWork(_Watched, BlockingWork):
-    def release_attempt(self, failure: Failure, /) -> None:
+    def report(self, failure: Failure, operation: Operation, /) -> None:
         self.clock.advance(self.ran.step.slowness.leave)
 
 
 class _WatchedAwaitedWork(_Watched, AwaitedWork):
-    def release_attempt(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
+    def report(self, failure: Failure, operation: Operation, /) -> Callable[[], Awaitable[None]]:
         async def release() -> None:
             self.clock.advance(self.ran.step.slowness.leave)
 
@@ -212,7 +212,7 @@ def in_thread(plan: Plan) -> list[Ran]:
         slow = _InNoHurry(clock, ran)
         work = _work(_WatchedBlockingWork, plan, clock, (ran, said), slow)
         with contextlib.suppress(Final):
-            Executor(ran.step.retry_rules, clock, slow).run(work)
+            work.run(Executor(ran.step.retry_rules, clock, slow))
         all_ran.append(ran)
     return all_ran
 
@@ -223,6 +223,6 @@ async def in_task(plan: Plan) -> list[Ran]:
         slow = _InNoHurryAtAll(clock, ran)
         work = _work(_WatchedAwaitedWork, plan, clock, (ran, said), slow)
         with contextlib.suppress(Final):
-            await AsyncExecutor(ran.step.retry_rules, clock, slow).run(work)
+            await work.run(AsyncExecutor(ran.step.retry_rules, clock, slow))
         all_ran.append(ran)
     return all_ran

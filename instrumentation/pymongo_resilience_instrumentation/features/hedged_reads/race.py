@@ -84,7 +84,8 @@ class Try:
             return False
         with shielded("after a hedged read"):
             # That server failed, whichever answers first: breakers and budgets count it.
-            loop.classify(error, loop.operation())
+            operation = loop.operation()
+            loop.report(loop.classify(error, operation), operation)
         return True
 
     def leave(self, runtime: Runtime) -> None:

@@ -1,5 +1,6 @@
-"""Client-side throttling: a client refuses itself part of what a server would reject.
+"""What one client may send: its load shedders, by server, and its retry budget.
 
+Load shedding is client-side throttling: a client refuses itself part of what a server would reject.
 Source: Google, Site Reliability Engineering, chapter "Handling Overload", "Client-Side Throttling".
 bench/overload.md has the simulation that the numbers are from.
 """
@@ -7,9 +8,16 @@ bench/overload.md has the simulation that the numbers are from.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pymongo_resilience.clock import Clock, Random, RollingCounts
 from pymongo_resilience.option_types import LOW, NORMAL, PRIORITIES
+
+from .failure import Failure, RetryReason, Stage
+
+if TYPE_CHECKING:
+    from .budget import RetryBudget
 
 WINDOW_S = 3.0
 """Seconds whose requests count. Shorter forgets an overload before it is over, longer refuses what
@@ -74,3 +82,37 @@ class LoadShedder:
         # One request more, so that something is always sent, unless higher ones are.
         most = requests + 1 if higher == 0 else max(1, requests)
         return min(1.0, max(0.0, (requests + higher - k * accepted) / most))
+
+
+class Limits:
+    """The limits of one client; each may be missing. Thread- and task-safe, as they are.
+
+    Asking whether something may be sent spends nothing; ``spend`` pays for one retry, once it is
+    decided.
+    """
+
+    def __init__(
+        self,
+        budget: RetryBudget | None = None,
+        shedders: Mapping[str, LoadShedder] | None = None,
+    ) -> None:
+        """``shedders``: by server, as ``"host:port"``."""
+        self.budget = budget
+        self.shedders = shedders
+
+    def spend(self, failure: Failure) -> bool:
+        """Pay for the retry that follows; False where another thread had the last token."""
+        return self.budget is None or self.budget.spend(failure)
+
+    def failed(self, failure: Failure, *, retried: bool) -> None:
+        """An attempt failed; ``retried``: not the first one of its command."""
+        if self.budget is not None and failure.reason is not RetryReason.LOAD_SHED:
+            self.budget.failed(failure, retried=retried)
+        rejected = failure.overloaded and failure.stage is not Stage.NOT_SENT
+        if rejected and self.shedders is not None and failure.server is not None:
+            self.shedders[failure.server].rejected()
+
+    def succeeded(self, *, retried: bool) -> None:
+        """A command was answered well, at its first attempt or at a later one."""
+        if self.budget is not None and (retried or not self.budget.full):
+            self.budget.succeeded(retried=retried)
