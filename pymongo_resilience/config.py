@@ -268,37 +268,39 @@ class Loaded(NamedTuple):
     config: Config
     sources: Mapping[str, str]
     """The variable, or the file, that each value came from; what has none is a default."""
-    ignored: tuple[str, ...]
-    """Wrong values of telemetry's options, whose defaults hold; or variables without effect."""
+    ignored: tuple[str, ...] = ()
+    """Wrong values of telemetry's options, whose defaults hold."""
+    overridden: tuple[str, ...] = ()
+    """The variables and the file in whose place code has something else."""
 
 
-def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> Loaded:
-    """What :meth:`Config.from_env` reads. ``tolerant``: a wrong value that concerns telemetry alone
-    is no error, and the option has its default."""
-    problems: list[str] = []
-    path = environ.get(FILE_VARIABLE)
-    entries = [*(_of_file(Path(path), problems) if path else ()), *_of_variables(environ)]
-    return _loaded(Config(), entries, problems, tolerant=tolerant)
+def load(
+    environ: Mapping[str, str] = os.environ,
+    code: Config | Mapping[str, Any] | None = None,
+    *,
+    tolerant: bool = False,
+) -> Loaded:
+    """What :meth:`Config.from_env` reads, and in its place what ``code`` says: a Config everything,
+    options by their names each its own. The variables of ``SWITCHES`` win over both.
 
-
-def apply_switches(config: Config, environ: Mapping[str, str] = os.environ) -> Loaded:
-    """``config`` from code, with what the variables of ``SWITCHES`` say in its place.
-
-    ``Loaded.ignored`` names the other variables that are set: code overrides them. Raises
-    ConfigurationError where a switch has a wrong value.
+    ``tolerant``: a wrong value that concerns telemetry alone is no error, and the option has its
+    default.
     """
-    entries = list(_of_variables(environ))
-    loaded = _loaded(config, [each for each in entries if each.name in SWITCHES], [])
-    overridden = [each.source for each in entries if each.name not in SWITCHES]
-    if environ.get(FILE_VARIABLE):
-        overridden.append(FILE_VARIABLE)
-    return loaded._replace(ignored=tuple(sorted(overridden)))
-
-
-def without_switched(options: Mapping[str, Any], loaded: Loaded) -> dict[str, Any]:
-    """``options`` from code but for what variables of ``SWITCHES`` say."""
-    switched = [each for each in SWITCHES if loaded.sources.get(each) == BY_NAME[each].variable]
-    return {name: value for name, value in options.items() if name not in switched}
+    variables, path = list(_of_variables(environ)), environ.get(FILE_VARIABLE)
+    switches = [each for each in variables if each.name in SWITCHES]
+    if isinstance(code, Config):
+        hidden = {each.source for each in variables} - {each.source for each in switches}
+        hidden |= {FILE_VARIABLE} if path else set()
+        loaded = _loaded(code, switches, [])
+        return loaded._replace(overridden=tuple(sorted(hidden)))
+    problems: list[str] = []
+    entries = [*(_of_file(Path(path), problems) if path else ()), *variables]
+    loaded = _loaded(Config(), entries, problems, tolerant=tolerant)
+    switched = {each.name for each in switches}
+    options = {name: value for name, value in (code or {}).items() if name not in switched}
+    hidden = {loaded.sources[name] for name in options if name in loaded.sources}
+    config = replace(loaded.config, **options)
+    return loaded._replace(config=config, overridden=tuple(sorted(hidden)))
 
 
 class _Entry(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 from opentelemetry import context, metrics, trace
@@ -13,7 +13,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience._version import __version__
-from pymongo_resilience.breakers import Snapshot
+from pymongo_resilience.breakers import BreakerSettings, Snapshot
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.config import ALL, BY_DATABASE, OFF, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
@@ -36,6 +36,7 @@ from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.interceptor import Sender
+from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
@@ -49,10 +50,6 @@ from pymongo_resilience_instrumentation.timeouts.command_limits import Deprecate
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, transaction_of
 
 from . import calls, driver
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
-
 
 SCOPE = "pymongo_resilience"
 API = ("opentelemetry.trace", "opentelemetry.metrics")
@@ -77,6 +74,7 @@ class Runtime:
 
     def __init__(self, settings: Settings, earlier: Runtime | None, state: State) -> None:
         """``earlier`` leaves it the clients that exist."""
+        self.settings = settings
         self.config = config = settings.config
         self.state = state
         drivers = config.strategy == "driver" and settings.strategy is None
@@ -109,9 +107,10 @@ class Runtime:
         )
         self.breakers: ByClient[ClientBreakers] | None = None
         self.shedding: ByClient[ClientShedders] | None = None
-        if self.owns_retries:
+        if self.owns_retries and config.circuit_breaker != "off":
             self.breakers = _breakers(config, clock, listener)
-            self.shedding = _shedding(config, clock, self.rules)
+        if self.owns_retries and config.load_shedding:
+            self.shedding = ByClient(lambda _: ClientShedders(clock, self.rules))
         self.admits = self.breakers is not None or self.shedding is not None
         """Whether attempts may be refused, once their server is selected."""
         self.shows_calls = config.traces or bool(config.metrics)
@@ -299,12 +298,7 @@ def meter_of(provider: Any) -> metrics.Meter:
     return metrics.get_meter(SCOPE, __version__, provider)
 
 
-def _breakers(config: Config, clock: Clock, listener: Listener) -> ByClient[ClientBreakers] | None:
-    if config.circuit_breaker == "off":
-        return None
-    from pymongo_resilience.breakers import BreakerSettings  # noqa: PLC0415 - off by default
-    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers  # noqa: PLC0415 - the same
-
+def _breakers(config: Config, clock: Clock, listener: Listener) -> ByClient[ClientBreakers]:
     settings = BreakerSettings(
         failure_rate=config.circuit_breaker_failure_rate,
         window=config.circuit_breaker_window_s,
@@ -313,16 +307,6 @@ def _breakers(config: Config, clock: Clock, listener: Listener) -> ByClient[Clie
     )
     always = config.circuit_breaker == "always"
     return ByClient(lambda client: ClientBreakers(client, settings, clock, listener, always=always))
-
-
-def _shedding(
-    config: Config, clock: Clock, rules: NamespaceRules
-) -> ByClient[ClientShedders] | None:
-    if not config.load_shedding:
-        return None
-    from pymongo_resilience_instrumentation.selection.refusals import ClientShedders  # noqa: PLC0415 - off by default
-
-    return ByClient(lambda _: ClientShedders(clock, rules))
 
 
 def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:

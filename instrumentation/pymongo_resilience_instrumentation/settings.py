@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pymongo_resilience.config import Config, Loaded
+from pymongo_resilience.config import BY_NAME, Config, load
+from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import Listener
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import PREFIX, shown
 from pymongo_resilience.rules.strategy import RetryStrategy
 from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
@@ -23,7 +26,7 @@ class Settings:
 
     config: Config
     source: str
-    """Where the configuration came from, in words."""
+    """Where the configuration came from: ``code, file resilience.toml``, say."""
     listeners: tuple[Listener, ...] = ()
     strategy: RetryStrategy | None = None
     tracer_provider: Any = None
@@ -47,11 +50,26 @@ class Settings:
         return found
 
 
-def source_of(loaded: Loaded) -> str:
-    """For example ``variable PYMONGO_RESILIENCE_TIMEOUT_MS, file resilience.toml``."""
-    places = sorted(set(loaded.sources.values()), key=lambda each: not each.startswith(PREFIX))
+def settings_of(given: Mapping[str, Any], *, tolerant: bool) -> Settings:
+    """From the arguments of ``instrument()``. Raises ConfigurationError; ``tolerant`` as ``load``
+    has it."""
+    code = given.get("config") or given.get("options") or None
+    loaded = load(code=code, tolerant=tolerant)
+    if loaded.ignored:
+        problems = ConfigurationError(loaded.ignored)
+        logger.error("%s\n  the defaults are used instead", problems)
+    if loaded.overridden:
+        logger.info("code overrides %s", ", ".join(loaded.overridden))
+    config, sources = loaded.config, set(loaded.sources.values())
+    places = sorted(sources, key=lambda each: not each.startswith(PREFIX))
     named = [f"{'variable' if each.startswith(PREFIX) else 'file'} {each}" for each in places]
-    return ", ".join(named) or "defaults"
+    source = ", ".join([*(["code"] if code else []), *named]) or "defaults"
+    if given.get("policies") is not None:
+        config = replace(config, policies=given["policies"])
+    objects = {name: given.get(name) for name in OBJECTS}
+    if loaded.sources.get("strategy") == BY_NAME["strategy"].variable:
+        objects["strategy"] = None  # the emergency switch wins over an object as well
+    return Settings(config, source, tuple(given.get("listeners") or ()), **objects)
 
 
 def _text(value: object) -> str:

@@ -41,33 +41,17 @@ def test_the_driver_is_imported_no_further(by_default: set[str]) -> None:
     assert {name.partition(".")[0] for name in by_default} == {ENGINE, OTHER_HALF}
 
 
-def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) -> None:
+def test_what_only_tools_need_is_left_out(by_default: set[str]) -> None:
     tools = {
         f"{OTHER_HALF}.tools.{name}"
-        for name in ("cli", "dashboards", "demo", "doctor", "pytest_plugin", "report", "testbed")
+        for name in ("cli", "dashboards", "demo", "doctor", "pytest_plugin", "testbed")
     }
-    questions = {f"{ENGINE}.client_status", f"{OTHER_HALF}.selection.selection_explained"}
     of_gridfs = {
         f"{OTHER_HALF}.{name}" for name in ("features.gridfs.stream_deadlines", "driver.gridfs")
     }
-    left_out = tools | questions | of_gridfs
+    left_out = tools | of_gridfs
     assert all(map(importlib.util.find_spec, left_out))
     assert by_default & left_out == set()
-
-
-@pytest.mark.parametrize(
-    ("module", "variable", "value"),
-    [
-        (f"{OTHER_HALF}.selection.refusals", "CIRCUIT_BREAKER", "on"),
-        (f"{OTHER_HALF}.selection.refusals", "LOAD_SHEDDING", "on"),
-    ],
-    ids=["breakers", "load shedding"],
-)
-def test_what_is_off_is_imported_where_on(
-    module: str, variable: str, value: str, by_default: set[str]
-) -> None:
-    assert module not in by_default
-    assert module in imported(**{f"PYMONGO_RESILIENCE_{variable}": value})
 
 
 EACH_FIRST = """

@@ -176,5 +176,5 @@ def instrument(monkeypatch: pytest.MonkeyPatch, defaults: dict[str, Any]) -> Ite
 
     yield start
     # Whether it is on or off at this moment: what was switched off is still instrumented.
-    if PymongoResilienceInstrumentor()._settings is not None:
+    if PymongoResilienceInstrumentor()._runtime is not None:
         pymongo_resilience.uninstrument()

@@ -14,15 +14,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from pymongo_resilience import instrument
 from pymongo_resilience.breakers import BreakerSettings
-from pymongo_resilience.config import (
-    FILE_VARIABLE,
-    OPTIONS,
-    PREFIX,
-    Config,
-    Option,
-    Options,
-    apply_switches,
-)
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option, Options, load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
@@ -524,14 +516,14 @@ def test_a_variable_of_an_option_of_files_is_ignored_and_logged(
 def test_the_variable_of_a_switch_wins_over_code(name: str, text: str, value: object) -> None:
     code = Config(timeout_ms=5, strategy="mongodb")
     environ = {variable(name): text, variable("timeout_ms"): "7", FILE_VARIABLE: "x.toml"}
-    loaded = apply_switches(code, environ)
+    loaded = load(environ, code)
     assert loaded.config == replace(code, **{name: value})
     assert loaded.sources == {name: variable(name)}
-    assert loaded.ignored == (FILE_VARIABLE, variable("timeout_ms"))
+    assert loaded.overridden == (FILE_VARIABLE, variable("timeout_ms"))
 
 
 def test_a_switch_with_a_wrong_value_is_an_error_also_beside_code() -> None:
     environ = {variable("enabled"): "fasle", variable("timeout_ms"): "soon"}
     with pytest.raises(ConfigurationError, match="ENABLED='fasle': expected true") as caught:
-        apply_switches(Config(), environ)
+        load(environ, Config())
     assert "TIMEOUT" not in str(caught.value)
