@@ -192,12 +192,6 @@ class Config:
         "Operations that take this long are logged with their timeline; unset, timeouts alone.",
         telemetry=True,
     )
-    command_comment: bool = _option(
-        False,
-        BOOLEAN,
-        "Whether commands carry their operation's trace as a comment, for the server's logs.",
-        telemetry=True,
-    )
     metrics: bool | str = _option(
         True,
         boolean_or(ALL, BY_DATABASE),
@@ -258,7 +252,6 @@ class Options(TypedDict, total=False):
     traces: bool
     command_spans: str
     slow_ms: int | None
-    command_comment: bool
     metrics: bool | str
 
 

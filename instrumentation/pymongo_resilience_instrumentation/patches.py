@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.retries import deprioritized, loop_subcl
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry import command_spans, transaction_spans
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
 
@@ -202,12 +202,6 @@ def _of_waits(runtime: Runtime) -> Iterator[Row]:
     return bounded_waits.wrapped(runtime.enabled_flag, waiting)
 
 
-def _of_comments(runtime: Runtime) -> Iterator[Row]:
-    if runtime.config.command_comment:
-        for owner in driver.connections.connections_with(driver.connections.PASSED):
-            yield owner, driver.connections.PASSED, command_spans.comment(runtime.enabled_flag)
-
-
 def _of_sessions(runtime: Runtime) -> Iterator[Row]:
     for owner, asynchronous in driver.sessions.session_classes():
         for name, wrapper in session_methods.of_a_session(runtime, asynchronous):
@@ -233,7 +227,7 @@ _FOR_TELEMETRY: Tables = (_of_the_public_api,)
 """Also where the installed pymongo lacks a name that the others need."""
 _FOR_DEADLINES: Tables = (
     _of_cursors, _of_change_streams, _of_waits,
-    _of_sessions, _of_ended_sessions, _of_comments, woken_monitors.wrapped,
+    _of_sessions, _of_ended_sessions, woken_monitors.wrapped,
     lost_connections.wrapped, lambda runtime: command_limits.wrapped(runtime.enabled_flag),
 )  # fmt: skip
 """Whoever decides on retries."""

@@ -106,7 +106,6 @@ def test_it_says_that_it_stays_off(
 WRONG_OF_TELEMETRY: list[tuple[str, str, Any]] = [
     ("TRACES", "2", True),
     ("METRICS", "often", True),
-    ("COMMAND_COMMENT", "y", False),
     ("SLOW_MS", "soon", None),
 ]
 

@@ -47,7 +47,6 @@ DEFAULTS: dict[str, Any] = {
     "traces": True,
     "command_spans": "on_retry",
     "slow_ms": None,
-    "command_comment": False,
     "metrics": True,
 }
 BOOLEANS = (
@@ -499,7 +498,7 @@ def test_the_nearest_name_is_near_in_what_tells_names_apart(
 
 
 def test_few_options_have_a_variable() -> None:
-    assert len([option for option in OPTIONS if option.has_variable]) == 14
+    assert len([option for option in OPTIONS if option.has_variable]) == 13
 
 
 @pytest.mark.parametrize("name", sorted(NO_VARIABLE))

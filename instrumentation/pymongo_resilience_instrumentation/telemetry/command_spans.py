@@ -7,10 +7,6 @@ recorded operation has no span.
 The application's hooks are called as opentelemetry-instrumentation-pymongo calls them:
 ``request_hook(span, CommandStartedEvent)``, ``response_hook(span, CommandSucceededEvent)`` and
 ``failed_hook(span, CommandFailedEvent)``, in the thread or task of the operation.
-
-Where it is asked for, a comment on commands leads from the server's profiler and slow-query log to
-the trace. It carries the context of the operation span, which all attempts of an operation share: a
-repeated write is the same to the last byte, and the server recognises it.
 """
 
 from __future__ import annotations
@@ -28,17 +24,14 @@ from bson import json_util
 from bson.binary import Binary
 from opentelemetry import context, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pymongo import monitoring
 
 from pymongo_resilience.config import NEVER, ON_RETRY
-from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience.internal_errors import logger
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
-from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 from . import semconv
 from .operation_spans import error_attributes
@@ -102,7 +95,7 @@ class SentCommand:
             self.event.command_name,
             trace.set_span_in_context(self.around, context.get_current()),
             kind=SpanKind.CLIENT,
-            attributes=command_attributes(self.event, self.result),
+            attributes=command_attributes(self.event, self.result, namespace=True),
             start_time=self.started_ns,
         )
         return self.span
@@ -142,7 +135,7 @@ class SentCommand:
         elif error is not None or call.reasons:
             self.record()
             return {}
-        return command_attributes(self.event, self.result)
+        return command_attributes(self.event, self.result, namespace=False)
 
 
 def failure_of(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
@@ -176,14 +169,14 @@ AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"}
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _constant_attributes(
-    command: str, database: str, collection: str | None, address: Address
+    command: str, database: str, collection: str | None, address: Address, namespace: bool
 ) -> Mapping[str, Any]:
     """What never changes for the same command on the same collection and server."""
     if command in AGAINST_ADMIN:
         database = "admin"
     shown = None if database == "admin" else collection
     return {
-        **semconv.namespace_attributes(database, collection),
+        **(semconv.namespace_attributes(database, collection) if namespace else {}),
         semconv.DB_COMMAND_NAME: command,
         "db.query.summary": f"{command} {namespace_text(database, shown)}",
         "network.transport": "unix" if address[1] is None else "tcp",
@@ -192,16 +185,17 @@ def _constant_attributes(
 
 
 def command_attributes(
-    event: monitoring.CommandStartedEvent, result: Mapping[str, Any]
+    event: monitoring.CommandStartedEvent, result: Mapping[str, Any], *, namespace: bool
 ) -> dict[str, Any]:
-    """Attributes of a command that is sent; ``result``: further ones."""
+    """``result``: further ones; ``namespace``: those which an operation's span has, too."""
     command, name = event.command, event.command_name
     collection: Any = None
     if name == "getMore" or name in NAMING_A_COLLECTION:
         collection = command.get("collection" if name == "getMore" else name)
         # Plain: a bson.Code is a str that cannot be hashed.
         collection = str(collection) if isinstance(collection, str) else None
-    known = _constant_attributes(name, event.database_name, collection, event.connection_id)
+    address = event.connection_id
+    known = _constant_attributes(name, event.database_name, collection, address, namespace)
     attributes = {**known, **result}
     # The server's word, or the application's: what is no number is left out.
     if isinstance(event.server_connection_id, int):
@@ -259,42 +253,3 @@ def _extended_json(value: object) -> Any:
         return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
     except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
         return f"<{type(value).__name__}>"
-
-
-COMMENTED = frozenset({
-    "abortTransaction", "aggregate", "bulkWrite", "collMod", "commitTransaction", "count", "create",
-    "createIndexes", "delete", "distinct", "drop", "dropDatabase", "dropIndexes", "find",
-    "findAndModify", "getMore", "insert", "killCursors", "listCollections", "listDatabases",
-    "listIndexes", "renameCollection", "update",
-})  # fmt: skip
-"""What shows up in the profiler. mongod takes a comment with any command (generic arguments)."""
-FIRST_WIRE_VERSION = 9
-"""MongoDB 4.4: before, a server refuses an argument that it does not know."""
-KEY = "traceparent"
-PROPAGATOR = TraceContextTextMapPropagator()
-
-
-def comment(enabled_flag: EnabledFlag) -> Wrapper:
-    """A connection's method that each command passes on its way, with the command."""
-
-    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
-        with shielded("before a command was sent"):
-            if enabled_flag.on:
-                _add(connection, *driver.connections.passing_command(args, kwargs))
-        return original(*args, **kwargs)
-
-    return wrapper
-
-
-def _add(connection: Any, command: Any, client: Any) -> None:
-    call = calls.current()
-    # Without a client it is a handshake, an authentication or a monitor's; the document of a
-    # runCommand is the application's own: what is put there would stay there.
-    if call is None or call.span is None or client is None or call.operation == "runCommand":
-        return
-    if next(iter(command)) not in COMMENTED or command.get("comment") is not None:
-        return
-    carrier: dict[str, str] = {}
-    PROPAGATOR.inject(carrier, trace.set_span_in_context(call.span))
-    if KEY in carrier and connection.max_wire_version >= FIRST_WIRE_VERSION:
-        command["comment"] = {KEY: carrier[KEY]}

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Span
 from pymongo import monitoring
 
@@ -25,7 +27,7 @@ from pymongo_resilience_instrumentation.clients.client_registry import ClientSta
 from . import semconv
 from .client_tracing import DEFAULT, Tracing
 from .command_spans import SENSITIVE, CommandSpans, SentCommand, cursor_of, failure_of, text_of
-from .metrics import NO_CONTEXT, DriverMetrics, measure
+from .metrics import DriverMetrics
 
 
 @dataclass(eq=False, repr=False)
@@ -133,6 +135,11 @@ class Commands(OurListener, monitoring.CommandListener):
             contain(Commands._ended, error)
 
 
+NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())
+"""Async clients' monitors have inherited the context of the first operation, whose trace theirs is
+not. The SDK takes an empty context for none (opentelemetry-sdk 1.45.2)."""
+
+
 @dataclass(eq=False, repr=False)
 class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
     """Measures the hellos of a client's monitors."""
@@ -143,11 +150,11 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
 
     @guarded
     def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
-        measure(self.metrics.heartbeat.record, event.duration, _attributes(event), None)
+        self.metrics.heartbeat.record(event.duration, _attributes(event), NO_CONTEXT)
 
     @guarded
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
-        measure(self.metrics.heartbeat.record, event.duration, _attributes(event), None)
+        self.metrics.heartbeat.record(event.duration, _attributes(event), NO_CONTEXT)
         # A check that the client itself has ended, as by close(), tells nothing of the server.
         if not driver.monitors.was_cancelled(event.reply):
             self.metrics.heartbeat_failures.add(1, _attributes(event), NO_CONTEXT)
@@ -184,8 +191,8 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
 
     @guarded
     def _measure(self, address: Address, record: Callable[..., None], value: float | None) -> None:
-        if (pool := self.client.pools.get(address)) is not None:
-            measure(record, value, pool.attributes, calls.current())
+        if value is not None and (pool := self.client.pools.get(address)) is not None:
+            record(value, pool.attributes)
 
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
         self._measure(event.address, self.metrics.create_time.record, event.duration)
@@ -209,10 +216,6 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
             seconds = None if pool is None else pool.checked_in(event.connection_id)
             self._measure(event.address, self.metrics.use_time.record, seconds)
 
-    def connection_check_out_started(
-        self, event: monitoring.ConnectionCheckOutStartedEvent
-    ) -> None: ...
+    def _ignore(self, event: Any) -> None: ...
 
-    def pool_ready(self, event: monitoring.PoolReadyEvent) -> None: ...
-
-    def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
+    connection_check_out_started = pool_ready = pool_cleared = _ignore

@@ -6,13 +6,10 @@ for. Durations are seconds.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.metrics import Histogram, Meter, NoOpMeter
 
 from pymongo_resilience.errors import OperationTimeoutError
@@ -30,9 +27,6 @@ from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 from . import semconv
 
 TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
-NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())
-"""Async clients' monitors and background tasks have inherited the context of the first operation,
-whose trace theirs is not. The SDK takes an empty context for none (opentelemetry-sdk 1.45.2)."""
 
 
 @lru_cache(semconv.KNOWN_NAMES)
@@ -165,13 +159,3 @@ class DriverMetrics:
 
 
 NOT_MEASURED = DriverMetrics(NoOpMeter(""), everything=False)
-
-
-def measure(
-    record: Callable[..., None], value: float | None, attributes: dict[str, Any], call: Call | None
-) -> None:
-    """Record a value, unless it makes no sense. Its exemplar leads to the ``call`` that it was
-    measured in."""
-    if value is not None and 0 <= value < math.inf:
-        # None is the current context.
-        record(value, attributes, NO_CONTEXT if call is None else None)

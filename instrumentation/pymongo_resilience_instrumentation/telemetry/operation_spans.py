@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryEvent, RetryScheduled
 from pymongo_resilience.internal_errors import ForeignError, foreign
 from pymongo_resilience.redaction import stack
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import (
@@ -25,14 +25,12 @@ from pymongo_resilience_instrumentation.failures.error_texts import (
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
-from .client_tracing import DEFAULT, KEPT, Tracing, tracing_of
+from .client_tracing import tracing_of
 
 EVENTS = {
     For.SERVER: "server_selection.waited",
     For.CONNECTION: "connection.waited",
 }
-SHOWN_WAITS = 32
-"""The last of a call. An SDK keeps the last 128 events of a span; decisions need a place, too."""
 
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
@@ -54,13 +52,11 @@ class OperationSpans:
 
     def start(self, call: Call, transaction: Any = None) -> None:
         """``transaction``: the one that it is in."""
-        tracing: Tracing = getattr(call.client, KEPT, DEFAULT)
-        if not (tracing.enabled and is_instrumentation_enabled()):
+        if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
             return
-        outer = context.get_current()
-        parent = (
-            outer if transaction is None else trace.set_span_in_context(transaction.span, outer)
-        )
+        outer = parent = context.get_current()
+        if transaction is not None:
+            parent = trace.set_span_in_context(transaction.span, outer)
         database, collection = call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
@@ -84,10 +80,23 @@ class OperationSpans:
             # A cancelled task or an interrupted thread leaves a command without its end.
             while call.command_spans:
                 call.command_spans.popitem()[1].end(call, error, ended_ns)
-            if call.waits:
-                _add_waits(span, call.waits)
-            attributes = _retry_attributes(call)
-            attributes[semconv.OUTCOME] = outcome_of(call, error)
+            for wait in call.waits or ():
+                waited = {
+                    semconv.WAITED: wait.seconds,
+                    semconv.OUTCOME: wait.outcome,
+                    "pymongo_resilience.connecting": wait.connecting,
+                }
+                _add_event(span, EVENTS[wait.what], waited, wait.ended_ns)
+            attributes: dict[str, Any] = {
+                semconv.ATTEMPTS: 1 + len(call.reasons),
+                semconv.OUTCOME: outcome_of(call, error),
+            }
+            if call.reasons:
+                reasons = tuple(reason.value for reason in call.reasons)
+                attributes["pymongo_resilience.retry.reasons"] = reasons
+                attributes["pymongo_resilience.backoff.total"] = call.backoff
+            if call.timeout:
+                attributes["pymongo_resilience.deadline"] = call.timeout
             if call.only_command is not None:
                 attributes |= call.only_command.settle(call, error)
             span.set_attributes(attributes)
@@ -99,21 +108,18 @@ class OperationSpans:
 
     def on_event(self, event: Event, /) -> None:
         call = calls.current()
-        if call is None or isinstance(event, BreakerEvent):
-            return
-        span = call.span
-        if span is None and driver.clients.records_spans(call.client):
-            # The driver's own span of the operation is current around all attempts, and ends
-            # before the call: what is known is added as it happens.
-            span = trace.get_current_span()
-            if not isinstance(event, ReadHedged):
-                span.set_attributes(_retry_attributes(call))
-        if span is None or not span.is_recording():
+        if call is None or call.span is None or isinstance(event, BreakerEvent):
             return
         if isinstance(event, ReadHedged):
-            _add_hedge(span, event)
+            attributes = {
+                semconv.SERVER: event.server,
+                semconv.WAITED: event.waited,
+                "pymongo_resilience.hedge.server": event.second_server,
+            }
+            _add_event(call.span, "read.hedged", attributes)
+            call.span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
         else:
-            add_decision(span, event)
+            add_decision(call.span, event)
 
 
 def add_decision(span: Span, event: RetryEvent) -> None:
@@ -129,41 +135,9 @@ def add_decision(span: Span, event: RetryEvent) -> None:
         _add_event(span, semconv.EVENT_DECLINED, attributes)
 
 
-def _add_waits(span: Span, waits: Sequence[Any]) -> None:
-    """Each that had to be, for a server or for a connection, at the time when it was over."""
-    for wait in waits[-SHOWN_WAITS:]:
-        attributes = {
-            semconv.WAITED: wait.seconds,
-            semconv.OUTCOME: wait.outcome,
-            "pymongo_resilience.connecting": wait.connecting,
-        }
-        _add_event(span, EVENTS[wait.what], attributes, wait.ended_ns)
-
-
-def _add_hedge(span: Span, event: ReadHedged) -> None:
-    attributes = {
-        semconv.SERVER: event.server,
-        semconv.WAITED: event.waited,
-        "pymongo_resilience.hedge.server": event.second_server,
-    }
-    _add_event(span, "read.hedged", attributes)
-    span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
-
-
 def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None = None) -> None:
     known = {key: value for key, value in attributes.items() if value is not None}
     span.add_event(name, known, at)
-
-
-def _retry_attributes(call: Call) -> dict[str, Any]:
-    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.reasons)}
-    if call.reasons:
-        reasons = tuple(reason.value for reason in call.reasons)
-        attributes["pymongo_resilience.retry.reasons"] = reasons
-        attributes["pymongo_resilience.backoff.total"] = call.backoff
-    if call.timeout:
-        attributes["pymongo_resilience.deadline"] = call.timeout
-    return attributes
 
 
 def error_attributes(error: BaseException, quotes: bool = False) -> dict[str, Any]:
