@@ -21,19 +21,13 @@ from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pymongo_resilience_instrumentation.failures import causes, classify
 from pymongo_resilience_instrumentation.selection.fast_fail import (
-    PROBE_EVERY,
     UNCHANGED_S,
-    RefusedLogins,
-    SelectionWaits,
     TerminalDetector,
     found_on,
 )
 
-from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience.strategies import FastFail
 
 pytestmark = pytest.mark.oldest
 
@@ -299,22 +293,3 @@ def test_every_server_of_a_selection_that_is_given_up_is_named() -> None:
 
 def test_where_every_server_is_known_it_is_the_selector_that_waits() -> None:
     assert looks(topology(up(A), up(B), of="ReplicaSetWithPrimary")) == [None]
-
-
-@pytest.fixture
-def waits() -> SelectionWaits:
-    return SelectionWaits(EnabledFlag(), NamespaceRules(FastFail(), {}), RefusedLogins())
-
-
-def test_one_probe_a_second(waits: SelectionWaits) -> None:
-    refusal, other = (OperationFailure("no", 18) for _ in range(2))
-    taken = [waits.may_try(refusal, 10.0, 10.0 + passed / 4) for passed in range(13)]
-    assert [passed / 4 for passed in range(13) if taken[passed]] == [1.0, 2.0, 3.0]
-    assert waits.may_try(other, 10.0, 13.0), "each refusal has its own"
-
-
-def test_a_refusal_that_is_over_leaves_nothing_behind(waits: SelectionWaits) -> None:
-    refusal = OperationFailure("no", 18)
-    assert waits.may_try(refusal, 0.0, PROBE_EVERY)
-    del refusal
-    assert len(waits._tried) == 0

@@ -176,8 +176,8 @@ def refused_again(error: OperationFailure, address: Address, seconds: float) -> 
     details = error.details
     text = None if details is None else details.get("errmsg")
     again: OperationFailure = type(error)(
-        f"{text or Symptom.PASSWORD.says} (by {address_text(address)} {seconds:.1f} s ago; "
-        f"tried again after at most a second. Check {Symptom.PASSWORD.check})",
+        f"{text or Symptom.PASSWORD.says} (by {address_text(address)} {seconds:.1f} s ago. "
+        f"Check {Symptom.PASSWORD.check})",
         error.code,
         None if details is None else dict(details),
     )

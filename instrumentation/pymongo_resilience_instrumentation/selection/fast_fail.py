@@ -5,11 +5,10 @@ For the strategy ``fast_fail`` only, before each of the driver's waits for a ser
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from pymongo.errors import OperationFailure
 
@@ -29,14 +28,14 @@ CHECKS = 2
 UNCHANGED_S = 0.5
 """Seconds after which a set name counts as checked twice: streamed hellos return on changes
 alone."""
-PROBE_EVERY = 1.0
-"""Seconds between two tries of a password that was refused."""
+REFUSED_S = 1.0
+"""Seconds for which a refused password fails operations that have not tried it themselves."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
 PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
 
-class Found(NamedTuple):
-    """A server as a selection found it. Immutable."""
+class Seen(NamedTuple):
+    """A server that cannot be reached, as a selection saw it. Immutable."""
 
     description: Any
     cause: Symptom | None
@@ -53,55 +52,48 @@ class Found(NamedTuple):
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class TerminalDetector:
-    """What one selection found about the servers while it waits. Not thread-safe."""
+    """What one operation saw of the servers while it waited for one. Not thread-safe."""
 
     applies: bool
     """The operation's strategy gives up on terminal errors."""
-    found: dict[Address, Found] = field(default_factory=dict)
-    """The servers of which nothing is known but their last error."""
-    probing: Exception | None = None
-    """The refusal that this selection is to try anew."""
+    seen: dict[Address, Seen] = field(default_factory=dict)
 
     def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
         """The terminal cause that all servers that could serve have in common; else None. ``now``:
         in seconds; ``refusals``: how many logins in a row a server has refused."""
         servers = topology.server_descriptions()
-        before, self.found = self.found, {}
-        for address, description in servers.items():
-            if not description.is_server_type_known:
-                seen = before.get(address)
-                self.found[address] = _look_at(description, seen, now, refusals)
+        unknown = [each for each in servers.values() if not each.is_server_type_known]
+        self.seen = {each.address: self._look_at(each, now, refusals) for each in unknown}
         if not servers and topology.topology_type_name == NO_PRIMARY:
             # pymongo has dropped every server for being none of the set, and checks none any more.
             return Symptom.SET_NAME
-        if not all(each.is_terminal(now) for each in self.found.values()):
-            return None
-        common = {each.cause for each in self.found.values()}
+        common = {each.cause for each in self.seen.values()}
         electing = topology.topology_type_name == NO_PRIMARY
         reached = [each for each in servers.values() if each.is_server_type_known]
-        if len(common) != 1 or any(self._may_serve(each, electing) for each in reached):
+        if (
+            len(common) != 1
+            or not all(each.is_terminal(now) for each in self.seen.values())
+            or any(self._may_serve(each, electing) for each in reached)
+        ):
             return None
         return common.pop()
+
+    def _look_at(self, description: Any, now: float, refusals: Callable[[Address], int]) -> Seen:
+        before, cause = self.seen.get(description.address), causes.cause_of(description.error)
+        if cause is Symptom.PASSWORD:
+            return Seen(description, cause, refusals(description.address), now)
+        if before is not None and before.description is description:
+            return before
+        times = 1 if before is None or before.cause is not cause else before.times + 1
+        return Seen(description, cause, times, now)
 
     def _may_serve(self, description: Any, electing: bool) -> bool:
         """A server that is reached, and does not serve, may recover, catch up or be elected, unless
         the primary that it names has an error."""
         kind = description.server_type_name
         if electing and kind in (SECONDARY, ARBITER):
-            return description.primary not in self.found
+            return description.primary not in self.seen
         return kind not in (PRIMARY, ARBITER)
-
-
-def _look_at(
-    description: Any, before: Found | None, now: float, refusals: Callable[[Address], int]
-) -> Found:
-    cause = causes.cause_of(description.error)
-    if cause is Symptom.PASSWORD:
-        return Found(description, cause, refusals(description.address), now)
-    if before is not None and before.description is description:
-        return before
-    times = 1 if before is None or before.cause is not cause else before.times + 1
-    return Found(description, cause, times, now)
 
 
 class RefusedLogins(Interceptor):
@@ -147,8 +139,8 @@ class SelectionWaits:
         self._enabled_flag = enabled_flag
         self._rules = rules
         self._logins = logins
-        self._tried: WeakKeyDictionary[Exception, float] = WeakKeyDictionary()
-        """When a refused password was tried again last, by the refusal."""
+        self._checked: WeakSet[Exception] = WeakSet()
+        """The refusals of a password after which the server was checked anew."""
 
     def wait(self, original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
         """The async one is called here and awaited by the caller."""
@@ -175,46 +167,25 @@ class SelectionWaits:
             return None
         topology, now = client.topology_description, driver.csot.now()
         cause = detector.look(topology, now, lambda at: self._logins.refusals(client, at))
+        refused = [
+            seen.description for seen in detector.seen.values() if seen.cause is Symptom.PASSWORD
+        ]
         if cause is Symptom.PASSWORD:
-            return self._refusal(client, detector, now)
-        if cause is not None:
+            newest = max(refused, key=lambda each: each.last_update_time)
+            age = now - newest.last_update_time
+            if age < REFUSED_S:
+                return causes.refused_again(newest.error, newest.address, age)
+        elif cause is not None:
             seeds = driver.selection.seeds(driver.monitors.topology_of(client))
             found = found_on(topology) or dict.fromkeys(seeds)
             return causes.selection_error(cause, found, topology.replica_set_name)
-        for at, seen in detector.found.items():
-            # Of one connection, perhaps: the next login shows whether the password is wrong, and it
-            # cannot be tried before the server was checked.
-            refusal = seen.description.error
-            if seen.cause is Symptom.PASSWORD and self.may_try(refusal, -math.inf, now):
-                driver.selection.cancel_checks(client, [at])
+        # pymongo takes the server for unknown until its next hello, up to ten seconds later, and no
+        # login can be tried before.
+        for each in refused:
+            if each.error not in self._checked:
+                self._checked.add(each.error)
+                driver.selection.cancel_checks(client, [each.address])
         return None
-
-    def may_try(self, refusal: Exception, refused_at: float, now: float) -> bool:
-        """Whether the caller is to try a refused password again: one operation per second."""
-        if now < self._tried.get(refusal, refused_at) + PROBE_EVERY:
-            return False
-        self._tried[refusal] = now
-        return True
-
-    def _refusal(self, client: object, detector: TerminalDetector, now: float) -> Exception | None:
-        """The newest refusal once more; None for who is to try the password again, and waits."""
-        newest = max(
-            (each.description for each in detector.found.values()),
-            key=lambda description: description.last_update_time,
-        )
-        refusal: OperationFailure = newest.error
-        if detector.probing is refusal:
-            waits = now < self._tried.get(refusal, -math.inf) + PROBE_EVERY
-        else:
-            waits = self.may_try(refusal, newest.last_update_time, now)
-            if waits:
-                detector.probing = refusal
-                # A streamed hello comes back after heartbeatFrequencyMS: no login could be tried
-                # before.
-                driver.selection.cancel_checks(client, detector.found)
-        if waits:
-            return None
-        return causes.refused_again(refusal, newest.address, now - newest.last_update_time)
 
 
 def found_on(topology: Any) -> dict[Address, Exception | str | None]:
