@@ -9,8 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from pymongo_resilience import internal_errors
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.redaction import RedactionFilter
 from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retried_operation import Operation
@@ -144,7 +143,7 @@ class Broadcast:
             try:
                 listener.on_event(event)
             except Exception as error:
-                if self._ours and not isinstance(error, internal_errors.faults):
+                if self._ours and not isinstance(error, faults()):
                     raise
                 if id(listener) not in self._faulty:
                     self._faulty.add(id(listener))

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.events import RetryDeclined, RetryScheduled, of_both_events
-from pymongo_resilience.internal_errors import is_closing, logger
+from pymongo_resilience.internal_errors import faults, is_closing, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, strategy_for
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
@@ -152,7 +151,7 @@ class _Retries:
 
     def _no_answer(self, error: Exception) -> None:
         strategy = type(self.operation.strategy)
-        ours = strategy in OURS and not isinstance(error, internal_errors.faults)
+        ours = strategy in OURS and not isinstance(error, faults())
         if is_closing(error) or ours:
             raise error
         text = "the retry strategy %s raised on %s: not retried"
@@ -179,7 +178,7 @@ class Executor:
                     if release is not None:
                         release()
                     end = retries.decide(retries.ask())
-                except internal_errors.faults as fault:
+                except faults() as fault:
                     end = retries.undecided(error, fault)
                 if isinstance(end, Exception):
                     raise end
@@ -212,7 +211,7 @@ class AsyncExecutor(Executor):
                     if release is not None:
                         await release()
                     end = retries.decide(await retries.awaited(retries.ask()))
-                except internal_errors.faults as fault:
+                except faults() as fault:
                     end = retries.undecided(error, fault)
                 if isinstance(end, Exception):
                     raise end

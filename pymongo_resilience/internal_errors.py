@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-faults: tuple[type[Exception], ...] = (
+_faults: tuple[type[Exception], ...] = (
     ArithmeticError, AttributeError, ImportError, LookupError, NameError, ReferenceError,
     RuntimeError, StopIteration, TypeError, ValueError,
 )  # fmt: skip
-"""What a bug of ours raises, and so what is caught around our own code; the instrumentation adds
-the errors of the driver. What a signal handler raises must reach the application: Celery's
-SoftTimeLimitExceeded, or a TimeoutError, an OSError or an AssertionError of others."""
 
 T = TypeVar("T")
 OUR_FRAMES = 2
@@ -25,6 +22,19 @@ MOST_LINKS = 32
 REPLACES = ("coroutine ignored GeneratorExit", "Lock is not acquired", "in a different Context")
 """How the errors end that take the place of a GeneratorExit. Where a coroutine handles another
 exception when it is closed, CPython makes that one their context."""
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """What a bug of ours raises, and so what is caught around our own code. What a signal handler
+    raises must reach the application: Celery's SoftTimeLimitExceeded, or a TimeoutError, an OSError
+    or an AssertionError of others."""
+    return _faults
+
+
+def catch_also(*classes: type[Exception]) -> None:
+    """Take errors of these classes for a bug of ours, too: those of the driver."""
+    global _faults  # noqa: PLW0603 - one for the process
+    _faults += classes
 
 
 def is_closing(error: BaseException | None) -> bool:
@@ -55,7 +65,7 @@ class ForeignError(RuntimeError):
 
 
 def foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call foreign code inside of a block that catches ``faults``.
+    """Call foreign code inside of a block that catches ``faults()``.
 
     Raises ForeignError.
     """
@@ -86,7 +96,7 @@ logger = _Logger(logging.getLogger("pymongo_resilience"), {})
 
 
 class shielded:  # noqa: N801 - as contextlib's own
-    """A block of our code whose ``faults`` fail nothing; ``what`` says where, in the log."""
+    """A block of our code whose ``faults()`` fail nothing; ``what`` says where, in the log."""
 
     __slots__ = ("_what",)
 
@@ -96,7 +106,7 @@ class shielded:  # noqa: N801 - as contextlib's own
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, faults) or is_closing(error):
+        if error is None or not isinstance(error, faults()) or is_closing(error):
             return False
         text = "internal error in pymongo-resilience %s"
         logger.error(text, self._what, exc_info=error, stacklevel=2)

@@ -16,8 +16,7 @@ from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.errors import PyMongoError
 from pymongo.synchronous.cursor import Cursor
 
-from pymongo_resilience import internal_errors
-from pymongo_resilience.internal_errors import foreign, logger
+from pymongo_resilience.internal_errors import catch_also, foreign, logger
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy
@@ -314,4 +313,4 @@ def clear_inherited() -> None:
 
 
 logger.within = reported
-internal_errors.faults += (PyMongoError, BSONError)
+catch_also(PyMongoError, BSONError)

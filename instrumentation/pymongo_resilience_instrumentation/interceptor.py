@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from pymongo.errors import InvalidOperation
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import is_closing, logger
+from pymongo_resilience.internal_errors import faults, is_closing, logger
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 
@@ -189,7 +188,7 @@ def _restore(around: Call | None, error: BaseException) -> None:
 def _refuses(interceptor: Interceptor, around: Call | None, error: BaseException) -> bool:
     """Whether the caller gets what ``enter`` has raised."""
     calls.unwind(around)
-    if isinstance(error, REFUSED) or not isinstance(error, internal_errors.faults):
+    if isinstance(error, REFUSED) or not isinstance(error, faults()):
         return True
     what = type(interceptor).__name__
     logger.error("internal error in pymongo-resilience before %s", what, exc_info=error)

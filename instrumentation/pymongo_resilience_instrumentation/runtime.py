@@ -11,7 +11,6 @@ from weakref import ref
 from opentelemetry import context, metrics, trace
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience._version import __version__
 from pymongo_resilience.breakers import BreakerSettings, Snapshot
 from pymongo_resilience.clock import Clock
@@ -19,7 +18,7 @@ from pymongo_resilience.config import ALL, BY_DATABASE, OFF, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.events import Broadcast, EventLog, Listener
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.internal_errors import is_closing, logger, shielded
+from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules.retry_rules import RetryRules
@@ -231,7 +230,7 @@ class Runtime:
                 self.clients.waiting.pop(each, None)
             if call.selected is not None:
                 call.server = driver.selection.address(call.selected)
-        except internal_errors.faults:  # not even a log may be written here
+        except faults():  # not even a log may be written here
             call.public = False
         calls.leave_unfinished(call)
         if self.shows_calls:
@@ -258,14 +257,14 @@ class Runtime:
         try:
             if self.operation_metrics is not None and self.records:
                 self.operation_metrics.record(call, error, seconds)
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience while recording %s", call)
         try:
             if self.operation_spans is not None and call.span is not None:
                 self.operation_spans.end(call, error, ended_ns)
             if call.ends is not None:
                 call.ends.end(error, call.operation, ended_ns)
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience while ending %s", call)
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import Selection, any_server_selector
 
-from pymongo_resilience import internal_errors
+from pymongo_resilience.internal_errors import faults
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience_instrumentation.addresses import Address
 
@@ -63,7 +63,7 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
             fresh = {
                 each.address for each in find(limit, whole_set(description)).server_descriptions
             }
-        except internal_errors.faults:  # under the driver's lock nothing is logged
+        except faults():  # under the driver's lock nothing is logged
             return selector(selection)
         left = [each for each in selection.server_descriptions if each.address in fresh]
         return preference(selection.with_server_descriptions(left))

@@ -13,11 +13,10 @@ from weakref import ref
 
 from pymongo.errors import AutoReconnect, PyMongoError, ServerSelectionTimeoutError
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.breakers import Permit
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
-from pymongo_resilience.internal_errors import is_closing, logger, shielded
+from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
 from pymongo_resilience.rules.limits import Limits
@@ -111,7 +110,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                     self.breakers = runtime.breakers.of(client)
                 if runtime.shedding is not None:
                     self.shedders = runtime.shedding.of(client)
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience before the driver's loop")
             self.release(None)
             self.leave_to_driver()
@@ -188,7 +187,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                 self._refuse_lost(connection)
         except TxnNumberLostError:
             raise
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience before a write was sent")
         self.connection = connection
         return self.driver_func(session, connection, retryable)
@@ -236,7 +235,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         except (CircuitBreakerOpenError, OverloadShedError):
             driver.selection.note_server(self, server)
             raise
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience after a server was selected")
 
     def operation(self) -> Operation:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.internal_errors import faults
 from pymongo_resilience_instrumentation import driver
 
 from .refusals import ClientBreakers
@@ -36,7 +36,7 @@ class ServerSelector:
             return found
         try:
             return self._breakers.without_open(found)
-        except internal_errors.faults:  # under the driver's lock an internal error is not logged
+        except faults():  # under the driver's lock an internal error is not logged
             return found
 
 

@@ -16,9 +16,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span
 from pymongo import monitoring
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
@@ -45,7 +44,7 @@ def contain(method: Callable[..., None], error: Exception) -> None:
     """Log the first internal error of a listener's method. What a signal handler has raised there
     the driver would drop: the call in progress keeps it."""
     call = calls.current()
-    if not isinstance(error, internal_errors.faults) and call is not None:
+    if not isinstance(error, faults()) and call is not None:
         call.interruption = error
     elif method not in faulty:
         faulty.add(method)

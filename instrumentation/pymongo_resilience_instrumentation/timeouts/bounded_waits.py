@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo import lock
 from pymongo.errors import NetworkTimeout, ServerSelectionTimeoutError, WaitQueueTimeoutError
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
@@ -105,7 +104,7 @@ def selection_timeout(enabled_flag: EnabledFlag) -> Wrapper:
                 # With 0 the servers are looked at once. A connection takes some time.
                 call.waits_until = time.monotonic() + (own or NEVER)
             return min(timeout, own)
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience before a selection")
             return timeout
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from pymongo.errors import ExecutionTimeout
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience.rules.retry_rules import RetryRules
@@ -68,7 +67,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
                     driver.connections.limit_attempt(connection, command, attempt)
         except ExecutionTimeout:
             raise
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience while limiting a command")
         return result
 

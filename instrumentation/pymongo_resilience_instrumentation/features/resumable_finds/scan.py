@@ -16,9 +16,8 @@ from bson import MaxKey
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pymongo_resilience import internal_errors
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
 from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retried_operation import Operation
@@ -339,7 +338,7 @@ class Fetch:
             self._find = self._position.next_find()
         except KeyError:
             return False
-        except internal_errors.faults:
+        except faults():
             logger.exception("internal error in pymongo-resilience before a find is resumed")
             return False
         return True
