@@ -31,8 +31,7 @@ class Walk:
         self._filter = given["filter"] or {}
         self._let = given.get("let")
         self._backward = (given.get("sort") or {}).get("_id") == -1
-        low, high = (_bound(given.get(name)) for name in ("min_bound", "max_bound"))
-        self._low, self._high = low or b"", high or AFTER_ALL
+        self._low, self._high = _bounds(self._filter)
         self._at = self._high if self._backward else self._low
         self._began = self._over = False
         self._read: list[Any] = []
@@ -59,7 +58,7 @@ class Walk:
         )
 
     def _records(self) -> list[int]:
-        """Of the next keys in the index. ``min`` includes its bound, ``max`` does not."""
+        """Of the next keys in the index, the lower bound included."""
         index = self._store._cursor(storage._NAT_SEQ_TABLE)
         step = index.prev if self._backward else index.next
         index.set_key(*self._namespace, self._at)
@@ -89,8 +88,13 @@ class Walk:
         return blob
 
 
-def _bound(given: Mapping[str, Any] | None) -> bytes | None:
-    return storage._id_key(given["_id"]) if given else None
+def _bounds(given: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Those of an ``$expr`` that compares ``_id``, as MongoDB has them from 5.0 on."""
+    for part in given.get("$and", [given]):
+        for than, (_, literal) in part.get("$expr", {}).items():
+            key = storage._id_key(literal["$literal"])
+            return (key, AFTER_ALL) if than == "$gt" else (b"", key)
+    return b"", AFTER_ALL
 
 
 def find(store: Any, db: str, coll: str, filter: Any = None, **given: Any) -> Any:  # noqa: A002 - the server's name for it

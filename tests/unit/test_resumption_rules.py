@@ -21,7 +21,6 @@ from pymongo_resilience.rules.strategy import BestEffort
 
 PLAIN = Find({"a": 1})
 MOST = 3
-LOST = RetryReason.CURSOR_LOST
 OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 
 
@@ -42,10 +41,8 @@ OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
         ({"collation": {"locale": "de"}}, "collation"),
         ({"hint": {"a": 1}}, "hint"),
         ({"hint": "a_1"}, "hint"),
-        ({"min": {"_id": 1}}, "min"),
-        ({"max": {"_id": 1}}, "max"),
-        ({"return_key": True}, "return_key"),
         ({"projection": {"_id": "$a"}}, "projection"),
+        ({"projection": {"_id": 0.0, "a": 1}}, "projection"),
         ({"projection": {"_id.a": 1}}, "projection"),
         ({"in_transaction": True}, "transaction"),
         ({"at_snapshot": True}, "snapshot"),
@@ -66,7 +63,6 @@ def test_what_cannot_be_resumed_is_named(given: dict[str, Any], named: str) -> N
         {"sort": {"_id": 1}, "hint": {"_id": 1}},
         {"hint": "_id_", "limit": 5},
         {"collation": {"locale": "simple"}},
-        {"projection": {"_id": 0, "a": 1}},
         {"projection": {"_id": True, "_ids": 1}},
         {"filter": {}},
     ],
@@ -89,56 +85,16 @@ def test_a_find_without_an_order_has_that_of_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("find", "expected"),
     [
-        (None, None),
-        ({"_id": 0}, None),
-        ({"_id": False, "a": 1}, {"a": 1}),
-        ({"_id": 0.0, "a": 0}, {"a": 0}),
-        ({"_id": 1, "a": 1}, {"_id": 1, "a": 1}),
-        ({"a": 1}, {"a": 1}),
+        (PLAIN, {"$and": [{"a": 1}, {"$expr": {"$gt": ["$_id", {"$literal": "x"}]}}]}),
+        (Find({}, sort={"_id": -1}), {"$expr": {"$lt": ["$_id", {"$literal": "x"}]}}),
     ],
 )
-def test_id_is_always_fetched(given: Any, sent: Any) -> None:
-    assert resumption.begun(replace(PLAIN, projection=given)).projection == sent
-
-
-@pytest.mark.parametrize(
-    ("find", "by_expression", "expected"),
-    [
-        (
-            PLAIN,
-            False,
-            {"filter": {"$and": [{"a": 1}, {"_id": {"$ne": "x"}}]}, "min": {"_id": "x"}},
-        ),
-        (replace(PLAIN, filter={}), False, {"filter": {"_id": {"$ne": "x"}}, "min": {"_id": "x"}}),
-        (
-            replace(PLAIN, sort={"_id": -1}),
-            False,
-            {"filter": {"a": 1}, "max": {"_id": "x"}, "min": None},
-        ),
-        (
-            PLAIN,
-            True,
-            {
-                "filter": {"$and": [{"a": 1}, {"$expr": {"$gt": ["$_id", {"$literal": "x"}]}}]},
-                "min": None,
-            },
-        ),
-        (
-            replace(PLAIN, filter={}, sort={"_id": -1}),
-            True,
-            {"filter": {"$expr": {"$lt": ["$_id", {"$literal": "x"}]}}, "max": None},
-        ),
-    ],
-)
-def test_a_find_goes_on_after_the_last_document(
-    find: Find, by_expression: bool, expected: dict[str, Any]
-) -> None:
-    made = resumption.continued(resumption.begun(find), "x", limit=7, by_expression=by_expression)
-    assert made.limit == 7
-    assert {name: getattr(made, name) for name in expected} == expected
-    assert resumption.BY_ID in (made.hint, made.sort) or by_expression
+def test_a_find_goes_on_after_the_last_document(find: Find, expected: dict[str, Any]) -> None:
+    begun = resumption.begun(replace(find, skip=3))
+    made = resumption.continued(begun, "x", limit=7)
+    assert made == replace(begun, filter=expected, limit=7, skip=0)
 
 
 def operation() -> Operation:
@@ -150,22 +106,25 @@ def failure(**facts: Any) -> Failure:
     return Failure(Exception(), **facts)
 
 
-def test_a_cursor_that_is_lost_is_resumed() -> None:
-    seen, anew = resumption.reclassified(failure(code=43), operation(), MOST)
-    assert (seen.reason, anew) == (LOST, True)
+UNREACHABLE: dict[str, Any] = {
+    "selection": True, "reason": RetryReason.NODE_NOT_AVAILABLE, "stage": Stage.NOT_SENT,
+}  # fmt: skip
 
 
-def test_another_error_stays_what_it_is() -> None:
-    given = failure(code=2)
-    assert resumption.reclassified(given, operation(), MOST) == (given, True)
-
-
-def test_another_server_may_serve_where_the_cursors_cannot_be_selected() -> None:
-    given = failure(selection=True, reason=RetryReason.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT)
-    seen, anew = resumption.reclassified(given, operation(), MOST)
-    assert (seen.selection, seen.reason, anew) == (False, RetryReason.SOCKET_NOT_AVAILABLE, True)
-    hopeless = replace(given, terminal=True)
-    assert resumption.reclassified(hopeless, operation(), MOST)[0] == hopeless
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ({"code": 43}, {"reason": RetryReason.CURSOR_LOST}),
+        ({"code": 2}, {}),
+        (UNREACHABLE, {"reason": RetryReason.SOCKET_NOT_AVAILABLE, "selection": False}),
+        (UNREACHABLE | {"terminal": True}, {}),
+    ],
+    ids=["lost cursor", "another error", "its server is gone", "every server is"],
+)
+def test_what_the_rules_see_of_a_failed_batch(given: Any, changed: Any) -> None:
+    seen = failure(**given)
+    expected = replace(seen, **changed), True
+    assert resumption.reclassified(seen, operation(), MOST) == expected
 
 
 def test_the_find_has_its_own_retries_once_those_of_the_getmore_are_used_up() -> None:

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from bson import decode_all, encode
+from bson import decode_all
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
@@ -21,7 +21,7 @@ OF_A_QUERY = (
 )  # fmt: skip
 ADDRESS = "_address"
 """A loop's: the server that it is bound to."""
-_MODIFIERS = {"$orderby": "sort", "$hint": "hint", "$min": "min", "$max": "max"}
+_MODIFIERS = {"$orderby": "sort", "$hint": "hint"}
 _TAILABLE = 2
 EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
     document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_AUTO
@@ -56,7 +56,6 @@ def read(query: Any) -> dict[str, Any]:
         skip=query.ntoskip,
         limit=query.limit,
         collation=query.collation,
-        return_key=bool(spec.get("$returnKey")),
         tailable=bool(query.flags & _TAILABLE),
         exhaust=bool(query.exhaust),
         explain="$explain" in spec,
@@ -79,7 +78,7 @@ def write(query: Any, find: Any) -> None:
     ours = {modifier: getattr(find, name) for modifier, name in _MODIFIERS.items()}
     given = {modifier: each for modifier, each in ours.items() if each is not None}
     query.spec = others | {"$query": find.filter} | given
-    query.fields, query.limit, query.ntoskip = find.projection, find.limit, find.skip
+    query.limit, query.ntoskip = find.limit, find.skip
 
 
 def copied(query: Any, session: Any) -> Any:
@@ -109,19 +108,12 @@ def fail_first(loop: Any, address: Address) -> None:
     vars(loop)["_read"] = fail
 
 
-def run_command(
-    query: Any, command: dict[str, Any], given: Sequence[Any], read_concern: Any = None
-) -> Any:
+def run_command(query: Any, command: dict[str, Any], given: Sequence[Any]) -> Any:
     """Run another command on the connection that a loop's function was ``given``: its reply, or an
     awaitable."""
     session, _, connection, preference = given
     return connection.command(
-        query.db,
-        command,
-        read_preference=preference,
-        read_concern=read_concern,
-        session=session,
-        client=query.client,
+        query.db, command, read_preference=preference, session=session, client=query.client
     )
 
 
@@ -131,8 +123,8 @@ def operation_time(response: Any) -> Any:
 
 
 def batch_of(response: Any) -> list[Any]:
-    said = response.docs[0]["cursor"]
-    batch: list[Any] = said["firstBatch" if "firstBatch" in said else "nextBatch"]
+    cursor = response.docs[0]["cursor"]
+    batch: list[Any] = cursor["firstBatch" if "firstBatch" in cursor else "nextBatch"]
     return batch
 
 
@@ -143,12 +135,9 @@ def cursor_id(response: Any) -> int:
 
 def as_of_getmore(response: Any) -> None:
     """Make the reply to a find one to a getMore. What was published of it stays as it was."""
-    _change(response, nextBatch=batch_of(response))
-
-
-def _change(response: Any, **fields: Any) -> None:
     document = response.docs[0]
-    response.docs[0] = {**document, "cursor": {**document["cursor"], **fields}}
+    cursor = {**document["cursor"], "nextBatch": batch_of(response)}
+    response.docs[0] = {**document, "cursor": cursor}
 
 
 def last_id(reply: Any) -> Any:
@@ -165,23 +154,3 @@ def unbind(loop: Any) -> None:
 def count(batch: Sequence[Any]) -> int:
     """The documents of a batch, be it one of raw batches."""
     return sum(len(decode_all(each, EXACT)) if isinstance(each, bytes) else 1 for each in batch)
-
-
-def hide_ids(response: Any, cursor: Any) -> None:
-    """Take ``_id`` off the documents of a batch."""
-    options = cursor.collection.codec_options
-    name = "firstBatch" if "firstBatch" in response.docs[0]["cursor"] else "nextBatch"
-    _change(response, **{name: [without_id(each, options) for each in batch_of(response)]})
-
-
-def without_id(document: Any, options: Any) -> Any:
-    """A document, or a stream of raw ones, without ``_id``."""
-    if isinstance(document, bytes):
-        each = [without_id(each, EXACT).raw for each in decode_all(document, EXACT)]
-        return b"".join(each)
-    if not isinstance(document, RawBSONDocument):
-        document.pop("_id", None)
-        return document
-    fields = RawBSONDocument(document.raw, EXACT).items()
-    kept = encode({name: value for name, value in fields if name != "_id"}, codec_options=EXACT)
-    return type(document)(kept, options)

@@ -1,8 +1,7 @@
 """Resumable finds: which finds can be, what is sent for them, and which failures of a batch resume.
 
 Pure. ``{_id: {$gt: last}}`` compares within one type of BSON alone, and would skip documents. So a
-find goes on by the bounds of the index on ``_id``, or by an expression, whose order is the same.
-Only a filter that compares ``_id`` itself does not leave a type, and goes on by ``$gt``.
+find goes on by an expression, which compares all types in the order of the index.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-from bson import MaxKey, MinKey
 
 from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retried_operation import Operation
@@ -23,12 +20,6 @@ QUERY_PLAN_KILLED = 175
 SCAN_ENDED = frozenset({QUERY_PLAN_KILLED, 237, 11601})
 """Codes that end a scan: its collection was dropped or renamed (QueryPlanKilled), or an
 administrator has killed its cursor or its command (CursorKilled, Interrupted)."""
-NO_BOUNDS = frozenset({2, 9, 72, 115, 167, 168, 238, 303, 323, 40415, 51174, 6137400, 6137402})
-"""Codes of a server that takes no bounds: there is no index on ``_id`` (2), it cannot parse or does
-not know them, or not on a view (167, 168), under the strict Stable API (323), for an index with
-another collation than the find's (51174), or on a clustered collection (6137400, 6137402)."""
-_BAD_VALUE = 2
-_COMPARISONS = frozenset({"$gt", "$gte", "$lt", "$lte"})
 _NOT_AFTER_ANY = frozenset({"available", "linearizable"})
 _GEO_AND_TEXT = frozenset({
     "$text", "$near", "$nearSphere", "$geoNear", "$geoWithin", "$geoIntersects", "$within",
@@ -44,12 +35,9 @@ class Find:
     sort: Mapping[str, Any] | None = None
     hint: Any = None
     projection: Mapping[str, Any] | None = None
-    min: Mapping[str, Any] | None = None
-    max: Mapping[str, Any] | None = None
     skip: int = 0
     limit: int = 0
     collation: Mapping[str, Any] | None = None
-    return_key: bool = False
     tailable: bool = False
     exhaust: bool = False
     explain: bool = False
@@ -67,12 +55,6 @@ class Find:
     def may_read_after(self) -> bool:
         """Whether its read concern can have ``afterClusterTime``."""
         return self.read_concern_level not in _NOT_AFTER_ANY
-
-    @property
-    def hides_id(self) -> bool:
-        """Whether its documents come without their ``_id``."""
-        wanted = (self.projection or {}).get(ID, True)
-        return isinstance(wanted, (bool, int, float)) and not wanted
 
 
 def problem_of(find: Find) -> str | None:
@@ -95,95 +77,40 @@ def problem_of(find: Find) -> str | None:
         return "expected a find without a collation, or with the simple one"
     if find.hint and find.hint not in ("_id_", BY_ID):
         return "expected a find without a hint, or with one on _id"
-    if find.min or find.max or find.return_key:
-        return "expected a find without min, max and return_key"
-    if _computes_id(find.projection or {}):
-        return "expected a projection that has _id as it is, or leaves it out"
+    if _changes_id(find.projection or {}):
+        return "expected a projection that has _id as it is"
     return None
 
 
-def _names_natural(said: Any) -> bool:
-    return said == "$natural" or (isinstance(said, Mapping) and "$natural" in said)
+def _names_natural(given: Any) -> bool:
+    return given == "$natural" or (isinstance(given, Mapping) and "$natural" in given)
 
 
-def _names(said: Any, operators: frozenset[str]) -> bool:
-    if isinstance(said, Mapping):
-        return any(name in operators or _names(each, operators) for name, each in said.items())
-    return isinstance(said, (list, tuple)) and any(_names(each, operators) for each in said)
+def _names(given: Any, operators: frozenset[str]) -> bool:
+    if isinstance(given, Mapping):
+        return any(name in operators or _names(each, operators) for name, each in given.items())
+    return isinstance(given, (list, tuple)) and any(_names(each, operators) for each in given)
 
 
-def _computes_id(projection: Mapping[str, Any]) -> bool:
-    plain = isinstance(projection.get(ID, True), (bool, int, float))
-    return not plain or any(name.startswith(f"{ID}.") for name in projection)
+def _changes_id(projection: Mapping[str, Any]) -> bool:
+    shown = projection.get(ID, True)
+    if not isinstance(shown, (bool, int, float)) or not shown:
+        return True
+    return any(name.startswith(f"{ID}.") for name in projection)
 
 
 def begun(find: Find) -> Find:
-    """What is sent for it at first: in the order of ``_id``, and with it in each document."""
-    if not find.sort:
-        find = replace(find, sort=BY_ID, hint=BY_ID)
-    if find.hides_id:
-        shown = {name: each for name, each in (find.projection or {}).items() if name != ID}
-        find = replace(find, projection=shown or None)
-    return find
+    """What is sent for it at first: in the order of ``_id``."""
+    return find if find.sort else replace(find, sort=BY_ID, hint=BY_ID)
 
 
-def continued(find: Find, last: Any, *, limit: int, by_expression: bool) -> Find:
+def continued(find: Find, last: Any, *, limit: int) -> Find:
     """What is sent to go on after the document whose ``_id`` is ``last``; ``limit`` is what is left
-    of the find's.
-
-    ``max`` excludes its bound. ``min`` includes it, so the document is excluded beside.
-    """
-    find = replace(find, limit=limit, skip=0)
-    backward = _is_backward(find)
-    if isinstance(last, MinKey if backward else MaxKey):
-        return replace(find, filter={ID: {"$in": []}})
-    than = "$lt" if backward else "$gt"
-    pinned, ranged = _conditions_on_id(find.filter)
-    if ranged:
-        # The find's own range leaves no type of BSON, within which this compares.
-        return replace(find, filter=_both(find.filter, {ID: {than: last}}))
-    if by_expression or pinned:
-        after: Any = {"$expr": {than: [f"${ID}", {"$literal": last}]}}
-        return replace(find, filter=_both(find.filter, after))
-    if backward:
-        return replace(find, hint=BY_ID, max={ID: last})
-    others = _both(find.filter, {ID: {"$ne": last}})
-    return replace(find, filter=others, hint=BY_ID, min={ID: last})
-
-
-def excludes_max_key(find: Find) -> bool:
-    """Whether the find would not come to a document whose ``_id`` is MaxKey: ``min`` alone leaves
-    out the end of the index."""
-    return find.min is not None
-
-
-def lacks_id_index(find: Find, code: int | None, text: str) -> bool:
-    """Whether the error of a first command says that there is no index on ``_id`` to hint at."""
-    return code == _BAD_VALUE and find.hint is BY_ID and "hint" in text
-
-
-def _is_backward(find: Find) -> bool:
-    return (find.sort or {}).get(ID) == -1
-
-
-def _conditions_on_id(given: Any) -> tuple[bool, bool]:
-    """Whether the filter names each ``_id``, and whether it compares with one."""
-    if not isinstance(given, Mapping):
-        return False, False
-    found = [_conditions_on_id(each) for each in given.get("$and", ())]
-    if ID in given:
-        condition = given[ID]
-        operators = set(condition) if isinstance(condition, Mapping) else set()
-        ranged = any(
-            not isinstance(condition[each], (MinKey, MaxKey)) for each in operators & _COMPARISONS
-        )
-        pinned = "$in" in operators or not any(each.startswith("$") for each in operators)
-        found.append((pinned, ranged))
-    return any(pinned for pinned, _ in found), any(ranged for _, ranged in found)
-
-
-def _both(given: Mapping[str, Any], ours: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"$and": [given, ours]} if given else ours
+    of the find's."""
+    than = "$lt" if (find.sort or {}).get(ID) == -1 else "$gt"
+    after = {"$expr": {than: [f"${ID}", {"$literal": last}]}}
+    both = {"$and": [find.filter, after]} if find.filter else after
+    return replace(find, filter=both, limit=limit, skip=0)
 
 
 def reclassified(failure: Failure, operation: Operation, max_retries: int) -> tuple[Failure, bool]:

@@ -7,12 +7,10 @@ resumes it, on the same connections: one of the same name need not be the same.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bson import MaxKey
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
@@ -29,8 +27,6 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from . import rules
 
 ATTRIBUTE = "_pymongo_resilience_position"
-KILLED_AT_ONCE = 10
-"""Cursors that were left on their servers, before the scan is over."""
 RESUMABLE = Policy(resumable=True)
 OTHERWISE = "override(resumable=False) sends it as it is"
 REPLACED = "collection dropped, renamed or replaced during a resumable find, which ends here"
@@ -67,31 +63,22 @@ def _first(runtime: Runtime, call: Call, query: Any, cursor: Any) -> Position | 
         return None
     problem = rules.problem_of(find)
     if problem is not None:
-        raise _refused(query, problem)
-    hides_id, find = find.hides_id, rules.begun(find)
+        refused = f"find on {query.namespace()} with resumable=True was not sent"
+        raise ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
+    find = rules.begun(find)
     driver.finds.write(query, find)
     if policy_of_cursor(cursor).resumable is None:
         # It stays so, also once the block is left that has said it.
         attach_policy(RESUMABLE.over(policy_of_cursor(cursor)), cursor)
-    return Position(find, driver.finds.copied(query, None), hides_id=hides_id)
-
-
-def _refused(query: Any, problem: str) -> ConfigurationError:
-    refused = f"find on {query.namespace()} with resumable=True was not sent"
-    return ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
+    return Position(find, driver.finds.copied(query, None))
 
 
 class Position:
     """How far a cursor has come. Belongs to the cursor and to its user, and keeps neither alive."""
 
-    __slots__ = (
-        "abandoned", "by_expression", "came", "collection", "find", "hides_id", "last", "left",
-        "query", "sought_max_key",
-    )  # fmt: skip
+    __slots__ = "came", "collection", "find", "last", "left", "query"
 
-    def __init__(self, find: rules.Find, query: Any, *, hides_id: bool) -> None:
-        self.hides_id = hides_id
-        """The application does not want it."""
+    def __init__(self, find: rules.Find, query: Any) -> None:
         self.find = find
         """What was sent first."""
         self.query = query
@@ -102,13 +89,8 @@ class Position:
         the time that is never."""
         self.came: tuple[int | None, int] = None, 0
         """The cursor's id on its server, and what the driver counts as retrieved of it."""
-        self.by_expression = False
-        """A server did not take bounds, or there is a document that they leave out."""
-        self.sought_max_key = False
         self.collection: list[Any] | None = None
         """What the collection's name stands for; None where the server did not say."""
-        self.abandoned: list[tuple[int, Any]] = []
-        """Cursors that were left, and may live on their servers, with their addresses."""
 
     def is_of(self, cursor_id: int, retrieved: int) -> bool:
         """Whether it was noted how far the cursor has come, and more can follow. Not what was read
@@ -122,29 +104,12 @@ class Position:
         if batch:
             self.last = response.data if cursor_id else None
         self.came = cursor_id, self.came[1] + len(batch)
-        if not cursor_id or len(self.abandoned) >= KILLED_AT_ONCE:
-            self.kill_abandoned()
-
-    def kill_abandoned(self) -> None:
-        """Together, in one command. Where their server is not reachable, the driver's background
-        task would wait for it."""
-        client = self.query.client
-        for each in self.abandoned.copy():
-            cursor_id, address = each
-            if driver.finds.is_known(client, tuple(address)):
-                self.abandoned.remove(each)
-                driver.clients.kill_later(client, cursor_id, address)
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.kill_abandoned()
 
     def next_find(self) -> rules.Find:
         """Raises KeyError where the last document has no ``_id``."""
         if self.last is None:
             return self.find
-        last, left = driver.finds.last_id(self.last), self.left or 0
-        return rules.continued(self.find, last, limit=left, by_expression=self.by_expression)
+        return rules.continued(self.find, driver.finds.last_id(self.last), limit=self.left or 0)
 
 
 class Names:
@@ -191,24 +156,13 @@ class Fetch:
             driver.finds.fail_first(loop, address)
 
     def _fetch(self, original: Any, *given: Any) -> Any:
-        try:
-            response = original(*given)
-        except OperationFailure as error:
-            self._check_index(error)
-            raise
+        response = original(*given)
         if self._noted(response):
             try:
                 self._position.collection = self._collection(given)
-            except BaseException as error:
-                if not self._stays_unknown(error, response):
-                    raise
+            except PyMongoError as error:
+                self._warn(error)
         return response
-
-    def _check_index(self, error: OperationFailure) -> None:
-        """Raises ConfigurationError where the find cannot go by its ``_id``."""
-        position = self._position
-        if not self._later and rules.lacks_id_index(position.find, error.code, str(error)):
-            raise _refused(position.query, "there is no index on _id") from error
 
     def _noted(self, response: Any) -> bool:
         """Whether it is to be asked which collection the batch is from: a second one may come.
@@ -216,8 +170,6 @@ class Fetch:
         position = self._position
         with shielded("after a batch of a resumable find"):
             position.note(response)
-        if position.hides_id:
-            driver.finds.hide_ids(response, self._cursor)
         if self._later or not driver.finds.cursor_id(response):
             return False
         time = driver.finds.operation_time(response)
@@ -225,18 +177,11 @@ class Fetch:
             position.query.read_concern = driver.finds.ReadAfter(self._operation.read_concern, time)
         return True
 
-    def _stays_unknown(self, error: BaseException, response: Any) -> bool:
-        """Whether the find goes on after this error of the question; else its cursor is killed."""
-        query = self._position.query
-        if isinstance(error, PyMongoError):
-            logger.warning(
-                "find on %s with resumable=True is not resumed: listCollections failed with %s %s",
-                *(query.namespace(), type(error).__name__, getattr(error, "code", "")),
-            )
-            return True
-        address = driver.cursors.cursor_address(self._operation, response.address)
-        driver.clients.kill_later(self._client, driver.finds.cursor_id(response), address)
-        return False
+    def _warn(self, error: PyMongoError) -> None:
+        logger.warning(
+            "find on %s with resumable=True is not resumed: listCollections failed with %s %s",
+            *(self._position.query.namespace(), type(error).__name__, getattr(error, "code", "")),
+        )
 
     def _collection(self, given: tuple[Any, ...]) -> Any:
         query = self._position.query
@@ -268,27 +213,13 @@ class Fetch:
             driver.finds.unbind(loop)
 
     def _resume(self, *given: Any) -> Any:
-        if self._seeks_max_key():
-            self._note_max_key(self._max_key(given))
-        try:
-            response = self._send(given)
-        except OperationFailure as error:
-            if not self._may_send_expression(error):
-                raise
-            response = self._send(given)
+        response = self._send(given)
         try:
             collection = self._collection(given)
         except BaseException:
             self._abandon(driver.finds.cursor_id(response), response.address)
             raise
         return self._resumed_by(response, collection)
-
-    def _may_send_expression(self, error: OperationFailure) -> bool:
-        """Whether the server takes no bounds, and the find can be made anew by an expression."""
-        if self._position.by_expression or error.code not in rules.NO_BOUNDS:
-            return False
-        self._position.by_expression = True
-        return self._finds_query()
 
     def _resumed_by(self, response: Any, collection: Any) -> Any:
         """Raises OperationFailure where another collection has the name now."""
@@ -310,25 +241,10 @@ class Fetch:
         return self._method(given[2], query, given[3])
 
     def _abandon(self, cursor_id: int, address: Address) -> None:
-        if cursor_id:
+        # Where the server is not reachable, the driver's background task would wait for it.
+        if cursor_id and driver.finds.is_known(self._client, address):
             at = driver.cursors.cursor_address(self._operation, address)
-            self._position.abandoned.append((cursor_id, at))
-
-    def _seeks_max_key(self) -> bool:
-        """Whether there may be a document that bounds leave out."""
-        return rules.excludes_max_key(self._find) and not self._position.sought_max_key
-
-    def _max_key(self, given: tuple[Any, ...]) -> Any:
-        query = self._position.query
-        pipeline = [{"$match": {rules.ID: MaxKey()}}, {"$project": rules.BY_ID}]
-        command = {"aggregate": query.coll, "pipeline": pipeline, "cursor": {}}
-        return driver.finds.run_command(query, command, given, query.read_concern)
-
-    def _note_max_key(self, reply: Any) -> None:
-        self._position.sought_max_key = True
-        if reply["cursor"]["firstBatch"]:
-            self._position.by_expression = True
-            self._finds_query()
+            driver.clients.kill_later(self._client, cursor_id, at)
 
     def _finds_query(self) -> bool:
         """Whether the find can be made anew: the documents of a view need not have an ``_id``."""
@@ -348,17 +264,12 @@ class AsyncFetch(Fetch):
     """The same in a task."""
 
     async def _fetch(self, original: Any, *given: Any) -> Any:
-        try:
-            response = await original(*given)
-        except OperationFailure as error:
-            self._check_index(error)
-            raise
+        response = await original(*given)
         if self._noted(response):
             try:
                 self._position.collection = await self._collection(given)
-            except BaseException as error:
-                if not self._stays_unknown(error, response):
-                    raise
+            except PyMongoError as error:
+                self._warn(error)
         return response
 
     async def _collection(self, given: tuple[Any, ...]) -> Any:
@@ -369,14 +280,7 @@ class AsyncFetch(Fetch):
         return names.found
 
     async def _resume(self, *given: Any) -> Any:
-        if self._seeks_max_key():
-            self._note_max_key(await self._max_key(given))
-        try:
-            response = await self._send(given)
-        except OperationFailure as error:
-            if not self._may_send_expression(error):
-                raise
-            response = await self._send(given)
+        response = await self._send(given)
         try:
             collection = await self._collection(given)
         except BaseException:
