@@ -176,6 +176,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
+            driver.monitors.look_as_the_driver_does()
 
 
 def _renew_lock() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 from weakref import ref
@@ -45,39 +45,19 @@ def recording(request: pytest.FixtureRequest) -> Iterator[RecordingListener]:
 
 def at_once(side: Side, calls: list[Callable[[], Any]], strike: Callable[[], None]) -> list[Any]:
     """What each call ends with, while ``strike`` runs in a thread of its own."""
-    thread = threading.Thread(target=strike)
-    thread.start()
-    results = _in_tasks(side, calls) if side.runner is not None else _in_threads(calls)
-    thread.join()
-    return results
 
-
-def _in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    results: list[Any] = [None] * len(calls)
-
-    def act(number: int) -> None:
-        try:
-            results[number] = calls[number]()
-        except Exception as error:  # noqa: BLE001 - answered with
-            results[number] = error
-
-    around = [contextvars.copy_context() for _ in calls]
-    threads = [
-        threading.Thread(target=context.run, args=(act, number))
-        for number, context in enumerate(around)
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return results
-
-
-def _in_tasks(side: Side, calls: list[Callable[[], Any]]) -> list[Any]:
     async def act() -> list[Any]:
         return await asyncio.gather(*(call() for call in calls), return_exceptions=True)
 
-    return list(side.do(act))
+    with ThreadPoolExecutor(len(calls) + 1) as threads:
+        striking = threads.submit(strike)
+        if side.runner is not None:
+            results: list[Any] = side.do(act)
+        else:
+            begun = [threads.submit(contextvars.copy_context().run, call) for call in calls]
+            results = [each.exception() or each.result() for each in begun]
+        striking.result()
+    return results
 
 
 def silenced(replica_set: ReplicaSet, hole: BlackHole, count: int) -> Callable[[], None]:
@@ -134,18 +114,6 @@ def test_writes_in_flight_are_repeated_on_the_new_primary(
     replica_set.clear()
 
 
-def test_an_interruption_is_shown(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument()
-    coll = connected(side, replica_set)[database].coll
-    hole = BlackHole(SOON * 2)
-    replica_set.inject(hole, on="primary")
-    at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
-    assert telemetry.shows_reason("interrupted")
-    replica_set.clear()
-
-
 class Faulty:
     """In place of an attempt; it has no connection."""
 
@@ -174,50 +142,42 @@ def test_the_fault_of_one_attempt_does_not_end_the_watch_for_the_others(
     replica_set.clear()
 
 
-WAITING: dict[str, Callable[[Any], Any]] = {
-    "a write to many documents": lambda coll: coll.update_many({}, {"$inc": {"n": 1}}),
-    "a strategy of the application": lambda coll: coll.insert_one({}),
-}
-
-
-@pytest.mark.parametrize("what", WAITING)
+@pytest.mark.parametrize(
+    "what", ["a write to many documents", "a strategy of the application", "in a transaction"]
+)
 def test_what_would_not_be_repeated_goes_on_waiting(
     side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener, what: str
 ) -> None:
     client = connected(side, replica_set)
     coll = client[database].coll
+    session = None
+    if what == "in a transaction":
+        side.do(coll.insert_one, {})
+        session = client.start_session()
+        side.do(session.start_transaction)
+        side.do(coll.insert_one, {}, session=session)
+    many = what == "a write to many documents"
     hole = BlackHole(AFTER_THE_HOLE)
     replica_set.inject(hole, on="primary")
     began = time.monotonic()
     with override(strategy=REFUSES) if what.startswith("a strategy") else nullcontext():
-        (result,) = at_once(side, [lambda: WAITING[what](coll)], silenced(replica_set, hole, 1))
+        (result,) = at_once(
+            side,
+            [
+                lambda: (
+                    coll.update_many({}, {"$inc": {"n": 1}})
+                    if many
+                    else coll.insert_one({}, session=session)
+                )
+            ],
+            silenced(replica_set, hole, 1),
+        )
     assert isinstance(result, AutoReconnect)
+    assert result.has_error_label("TransientTransactionError") == (session is not None)
     assert time.monotonic() - began > AFTER_THE_HOLE / 2, "until its connection was closed"
-    reasons = {event.reason.value for event in recording.events}
-    assert reasons == {"socket_closed_while_in_flight"}
-
-
-def test_an_operation_of_a_transaction_goes_on_waiting(
-    side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener
-) -> None:
-    client = connected(side, replica_set)
-    coll = client[database].coll
-    side.do(coll.insert_one, {})
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(coll.insert_one, {}, session=session)
-    hole = BlackHole(AFTER_THE_HOLE)
-    replica_set.inject(hole, on="primary")
-    began = time.monotonic()
-    (result,) = at_once(
-        side, [lambda: coll.insert_one({}, session=session)], silenced(replica_set, hole, 1)
-    )
-    assert isinstance(result, AutoReconnect)
-    assert result.has_error_label("TransientTransactionError")
-    assert time.monotonic() - began > AFTER_THE_HOLE / 2
-    reasons = {event.reason.value for event in recording.events}
-    assert reasons == {"socket_closed_while_in_flight"}
-    side.do(session.end_session)
+    assert {event.reason.value for event in recording.events} == {"socket_closed_while_in_flight"}
+    if session is not None:
+        side.do(session.end_session)
 
 
 @pytest.mark.parametrize("gap", [0.05, 1.0])
@@ -271,10 +231,11 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
 
 
 def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
-    originals = [id(vars(cls)[driver.monitors.CHANGE]) for cls, _ in driver.monitors.topologies()]
-    instrument(disabled_recovery=("interruptions",))
-    now = [id(vars(cls)[driver.monitors.CHANGE]) for cls, _ in driver.monitors.topologies()]
-    assert now == originals
+    originals = [vars(cls)[driver.monitors.CHANGE] for cls, _ in driver.monitors.topologies()]
+    instrument(disabled_recovery=("interruptions", "quick_checks"))
+    assert [
+        vars(cls)[driver.monitors.CHANGE] for cls, _ in driver.monitors.topologies()
+    ] == originals
 
 
 def test_a_client_that_is_closed_meanwhile_ends_it(

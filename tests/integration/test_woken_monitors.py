@@ -1,4 +1,5 @@
-"""Monitors that are woken: a check that is cancelled ends at once, and so does their wait.
+"""Monitors that are woken: a check that is cancelled ends at once, and a lost server is checked
+again soon.
 
 The driver looks twice a second whether a check was cancelled or asked for. Here it would look once
 a minute, so a test that waits for it fails.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import socket
 import ssl
 import threading
@@ -61,13 +61,12 @@ class Heartbeats(ServerHeartbeatListener):
 
 
 def made(side: Side, uri: str, **options: Any) -> tuple[Any, Heartbeats]:
-    """A client whose monitor waits: for news, or for its next check."""
+    """A client whose monitor waits for news."""
     beats = Heartbeats()
-    client = side.do(side.client, uri, event_listeners=[beats], **{**STREAMING, **options})
+    client = side.do(side.client, uri, event_listeners=[beats], **STREAMING, **options)
     side.do(client.admin.command, "ping")
-    if options.get("serverMonitoringMode") != "poll":
-        side.wait_until(lambda: any(beats.begun))
-    side.wait_until(lambda: all(waits(each) for each in monitors(client)))
+    side.wait_until(lambda: any(beats.begun))
+    side.wait_until(lambda: all(reads(each) for each in monitors(client)))
     return client, beats
 
 
@@ -75,10 +74,9 @@ def monitors(client: Any) -> list[Any]:
     return [server._monitor for server in client._topology._servers.values()]
 
 
-def waits(monitor: Any) -> bool:
+def reads(monitor: Any) -> bool:
     check = vars(monitor).get("_pymongo_resilience_check")
-    reads = check is not None and check.connection is not None
-    return reads or "_pymongo_resilience_wake_up" in vars(monitor)
+    return check is not None and check.connection is not None
 
 
 def ended(monitor: Any) -> bool:
@@ -119,8 +117,21 @@ def test_a_cut_clears_the_pool_once(
 
 
 def are_wrapped(name: str) -> set[bool]:
-    methods = [inspect.getattr_static(cls, name) for cls, _ in driver.monitors.monitor_classes()]
+    owners = {cls for cls, _ in driver.monitors.topologies()} | {*driver.monitors.monitor_classes()}
+    methods = [vars(cls)[name] for cls in owners if name in vars(cls)]
     return {isinstance(each, wrapt.FunctionWrapper) for each in methods}
+
+
+@pytest.mark.parametrize(
+    ("disabled", "name"),
+    [("woken_checks", driver.monitors.CANCEL), ("quick_checks", driver.monitors.CHANGE)],
+)
+def test_switched_off_nothing_is_wrapped(instrument: Instrument, disabled: str, name: str) -> None:
+    instrument(disabled_recovery=(disabled, "interruptions"))
+    assert are_wrapped(name) == {False}
+    pymongo_resilience.uninstrument()
+    instrument()
+    assert are_wrapped(name) == {True}
 
 
 def test_where_reads_cannot_be_woken_nothing_is_wrapped(
@@ -129,26 +140,13 @@ def test_where_reads_cannot_be_woken_nothing_is_wrapped(
     monkeypatch.setattr(driver.connections, "CAN_WAKE", False)
     instrument()
     assert are_wrapped(driver.monitors.CANCEL) == {False}
-    pymongo_resilience.uninstrument()
-    monkeypatch.undo()
-    instrument(disabled_recovery=("woken_checks",))
-    assert are_wrapped(driver.monitors.CANCEL) == {False}
 
 
-def test_switched_off_a_lost_server_is_checked_as_the_driver_does(instrument: Instrument) -> None:
-    instrument(disabled_recovery=("quick_checks",))
-    assert are_wrapped(driver.monitors.REQUEST) == {False}
-    pymongo_resilience.uninstrument()
-    instrument()
-    assert are_wrapped(driver.monitors.REQUEST) == {True}
-
-
-@pytest.mark.parametrize("mode", ["stream", "poll"])
 def test_monitors_end_with_their_client(
-    side: Side, proxy: ReplicaSet, instrument: Instrument, mode: str
+    side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
     instrument()
-    client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
+    client, _ = made(side, proxy.uri)
     found = monitors(client)
     side.do(client.close)
     side.wait_until(lambda: all(ended(each) for each in found))
@@ -175,13 +173,11 @@ def ended_by_close(side: Side, client: Any, call: Callable[[], Any], fault: CutA
     return side.do(act)
 
 
-@pytest.mark.parametrize("mode", ["stream", "poll"])
 def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
     side: Side,
     proxy: ReplicaSet,
     database: str,
     instrument: Instrument,
-    mode: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,7 +186,7 @@ def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
         often = SimpleNamespace(MIN_HEARTBEAT_INTERVAL=0.1, EVENTS_QUEUE_FREQUENCY=1)
         monkeypatch.setattr(f"pymongo.{half}.topology.common", often)
     instrument()
-    client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
+    client, _ = made(side, proxy.uri)
     found, coll = monitors(client), client[database].coll
     fault = CutAfter("insert", times=1000)
     proxy.inject(fault)
@@ -201,12 +197,11 @@ def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
     assert "internal error" not in caplog.text
 
 
-@pytest.mark.parametrize("mode", ["stream", "poll"])
 def test_monitors_end_when_their_client_is_collected(
-    side: Side, proxy: ReplicaSet, instrument: Instrument, mode: str
+    side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
     instrument()
-    client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
+    client, _ = made(side, proxy.uri)
     found = [SimpleNamespace(_executor=each._executor) for each in monitors(client)]
     side.clients.clear()
     del client
@@ -259,18 +254,6 @@ def test_pyopenssls_sockets_are_woken_by_their_own_method() -> None:
     interface = SimpleNamespace(conn=SimpleNamespace(sock_shutdown=ends.append))
     driver.connections.shut_down(SimpleNamespace(conn=interface))
     assert ends == [socket.SHUT_RDWR]
-
-
-def test_a_polling_monitor_is_woken_by_the_operation_that_waits(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    client, beats = made(side, proxy.uri, serverMonitoringMode="poll")
-    before = len(beats.begun)
-    proxy.inject(CutAfter("insert"))
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    assert len(beats.begun) == before + 1
-    assert not beats.failures
 
 
 def test_a_monitor_that_connects_goes_on(
@@ -327,21 +310,13 @@ def test_a_server_that_was_never_reached_is_checked_as_the_driver_does(
     assert 2 <= len(beats.failures) <= 4
 
 
-def test_monitors_that_wait_when_the_library_is_taken_off_go_on(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_lost_servers_monitor_looks_as_the_driver_does_once_the_library_is_off(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
-    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.05)
-    monkeypatch.setattr("pymongo.network_layer._POLL_TIMEOUT", 0.05)
     instrument()
-    client, _ = made(side, proxy.uri, serverMonitoringMode="poll")
+    client, _ = made(side, proxy.uri)
+    (executor,) = [each._executor for each in monitors(client)]
+    proxy.inject(Restart(1))
+    side.wait_until(lambda: executor._min_interval < 1)
     pymongo_resilience.uninstrument()
-    proxy.inject(CutAfter("insert"))
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    assert side.do(client[database].coll.count_documents, {}) == 1
-    found = monitors(client)
-    side.do(client.close)
-    side.wait_until(lambda: all(ended(each) for each in found))
+    assert executor._min_interval == NEVER

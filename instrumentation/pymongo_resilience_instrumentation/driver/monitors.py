@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import importlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
-from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from pymongo import common
+from pymongo import common, pool_shared
 from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.driver.csot import now
 
-from .clients import both
+from .clients import both, existing_clients
 from .connections import shut_down
 
-Interval = Callable[[float], float]
-"""Seconds between two checks where one is asked for, given the driver's own."""
-CHECK, READ, CANCEL, REQUEST = "_run", "_check_with_socket", "cancel_check", "request_check"
-"""A monitor's methods: one check, the part that needs its connection, what ends it, and what has
-the next one made soon."""
-CHANGE = "_process_change"
-"""A topology's method: called under its lock with every new description of a server."""
-_PRIMARY = "_pymongo_resilience_primary"
-OF_A_MONITOR = (CHECK, READ, CANCEL, REQUEST)
-OF_AN_EXECUTOR = ("_event", "_interval", "_skip_sleep", "_stopped")
-CONNECTORS = (
-    ("pymongo.pool_shared", "_create_connection"),
-    ("pymongo.pool_shared", "_async_create_connection"),
-)
-"""What opens a socket, before a TLS handshake."""
-_CHECK, _WAKE_UP = "_pymongo_resilience_check", "_pymongo_resilience_wake_up"
-_REFUSED = f"[Errno {errno.ECONNREFUSED}]"
+CHECK, READ, CANCEL = "_run", "_check_with_socket", "cancel_check"
+"""A monitor's methods: one check, the part that needs its connection, and what ends it."""
+CHANGE = "on_change"
+"""A topology's method: called by a monitor with the description that its check has made."""
+CONNECTORS = "_create_connection", "_async_create_connection"
+"""Functions that open a socket, before a TLS handshake."""
+_CHECK, _PRIMARY = "_pymongo_resilience_check", "_pymongo_resilience_primary"
 
 
 class Check:
@@ -61,15 +47,14 @@ _checking: ContextVar[Check | None] = ContextVar("pymongo_resilience_check", def
 """The check that the caller's thread or task makes."""
 
 
-def monitor_classes() -> Iterator[tuple[type, bool]]:
-    """The classes that check servers, and whether they are of asyncio."""
-    return ((module.Monitor, asynchronous) for module, asynchronous in both("monitor"))
+def monitor_classes() -> Iterator[type]:
+    """The classes that check servers."""
+    return (module.Monitor for module, _ in both("monitor"))
 
 
 def connectors() -> Iterator[tuple[ModuleType, str]]:
-    """Where the driver looks up what opens a socket."""
-    for module, name in CONNECTORS:
-        yield importlib.import_module(module), name
+    """What opens a socket, where the driver looks it up."""
+    return ((pool_shared, name) for name in CONNECTORS)
 
 
 def was_cancelled(error: BaseException) -> bool:
@@ -117,94 +102,28 @@ def check_in_progress(topology: Any, address: Address) -> Check | None:
 
 
 def wake(monitor: Any) -> None:
-    """End the monitor's wait, for a reply or between two checks. It takes no locks: safe in a weak
-    reference's callback."""
+    """End the monitor's wait for a reply. It takes no locks: safe in a weak reference's
+    callback."""
     check = vars(monitor).get(_CHECK)
     # A socket that was inherited by a fork is still the parent's.
     if check is not None and check.connection is not None and check.process == os.getpid():
         check.woken = True
         shut_down(check.connection)
-    end_sleep(monitor)
 
 
-def end_sleep(monitor: Any) -> None:
-    """Have a monitor that waits for its next check look again at when that is."""
-    wake_up = vars(monitor).get(_WAKE_UP)
-    if isinstance(wake_up, SimpleQueue):
-        wake_up.put(None)
-    elif wake_up is not None:
-        try:
-            wake_up.get_loop().call_soon_threadsafe(answer, wake_up)
-        except RuntimeError:  # the loop is closed
-            return
+def look_every(seconds: float, topology: Any, address: Address) -> None:
+    """How often the server's monitor looks, between two checks, whether one was requested."""
+    server = topology.get_server_by_address(address)
+    if server is not None:
+        server._monitor._executor._min_interval = seconds
 
 
-def answer(wake_up: asyncio.Future[None]) -> None:
-    """End a wait in its own loop, if nothing else has."""
-    if not wake_up.done():
-        wake_up.set_result(None)
-
-
-def last_check(monitor: Any) -> tuple[bool, bool]:
-    """Whether the last check reached the server, and whether the address refused a connection."""
-    found = monitor._server_description
-    return found.is_server_type_known, _REFUSED in str(found.error)
-
-
-def seen_as_known(monitor: Any) -> bool:
-    """Whether the client knows the server now: a failed operation makes it unknown."""
-    try:
-        servers = monitor._topology.description.server_descriptions()
-    except ReferenceError:  # the client was collected
-        return True
-    found = servers.get(monitor._server_description.address)
-    return found is None or found.is_server_type_known
-
-
-def pause(monitor: Any, interval: Interval) -> None:
-    """Wait until the next check is due; the driver looks every half second if one is asked for."""
-    executor, ended = monitor._executor, now()
-    if executor._skip_sleep:
-        return
-    try:
-        while True:
-            wake_up = vars(monitor)[_WAKE_UP] = SimpleQueue[None]()
-            left = _left(executor, ended, interval)
-            if left <= 0:
-                break
-            with suppress(Empty):
-                wake_up.get(timeout=left)
-    finally:
-        vars(monitor).pop(_WAKE_UP, None)
-    if not executor._stopped:
-        executor.skip_sleep()
-
-
-async def pause_async(monitor: Any, interval: Interval) -> None:
-    executor, ended = monitor._executor, now()
-    if executor._skip_sleep:
-        return
-    try:
-        while True:
-            wake_up = vars(monitor)[_WAKE_UP] = asyncio.get_running_loop().create_future()
-            left = _left(executor, ended, interval)
-            if left <= 0:
-                break
-            await asyncio.wait([wake_up], timeout=left)
-    finally:
-        vars(monitor).pop(_WAKE_UP, None)
-    if not executor._stopped:
-        executor.skip_sleep()
-
-
-def _left(executor: Any, ended: float, interval: Interval) -> float:
-    """Seconds to sleep at most: what does not wake it is seen as soon as by the driver itself."""
-    if executor._stopped:
-        return 0.0
-    due = ended + (
-        interval(common.MIN_HEARTBEAT_INTERVAL) if executor._event else executor._interval
-    )
-    return min(due - now(), common.MIN_HEARTBEAT_INTERVAL)
+def look_as_the_driver_does() -> None:
+    """Have all monitors of the process do so again."""
+    for client in existing_clients():
+        topology = topology_of(client)
+        for address in () if topology is None else topology.description.server_descriptions():
+            look_every(common.MIN_HEARTBEAT_INTERVAL, topology, address)
 
 
 topology_of = attrgetter("_topology")
@@ -235,11 +154,10 @@ def pool_at(topology: Any, address: Address) -> Any:
 
 def last_reply_at(topology: Any, address: Address) -> float:
     """When the server answered a check, on the driver's clock; -inf where the last one failed."""
-    server = topology.get_server_by_address(address)
-    if server is None:
+    found = topology.description.server_descriptions().get(address)
+    if found is None or not found.is_server_type_known:
         return float("-inf")
-    found = server._monitor._server_description
-    return float(found.last_update_time) if found.is_server_type_known else float("-inf")
+    return float(found.last_update_time)
 
 
 def request_check(topology: Any, address: Address) -> None:

@@ -15,7 +15,7 @@ from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
 from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PLACES
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
-from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_AN_EXECUTOR
+from .monitors import CANCEL, CHANGE, CHECK, CONNECTORS, READ
 from .retry_loop import EXECUTE_BATCH, LOOP
 from .selection import (
     ASYNC_HALF,
@@ -78,19 +78,15 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
     (
         "{half}.topology:Topology",
         (
-            "get_server_by_address", CHANGE, "handle_error(self, address, err_ctx)",
-            f"{SELECTION_TIMEOUT}(self)",
+            "get_server_by_address", f"{CHANGE}(self, server_description)",
+            "handle_error(self, address, err_ctx)", f"{SELECTION_TIMEOUT}(self)",
         ),
         ("_condition", "_settings"),
     ),
     ("{half}.topology", ("{wait}(condition, timeout)",), ()),
     ("{half}.server:Server", (), ("_monitor",)),
-    (
-        "{half}.monitor:Monitor",
-        ("cancel_check", *OF_A_MONITOR),
-        ("_executor", "_server_description", "_topology"),
-    ),
-    ("periodic_executor:{a}PeriodicExecutor", ("skip_sleep",), OF_AN_EXECUTOR),
+    ("{half}.monitor:Monitor", (CANCEL, CHECK, READ, "request_check"), ("_executor",)),
+    ("periodic_executor:{a}PeriodicExecutor", (), ("_min_interval",)),
     ("network_layer:{a}NetworkingInterface", (), ("conn",)),
     ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),
     ("{half}.pool:Pool", (HANDSHAKE,), ("operation_count", IDLE, IN_USE, *PLACES)),
@@ -118,8 +114,7 @@ def parts() -> Iterator[Part]:
     yield Part("pymongo.message:_Query", OF_A_QUERY)
     yield Part("pymongo.errors", ("_OperationCancelled",))
     yield Part("pymongo.errors:PyMongoError", ("_remove_error_label",))
-    for module, name in CONNECTORS:
-        yield Part(module, (f"{name}(address, options)",))
+    yield Part("pymongo.pool_shared", tuple(f"{name}(address, options)" for name in CONNECTORS))
     selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
     yield Part(topology, (f"{LOOK}{selecting}", "known_servers"))
     yield Part(STALENESS, ("select",))

@@ -8,7 +8,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from pymongo.errors import AutoReconnect
@@ -112,7 +111,7 @@ class Change(Interceptor):
         self._watch = _watch_in_loop if asynchronous else _watch_in_thread
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
-        with suppress(Exception):  # under the driver's lock nothing is logged
+        with shielded("after a check"):
             address = driver.monitors.replaced_primary(entered.instance)
             if address is not None:
                 self._watch(FormerPrimary(self._runtime, entered.instance, address))

@@ -1,17 +1,19 @@
-"""Monitors that check a lost server sooner: woken after a network error and when an operation waits
-for their server, and checking at shorter intervals while it is lost."""
+"""Monitors that check a lost server sooner: woken after a network error, and looking at shorter
+intervals whether an operation waits for the server while it is lost."""
 
 from __future__ import annotations
 
+import errno
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from pymongo import common
+
 from pymongo_resilience.config import QUICK_CHECKS, WOKEN_CHECKS
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
@@ -36,24 +38,21 @@ MOST_HELLOS = 10
 
 
 _INTERVALS = "_pymongo_resilience_intervals"
+_REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of monitors, and with what."""
-    without = runtime.config.disabled_recovery
-    woken = WOKEN_CHECKS not in without and driver.connections.CAN_WAKE
-    quick = QUICK_CHECKS not in without
+    """What to wrap of monitors and topologies, and with what."""
+    disabled = runtime.config.disabled_recovery
     for module, name in driver.monitors.connectors():
         yield module, name, Connect()
-    for cls, asynchronous in driver.monitors.monitor_classes():
+    for cls in driver.monitors.monitor_classes():
+        yield cls, driver.monitors.CHECK, Check()
         yield cls, driver.monitors.READ, Read()
-        yield cls, driver.monitors.CHECK, (CheckAsync if asynchronous else Check)(quick)
-        if woken:
-            yield cls, driver.monitors.CANCEL, _after(runtime.enabled_flag, driver.monitors.wake)
-        if quick:
-            base = next(each for each in cls.__mro__ if driver.monitors.REQUEST in vars(each))
-            sooner = _after(runtime.enabled_flag, driver.monitors.end_sleep)
-            yield base, driver.monitors.REQUEST, sooner
+        if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
+            yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
+    for cls, _ in driver.monitors.topologies() if QUICK_CHECKS not in disabled else ():
+        yield cls, driver.monitors.CHANGE, Change()
 
 
 class CheckIntervals:
@@ -81,9 +80,10 @@ class CheckIntervals:
             self._interval = min(doubled, limit) if refused else doubled
 
     def seconds(self, most: float) -> float:
-        """Seconds to the next check; ``most``, the specification's, for one that was never
-        reached."""
-        if not self._reached or self._interval >= most or self._hellos >= MOST_HELLOS:
+        """Seconds to the next check; ``most``, the specification's, for a server that was never
+        reached, and for one that is not lost."""
+        lost = self._reached and self._failed_at is not None
+        if not lost or self._interval >= most or self._hellos >= MOST_HELLOS:
             return most
         # Not all clients of a server at once.
         return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
@@ -98,56 +98,41 @@ class Connect(Interceptor):
 
 
 class Read(Interceptor):
+    """The part of a check that needs its connection."""
+
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
         monitor, connection = given[0], given[1] if len(given) > 1 else kwargs["conn"]
         return Entered(monitor, driver.monitors.reading(monitor, connection))
 
 
-def _after(enabled_flag: EnabledFlag, step: Callable[[Any], None]) -> Wrapper:
+def cancel_check(enabled_flag: EnabledFlag) -> Wrapper:
     """In a weak reference's callback or under the driver's lock: nothing is logged."""
 
     def wrapper(original: Function, monitor: Any, args: Any, kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         with suppress(Exception):
             if enabled_flag.on:
-                step(monitor)
+                driver.monitors.wake(monitor)
         return result
 
     return wrapper
 
 
 class Check(Interceptor):
-    """One check, and the wait for the next one."""
+    """One check of a server."""
 
-    def __init__(self, quick: bool) -> None:
-        self._quick = quick
-
-    def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
-        with driver.monitors.checking(entered.instance):
-            result = original(*given, **kwargs)
-        with shielded("between two checks of a server"):
-            if self._quick:
-                driver.monitors.pause(entered.instance, _interval(entered.instance))
-        return result
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(given[0], driver.monitors.checking(given[0]))
 
 
-class CheckAsync(Check):
-    async def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
-        with driver.monitors.checking(entered.instance):
-            result = await original(*given, **kwargs)
-        with shielded("between two checks of a server"):
-            if self._quick:
-                await driver.monitors.pause_async(entered.instance, _interval(entered.instance))
-        return result
+class Change(Interceptor):
+    """A topology takes note of what a check has found, before the monitor waits for the next."""
 
-
-def _interval(monitor: Any) -> Callable[[float], float]:
-    """After a check: the interval to the next one, given the driver's own."""
-    intervals: CheckIntervals = vars(monitor).setdefault(_INTERVALS, CheckIntervals())
-    known, refused = driver.monitors.last_check(monitor)
-    intervals.note(time.monotonic(), known=known, refused=refused)
-
-    def seconds(most: float) -> float:
-        return most if driver.monitors.seen_as_known(monitor) else intervals.seconds(most)
-
-    return seconds
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        topology, found = given[0], given[1] if len(given) > 1 else kwargs["server_description"]
+        by_server = vars(topology).setdefault(_INTERVALS, {})
+        intervals = by_server.setdefault(found.address, CheckIntervals())
+        known, refused = found.is_server_type_known, _REFUSED in str(found.error)
+        intervals.note(time.monotonic(), known=known, refused=refused)
+        seconds = intervals.seconds(common.MIN_HEARTBEAT_INTERVAL)
+        driver.monitors.look_every(seconds, topology, found.address)
