@@ -8,7 +8,7 @@ wins over the file. Namespace rules come from code and from the file alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -55,8 +55,6 @@ class Option(NamedTuple):
     kind: OptionType
     default: Any
     sentence: str
-    telemetry: bool = False
-    """It concerns nothing but what is shown of operations."""
     has_variable: bool = True
     """False for what is set in code or in a file alone."""
 
@@ -177,27 +175,22 @@ class Config:
         integer(0, 3600),
         "How long a server's kernel may acknowledge nothing on a connection; 0 is for ever.",
     )
-    traces: bool = _option(
-        True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True
-    )
+    traces: bool = _option(True, BOOLEAN, "Whether operations and commands are recorded as spans.")
     command_spans: str = _option(
         ON_RETRY,
         one_of(ALWAYS, ON_RETRY, NEVER),
         "Which commands have spans of their own; on_retry: where an operation has several.",
-        telemetry=True,
     )
     slow_ms: int | None = _option(
         None,
         integer(0, LONGEST_MS),
         "Operations that take this long are logged with their timeline; unset, timeouts alone.",
-        telemetry=True,
     )
     metrics: bool | str = _option(
         True,
         boolean_or(ALL, BY_DATABASE),
         "Whether metrics are recorded: with all also of each attempt and wait; with by_database "
         "durations have no collection's name.",
-        telemetry=True,
     )
     policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
@@ -260,40 +253,39 @@ class Loaded(NamedTuple):
 
     config: Config
     sources: Mapping[str, str]
-    """The variable, or the file, that each value came from; what has none is a default."""
-    ignored: tuple[str, ...] = ()
-    """Wrong values of telemetry's options, whose defaults hold."""
-    overridden: tuple[str, ...] = ()
-    """The variables and the file in whose place code has something else."""
+    """The variable, or the file, of each value that one of them has."""
+    overridden: tuple[str, ...]
+    """The variables and the file that have values which code overrides."""
 
 
 def load(
-    environ: Mapping[str, str] = os.environ,
-    code: Config | Mapping[str, Any] | None = None,
-    *,
-    tolerant: bool = False,
+    environ: Mapping[str, str] = os.environ, code: Config | Mapping[str, Any] | None = None
 ) -> Loaded:
-    """What :meth:`Config.from_env` reads, and in its place what ``code`` says: a Config everything,
-    options by their names each its own. The variables of ``SWITCHES`` win over both.
+    """What variables and file say, and over them what code says: a configuration, beside which no
+    file is read, or options by name. What code overrides is not checked.
 
-    ``tolerant``: a wrong value that concerns telemetry alone is no error, and the option has its
-    default.
+    Raises ConfigurationError with every bad value at once.
     """
-    variables, path = list(_of_variables(environ)), environ.get(FILE_VARIABLE)
-    switches = [each for each in variables if each.name in SWITCHES]
-    if isinstance(code, Config):
-        hidden = {each.source for each in variables} - {each.source for each in switches}
-        hidden |= {FILE_VARIABLE} if path else set()
-        loaded = _loaded(code, switches, [])
-        return loaded._replace(overridden=tuple(sorted(hidden)))
+    whole = isinstance(code, Config)
+    base, options = (code, {}) if isinstance(code, Config) else (Config(), code or {})
+    path = environ.get(FILE_VARIABLE)
+    overridden = {FILE_VARIABLE} if whole and path else set()
     problems: list[str] = []
-    entries = [*(_of_file(Path(path), problems) if path else ()), *variables]
-    loaded = _loaded(Config(), entries, problems, tolerant=tolerant)
-    switched = {each.name for each in switches}
-    options = {name: value for name, value in (code or {}).items() if name not in switched}
-    hidden = {loaded.sources[name] for name in options if name in loaded.sources}
-    config = replace(loaded.config, **options)
-    return loaded._replace(config=config, overridden=tuple(sorted(hidden)))
+    values: dict[str, Any] = {**options}
+    sources: dict[str, str] = {}
+    file = _of_file(Path(path), problems) if path and not whole else ()
+    for name, value, source, place in (*file, *_of_variables(environ)):
+        option = BY_NAME.get(name)
+        switches = name in SWITCHES and source != path
+        if (whole or name in options) and not switches:
+            overridden.add(source)
+        elif option is None or option.kind.legal(option.kind.normal(value)):
+            values[name], sources[name] = value, source
+        else:
+            problems.append(option.kind.problem(place, value))
+    if problems:
+        raise ConfigurationError(problems)
+    return Loaded(replace(base, **values), sources, tuple(sorted(overridden)))
 
 
 class _Entry(NamedTuple):
@@ -312,7 +304,8 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
             continue
         option = BY_VARIABLE.get(variable)
         if option is None:
-            warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)])
+            defaults = {each: BY_VARIABLE[each].default for each in BY_VARIABLE}
+            warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)], defaults)
         elif not option.has_variable:
             logger.warning("%s is ignored: only code or a file can set %s", variable, option.name)
         else:
@@ -337,26 +330,8 @@ def _of_file(path: Path, problems: list[str]) -> Iterator[_Entry]:
         elif name in BY_NAME:
             yield _Entry(name, value, str(path), f"{path}: {name}")
         else:
-            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES])
-
-
-def _loaded(
-    base: Config, entries: Iterable[_Entry], problems: list[str], *, tolerant: bool = False
-) -> Loaded:
-    ignored: list[str] = []
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for name, value, source, place in entries:
-        option = BY_NAME.get(name)
-        if option is None or option.kind.legal(option.kind.normal(value)):
-            values[name], sources[name] = value, source
-        else:
-            problems.append(option.kind.problem(place, value))
-            if tolerant and option.telemetry:
-                ignored.append(problems[-1])
-    if len(problems) > len(ignored):
-        raise ConfigurationError(problems)
-    return Loaded(replace(base, **values), sources, tuple(ignored))
+            defaults = {each: BY_NAME[each].default for each in BY_NAME}
+            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES], defaults)
 
 
 OPTIONS: tuple[Option, ...] = tuple(

@@ -21,7 +21,6 @@ logger = logging.getLogger("pymongo_resilience")
 class OptionType(NamedTuple):
     """A type of value: how text becomes one, which values are legal, and how to say so."""
 
-    name: str
     allowed: str
     accepts: Callable[[Any], bool]
     parse: Callable[[str], Any] = str
@@ -61,7 +60,6 @@ _BOOLEANS = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 BOOLEAN = OptionType(
-    "boolean",
     "true or false",
     lambda value: isinstance(value, bool),
     lambda text: _BOOLEANS[text.lower()],
@@ -72,7 +70,6 @@ def boolean_or(*names: str) -> OptionType:
     """A boolean, or one of the names in small letters, however it is written."""
     known = {**_BOOLEANS, **{name: name for name in names}}
     return OptionType(
-        "boolean or name",
         f"{', '.join(names)} or {BOOLEAN.allowed}",
         lambda value: isinstance(value, bool) or (isinstance(value, str) and value in names),
         lambda text: known[text.lower()],
@@ -86,22 +83,19 @@ def _within(low: float, high: float, value: object, cls: Any) -> bool:
 
 def integer(low: int, high: int) -> OptionType:
     allowed = f"an integer from {low} to {high}"
-    return OptionType("integer", allowed, lambda value: _within(low, high, value, int), int)
+    return OptionType(allowed, lambda value: _within(low, high, value, int), int)
 
 
 def number(low: float, high: float) -> OptionType:
     allowed = f"a number from {low:g} to {high:g}"
-    return OptionType("number", allowed, lambda value: _within(low, high, value, (int, float)))
+    return OptionType(allowed, lambda value: _within(low, high, value, (int, float)))
 
 
-MAPPING = OptionType(
-    "mapping", "a mapping", lambda value: isinstance(value, Mapping), confidential=True
-)
+MAPPING = OptionType("a mapping", lambda value: isinstance(value, Mapping), confidential=True)
 ATTEMPT_TIMEOUT_MS = integer(1, LONGEST_MS)
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 disables the timeout."""
 HEDGE = OptionType(
-    "boolean or integer",
     f"true, false or an integer from 1 to {LONGEST_MS}",
     lambda value: isinstance(value, bool) or ATTEMPT_TIMEOUT_MS.legal(value),
 )
@@ -111,7 +105,7 @@ def one_of(*names: str) -> OptionType:
     """A name in small letters, however it is written."""
     allowed = "one of " + ", ".join(names)
     return OptionType(
-        "name", allowed, lambda value: isinstance(value, str) and value in names, normal=_lower
+        allowed, lambda value: isinstance(value, str) and value in names, normal=_lower
     )
 
 
@@ -129,7 +123,7 @@ def several_of(*names: str) -> OptionType:
     def accepts(value: object) -> bool:
         return isinstance(value, tuple) and all(each in names for each in value)
 
-    return OptionType("names", "any of " + ", ".join(names), accepts, normal=normal)
+    return OptionType("any of " + ", ".join(names), accepts, normal=normal)
 
 
 CURSOR_LIFETIME = "cursor_lifetime"
@@ -156,22 +150,43 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} that cannot be printed>"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence on an unknown name; empty where no known one is near."""
+def as_text(value: object) -> str:
+    """The value of an option for a reader."""
+    if value is None or value == ():
+        return "unset"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Empty where none is near."""
     # Without what all variables begin with, by which any two of them would be close. In one case:
     # a key of the file may be written as a variable is.
     candidates = {each.removeprefix(PREFIX).lower(): each for each in known}
-    nearest = get_close_matches(name.removeprefix(PREFIX).lower(), candidates, n=1)
-    return f"; did you mean {candidates[nearest[0]]}?" if nearest else ""
+    close = get_close_matches(name.removeprefix(PREFIX).lower(), candidates, n=1)
+    return candidates[close[0]] if close else ""
 
 
-def warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
-    logger.warning("unknown %s %s is ignored%s", what, name, did_you_mean(name, known))
+def warn_unknown(
+    name: str, what: str, known: Iterable[str], defaults: Mapping[str, object] = {}
+) -> None:
+    """``defaults``: those of options, by their known names."""
+    close = _nearest(name, known)
+    hint = f"; did you mean {close}?" if close else ""
+    if close in defaults:
+        default = as_text(defaults[close])
+        hint += f" Unless it is set elsewhere, that option keeps its default: {default}"
+    logger.warning("unknown %s %s is ignored%s", what, name, hint)
 
 
 def check_keywords(owner: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raises a TypeError that names each unknown keyword, the nearest one and all that exist."""
-    unknown = [f"{name}{did_you_mean(name, known)}" for name in given if name not in known]
+    unknown = []
+    for name in given:
+        if name not in known:
+            close = _nearest(name, known)
+            unknown.append(f"{name}; did you mean {close}?" if close else name)
     if unknown:
         raise TypeError(f"{owner} has no {', no '.join(unknown)} (it has {', '.join(known)})")
 

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pymongo_resilience.option_types import one_of, shown, warn_unknown, wrong_type
-from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
+from pymongo_resilience.option_types import shown, warn_unknown, wrong_type
+from pymongo_resilience.rules.strategy import NAMES, RetryStrategy
 
 from .policy import FIELDS, NOTHING, Policy
 
 REMEMBERED = 1024
 """Namespaces whose policy is kept; an application may name collections by the day."""
 EXPECTED_PATTERN = 'expected "database.collection", where * is any text, as in "shop.*"'
-KEYS = {**FIELDS, "strategy": one_of(*NAMED)}
+KEYS = {**FIELDS, "strategy": NAMES}
 """The fields of a Policy, as a file has them."""
 
 
@@ -75,7 +75,7 @@ def _policy(table: object, pattern: str, path: Path, problems: list[str]) -> Pol
         if kind is None:
             warn_unknown(name, f"key of policies.{pattern!r} in {path}", KEYS)
         elif kind.legal(normal := kind.normal(value)):
-            values[name] = NAMED[normal] if name == "strategy" else normal
+            values[name] = normal
         else:
             problems.append(kind.problem(f"{place}.{name}", value))
     return Policy(**values)
@@ -103,6 +103,11 @@ class NamespaceRules:
         """What the rules say on one namespace. Without a collection, those hold whose collection is
         ``*``; where the database is not known either, it is empty, and ``*.*`` alone holds."""
         return self._of(database, collection) if self._policies else NOTHING
+
+    def strategy_of(self, policy: Policy) -> RetryStrategy:
+        """The policy's, or else the process's."""
+        chosen = self.strategy if policy.strategy is None else policy.strategy
+        return cast("RetryStrategy", chosen)  # a Policy has turned a name into the strategy
 
     def _combined(self, database: str, collection: str | None) -> Policy:
         policies = self._policies.items()

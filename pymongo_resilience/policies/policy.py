@@ -27,7 +27,7 @@ from pymongo_resilience.option_types import (
     set_normal,
     wrong_type,
 )
-from pymongo_resilience.rules.strategy import RetryStrategy, check_strategy
+from pymongo_resilience.rules.strategy import NAMED, NAMES, RetryStrategy, check_strategy
 
 _Number = TypeVar("_Number", int, float)
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class PolicyFields(TypedDict, total=False):
     """The fields of a :class:`Policy` by keyword."""
 
     idempotent: bool | None
-    strategy: RetryStrategy | None
+    strategy: RetryStrategy | str | None
     data: Mapping[str, Any] | None
     timeout_ms: int | None
     timeout_mode: TimeoutMode | None
@@ -62,7 +62,8 @@ class Policy:
 
     idempotent: bool | None = field(default=None, metadata={"kind": BOOLEAN})
     """The caller declares that repeating the writes it holds for does no harm."""
-    strategy: RetryStrategy | None = None
+    strategy: RetryStrategy | str | None = None
+    """Given by its name, it is the strategy of that name."""
     data: Mapping[str, Any] | None = field(default=None, repr=False, metadata={"kind": MAPPING})
     """The caller's own facts; only the strategy sees them, as ``operation.data``."""
     timeout_ms: int | None = field(default=None, metadata={"kind": TIMEOUT_MS})
@@ -83,10 +84,15 @@ class Policy:
 
     def __post_init__(self) -> None:
         problems = set_normal(self, FIELDS)
+        if isinstance(self.strategy, str):
+            name = NAMES.normal(self.strategy)
+            if not NAMES.legal(name):
+                problems.append(NAMES.problem("strategy", self.strategy))
+            object.__setattr__(self, "strategy", NAMED.get(name))
+        elif self.strategy is not None:
+            check_strategy(self.strategy)
         if problems:
             raise ConfigurationError(problems)
-        if self.strategy is not None:
-            check_strategy(self.strategy)
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""

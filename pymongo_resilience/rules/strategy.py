@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import random
 from typing import Protocol
 
-from pymongo_resilience.option_types import wrong_type
+from pymongo_resilience.option_types import one_of, wrong_type
 
 from . import backoff
 from .failure import RETRYABLE_WRITE, Failure, RetryReason
@@ -138,7 +138,8 @@ NAMED: Mapping[str, RetryStrategy] = {
     "best_effort": BestEffort(),
     "mongodb": MongoDB(),
 }
-"""What variables and files call them by. They keep no state: one of each serves everybody."""
+"""They keep no state: one of each serves everybody."""
+NAMES = one_of(*NAMED)
 
 
 def check_strategy(strategy: object) -> None:
@@ -149,7 +150,7 @@ def check_strategy(strategy: object) -> None:
         raise TypeError(f"strategy is the class {name}: expected an object, as in {name}()")
     if not callable(getattr(strategy, "retry_after", None)):
         expected = (
-            "an object with retry_after(operation, failure), as in BestEffort(); a strategy is "
-            'chosen by name with instrument(strategy="mongodb")'
+            'a name, as in "best_effort", or an object with retry_after(operation, failure), as in '
+            "BestEffort()"
         )
         raise TypeError(wrong_type("strategy", strategy, expected))

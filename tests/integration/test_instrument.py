@@ -178,7 +178,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "expected a Config": {"config": {"timeout_ms": 5}},
     "not both: timeout_ms, strategy": {"config": Config(), "timeout_ms": 5, "strategy": "mongodb"},
     "has no listener; did you mean listeners?": {"listener": []},
-    "a strategy is chosen by name with instrument": {"strategy": 5},
+    'expected a name, as in "best_effort", or an object with': {"strategy": 5},
     "a listener is of type .*: expected an object with on_event": {"listeners": [print]},
 }
 

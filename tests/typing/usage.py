@@ -190,6 +190,7 @@ uninstrument()
 
 instrument(
     policies={
+        "mart.*": Policy(strategy="best_effort"),
         "shop.*": Policy(strategy=AsksElsewhere(), data={"team": "shop"}),
         "*.audit": Policy(idempotent=True),
     },
@@ -271,7 +272,6 @@ Policy(priority="urgent")  # type: ignore[arg-type]
 override(idempotent="yes")  # type: ignore[arg-type]
 override(retry_writes=False)  # type: ignore[call-arg]
 Policy(data=["robot"])  # type: ignore[arg-type]
-Policy(strategy="best_effort")  # type: ignore[arg-type]
 Policy(strategy=AnswersSeconds())  # type: ignore[arg-type]
 override(strategy=BestEffort)  # type: ignore[arg-type]
 assert_type(Policy(idempotent=True).over(Policy()), Policy)

@@ -309,10 +309,14 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("strategy", "best_effort", r"^strategy is of type str: expected an object with"),
-        ("strategy", SaysNothing(), r"^strategy is of type SaysNothing: expected an object with"),
+        ("strategy", "luck", r"strategy='luck': expected one of fast_fail, best_effort, mongodb$"),
+        (
+            "strategy",
+            SaysNothing(),
+            r"^strategy is of type SaysNothing: expected a name, ",
+        ),
         ("strategy", BestEffort, r"^strategy is the class BestEffort: .* as in BestEffort\(\)$"),
-        ("strategy", 0, r"^strategy is of type int: expected an object with"),
+        ("strategy", 0, r"^strategy is of type int: expected a name, .* object with"),
         ("idempotent", "no", r"idempotent='no': expected true or false$"),
         ("resumable", 1, r"resumable=1: expected true or false$"),
         ("idempotent", 0, r"idempotent=0: expected true or false$"),

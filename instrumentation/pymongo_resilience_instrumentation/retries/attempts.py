@@ -258,7 +258,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             name=call.operation,
             namespace=call.namespace,
             kind=kind,
-            strategy=self.runtime.rules.strategy if policy.strategy is None else policy.strategy,
+            strategy=self.runtime.rules.strategy_of(policy),
             retries_enabled=driver.retry_loop.retries_enabled(self, kind),
             in_transaction=driver.retry_loop.in_transaction(self),
             acknowledged=call.acknowledged,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pymongo_resilience
 from pymongo_resilience.config import OPTIONS, SERVER_VARIABLE, Option, load
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.option_types import as_text
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
 
@@ -248,10 +249,10 @@ def _place(option: Option, source: str | None) -> str:
 
 def _described(option: Option, value: object, place: str) -> str:
     return (
-        f"{option.variable} = {_shown(value)}\n"
+        f"{option.variable} = {as_text(value)}\n"
         f"    {option.sentence}\n"
         f"    from: {place}\n"
-        f"    option: {option.name}, type: {option.kind.name}, default: {_shown(option.default)}\n"
+        f"    option: {option.name}, default: {as_text(option.default)}\n"
         f"    legal: {option.kind.allowed}\n"
     )
 
@@ -263,17 +264,9 @@ def _rule(pattern: str, policy: Policy) -> str:
         # A field without a repr is confidential, and None inherits.
         if value is not None:
             names = [name for name, strategy in NAMED.items() if strategy is value]
-            text = (names or [_shown(value)])[0] if field.repr else "not shown"
+            text = (names or [as_text(value)])[0] if field.repr else "not shown"
             lines.append(f"    {field.name} = {text}")
     return "\n".join(lines) + "\n"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, tuple):
-        return ",".join(value) or "unset"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _print_error(sentence: str, status: int) -> int:
