@@ -64,7 +64,8 @@ def _hello(probe: Probe, hello: dict[str, Any], target: Target) -> Iterator[Find
         level = Level.WARNING if state == RECOVERING else Level.OK
         yield Finding("hello", level, text, LOG if level else "", probe.name)
         return
-    text = f"{state}{named or ' of no replica set'}, and the URI asks for replicaSet={wanted}"
+    text = f"the URI asks for replicaSet={wanted}, and this {state} belongs to "
+    text += f"the set {given!r}" if given else "no replica set"
     yield diagnosed("hello", Symptom.SET_NAME, server=probe.name)._replace(text=text)
 
 

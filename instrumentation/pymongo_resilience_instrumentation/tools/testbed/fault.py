@@ -11,9 +11,9 @@ import contextlib
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from .wire import Document, Message
 
@@ -22,6 +22,13 @@ HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
 
 class Fault(ABC):
     """The base of all faults. An instance strikes once: make a new one for each injection."""
+
+    _text: str
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        made._text = call_text(cls, arguments, options)
+        return made
 
     def __init__(self) -> None:
         self.injected = 0
@@ -33,7 +40,8 @@ class Fault(ABC):
         return self.injected
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        """As it was made: ``CutAfter('insert', times=2)``."""
+        return self._text
 
     @abstractmethod
     async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
@@ -44,6 +52,13 @@ class Fault(ABC):
         ``Deployment.inject`` returns, and what is raised before it, ``Deployment.inject`` raises.
         It returns when the fault has run its course.
         """
+
+
+def call_text(
+    kind: Callable[..., object], arguments: Sequence[object], options: Mapping[str, object]
+) -> str:
+    shown = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
+    return f"{kind.__name__}({', '.join(shown)})"
 
 
 # What arguments may be: each of these returns the value, or raises a ``ValueError`` that names the

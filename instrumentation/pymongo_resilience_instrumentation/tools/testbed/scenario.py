@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from .deployment import Deployment, Target
-from .fault import Fault, Interception, not_negative, positive, refused, whole
+from .fault import Fault, Interception, call_text, not_negative, positive, refused, whole
 
 _ROLES: Final = ("all", "primary", "secondary")
 
@@ -27,9 +27,7 @@ class Strike:
     """An interception that has not met its requests within so many seconds is forgotten."""
 
     def __str__(self) -> str:
-        written = [repr(value) for value in self.arguments]
-        written += [f"{name}={value!r}" for name, value in self.options.items()]
-        return f"{self.kind.__name__}({', '.join(written)}) on {self.on}"
+        return f"{call_text(self.kind, self.arguments, self.options)} on {self.on}"
 
     def fault(self) -> Fault:
         """A new fault of this description; its time begins to count."""
