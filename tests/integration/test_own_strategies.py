@@ -27,10 +27,10 @@ class OfTheRFC:
 
     def __init__(self, delay: float = 0.0) -> None:
         self.delay = delay
-        self.seen: list[tuple[str, bool, bool]] = []
+        self.seen: list[Operation] = []
 
     def retry_after(self, operation: Operation, failure: Failure) -> RetryAction | None:
-        self.seen.append((operation.name, operation.idempotent, operation.declared_idempotent))
+        self.seen.append(operation)
         if operation.idempotent or failure.reason.allows_non_idempotent_retry:
             return RetryAction(self.delay)
         return None
@@ -55,7 +55,8 @@ def test_reads_and_numbered_writes_are_idempotent(
     command, call = CALLS[name]
     proxy.inject(CutAfter(command))
     side.do(call, coll)
-    assert [(idempotent, declared) for _, idempotent, declared in strategy.seen] == [(True, False)]
+    [operation] = strategy.seen
+    assert (operation.idempotent, operation.declared_idempotent) == (True, False)
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -67,9 +68,11 @@ def test_another_write_is_what_the_caller_declares(
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.find_one)
     proxy.inject(Overload("update"))
-    with override(idempotent=declared):
+    with override(idempotent=declared, data={"robot": True}):
         side.do(coll.update_many, {}, INC)
-    assert strategy.seen == [("update", declared, declared)]
+    [operation] = strategy.seen
+    facts = operation.name, operation.idempotent, operation.declared_idempotent, operation.data
+    assert facts == ("update", declared, declared, {"robot": True})
 
 
 def test_without_a_number_on_the_wire_a_write_is_not_idempotent(

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pymongo
 import pytest
+from pymongo.errors import AutoReconnect, PyMongoError
 from pymongo_resilience_instrumentation.tools.testbed import (
     CutAfter,
     CutBefore,
+    Fail,
     NotPrimary,
     Overload,
     Refuse,
 )
-from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import SentCommands, Side, fail_command
+from support.clients import SentCommands, Side
 from support.telemetry import Instrument
+from support.transactions import commit, session_of
 
 from pymongo_resilience import override
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 
-READS: dict[str, tuple[Callable[[Any], tuple[Any, ...]], str]] = {
-    "find_one": (lambda c: (c.find_one,), "find"),
-    "aggregate": (lambda c: (c.aggregate, [{"$match": {}}]), "aggregate"),
-    "count_documents": (lambda c: (c.count_documents, {}), "aggregate"),
-    "estimated_document_count": (lambda c: (c.estimated_document_count,), "count"),
-    "distinct": (lambda c: (c.distinct, "a"), "distinct"),
-    "list_indexes": (lambda c: (c.list_indexes,), "listIndexes"),
-}
+INC = {"$inc": {"n": 1}}
+OUT = [{"$out": "other"}]
+
+
+@pytest.fixture(autouse=True)
+def background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the failures make a client look at its server again before it can go on; a cursor
+    that could not be closed is closed by the driver's background task, here never."""
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.001)
+    monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", 3600.0)
 
 
 @pytest.fixture
@@ -44,156 +48,116 @@ def ready(side: Side, proxy: ReplicaSet) -> Any:
     return client
 
 
-@pytest.mark.parametrize("method", READS)
+def _kill_cursor(side: Side, coll: Any) -> None:
+    cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    side.do(cursor.close)
+
+
+def _in_a_transaction(method: str, *args: Any) -> Callable[[Side, Any], None]:
+    def call(side: Side, coll: Any) -> None:
+        with session_of(side, coll.database.client) as session:
+            side.do(session.start_transaction)
+            side.do(getattr(coll, method), *args, session=session)
+
+    return call
+
+
+NEVER = Rule.NEVER_REPEATED
+CALLS: dict[str, tuple[Callable[[Side, Any], Any], str, Rule | None]] = {
+    "a read": (lambda side, coll: side.do(coll.find_one), "find", None),
+    "a write with a number": (lambda side, coll: side.do(coll.insert_one, {}), "insert", None),
+    "a commit": (commit, "commitTransaction", None),
+    "update_many": (
+        lambda side, coll: side.do(coll.update_many, {}, INC), "update", Rule.NOT_SAFE,
+    ),
+    "delete_many": (
+        lambda side, coll: side.do(coll.delete_many, {"a": 1}), "delete", Rule.NOT_SAFE,
+    ),
+    "getMore": (lambda side, coll: side.documents(coll.find(batch_size=2)), "getMore", NEVER),
+    "killCursors": (_kill_cursor, "killCursors", NEVER),
+    "a command": (lambda side, coll: side.do(coll.database.command, "ping"), "ping", NEVER),
+    "a command with $out": (
+        lambda side, coll: side.do(
+            coll.database.cursor_command, "aggregate", "coll", pipeline=OUT, cursor={}
+        ),
+        "aggregate", NEVER,
+    ),
+    "$out": (lambda side, coll: side.do(coll.aggregate, OUT), "aggregate", NEVER),
+    "a read in a transaction": (_in_a_transaction("find_one"), "find", NEVER),
+    "a write in a transaction": (_in_a_transaction("insert_one", {}), "insert", NEVER),
+}  # fmt: skip
+"""The call, its command, and the rule that keeps it from being repeated after a lost reply."""
+FAILURES: dict[str, tuple[Callable[[str], Any], Rule | None]] = {
+    "cut before": (CutBefore, None),
+    "cut after": (CutAfter, None),
+    "not primary": (NotPrimary, None),
+    "host unreachable": (lambda command: Fail(command, code=6), None),
+    "write conflict": (lambda command: Fail(command, code=112), None),
+    "busy": (lambda command: Fail(command, code=6, labels=["SystemOverloadedError"]), None),
+    "unknown": (lambda command: Fail(command, code=2), Rule.UNKNOWN_REASON),
+}
+"""With the rule by which nothing is repeated after it."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_after_each_failure(
+    name: str, side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    telemetry = instrument(timeout_ms=20_000, base_backoff_ms=1, retry_budget="off")
+    control[database].coll.insert_many([{} for _ in range(5)])
+    call, command, rule = CALLS[name]
+    for failure, (fault, final) in FAILURES.items():
+        side.do(ready.admin.command, "ping")
+        telemetry.clear()
+        struck = fault(command)
+        proxy.inject(struck)
+        # Rule 0 holds for what is declared idempotent, too.
+        with override(idempotent=rule is NEVER), contextlib.suppress(PyMongoError):
+            call(side, ready[database].coll)
+        assert struck.injected == 1
+        # The abort at the end of a transaction's block may fail: none began on the server.
+        events = telemetry.decisions.events
+        events = [each for each in events if each.operation != "abortTransaction"]
+        expected = rule if rule is NEVER else final or rule
+        assert [getattr(each, "rule", None) for each in events] == [expected], failure
+
+
 def test_reads_are_repeated_as_often_as_the_deadline_allows(
-    method: str, side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
-    make, command = READS[method]
-    proxy.inject(CutBefore(command, times=4))
-    side.do(*make(ready[database].coll))
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    proxy.inject(CutBefore("find", times=4))
+    side.do(client[database].coll.find_one)
     assert [event.reason for event in telemetry.decisions.events] == [
         RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
     ] * 4
+    assert len(sent.named("find")) == 5
+    assert len(sent.started_events) == sent.ended
+    assert len({event.operation_id for event in sent.started_events[1:]}) == (
+        1 if pymongo.version_tuple >= (4, 18) else 5
+    )
 
 
-@pytest.mark.parametrize(
-    "code", [6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436]
-)
-def test_every_retryable_code_is_repeated_for_a_read(
-    code: int,
-    side: Side,
-    server: EmbeddedServer,
-    database: str,
-    control: Any,
-    instrument: Instrument,
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    coll = side.client(server.uri)[database].coll
-    with fail_command(control, "find", errorCode=code, times=2):
-        assert side.do(coll.find_one) is None
-    assert len(telemetry.decisions.events) == 2
-
-
-def _get_more(side: Side, client: Any, database: str) -> None:
-    side.do(client[database].coll.insert_many, [{"_id": n} for n in range(5)])
-    side.documents(client[database].coll.find(batch_size=2))
-
-
-def _in_a_transaction(side: Side, client: Any, database: str) -> None:
-    async def asynchronous() -> None:
-        async with client.start_session() as session, await session.start_transaction():
-            await client[database].coll.find_one({}, session=session)
-
-    if side.name == "async":
-        side.do(asynchronous)
-        return
-    with client.start_session() as session, session.start_transaction():
-        client[database].coll.find_one({}, session=session)
-
-
-NEVER: dict[str, tuple[Callable[[Side, Any, str], Any], str, Rule]] = {
-    "getMore": (_get_more, "getMore", Rule.NEVER_REPEATED),
-    "runCommand": (
-        lambda side, client, db: side.do(client[db].command, "ping"), "ping", Rule.NEVER_REPEATED,
-    ),
-    "cursor_command": (
-        lambda side, client, db: side.do(
-            client[db].cursor_command, "aggregate", "coll", pipeline=[{"$out": "other"}], cursor={}
-        ),
-        "aggregate", Rule.NEVER_REPEATED,
-    ),
-    "$out": (
-        lambda side, client, db: side.do(client[db].coll.aggregate, [{"$out": "other"}]),
-        "aggregate", Rule.NEVER_REPEATED,
-    ),
-    "transaction": (_in_a_transaction, "find", Rule.NEVER_REPEATED),
-    "update_many": (
-        lambda side, client, db: side.do(client[db].coll.update_many, {}, {"$inc": {"n": 1}}),
-        "update", Rule.NOT_SAFE,
-    ),
-    "delete_many": (
-        lambda side, client, db: side.do(client[db].coll.delete_many, {"a": 1}),
-        "delete", Rule.NOT_SAFE,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NEVER)
-@pytest.mark.parametrize("fault", [CutBefore, CutAfter])
-def test_what_must_never_be_repeated_is_not(
-    name: str,
-    fault: Any,
-    side: Side,
-    ready: Any,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    call, command, rule = NEVER[name]
-    cut = fault(command, times=1)
-    proxy.inject(cut)
-    # Declaring the block idempotent does not lift rule 0.
-    with (
-        override(idempotent=rule is Rule.NEVER_REPEATED),
-        pytest.raises(pymongo.errors.AutoReconnect),
-    ):
-        call(side, ready, database)
-    assert cut.injected == 1
-    # The abort that leaves the transaction's block fails as well: it never began on the server.
-    events = telemetry.decisions.events
-    declined = [event for event in events if event.operation != "abortTransaction"]
-    assert [event.rule for event in declined] == [rule]
-
-
-@pytest.mark.parametrize("name", NEVER)
-def test_an_overloaded_server_has_everything_repeated(
-    name: str, side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(base_backoff_ms=1)
-    call, command, _ = NEVER[name]
-    proxy.inject(Overload(command, times=3))
-    call(side, ready, database)
-    assert [event.reason for event in telemetry.decisions.events] == [RetryReason.OVERLOADED] * 3
-
-
-def test_an_overload_is_repeated_five_times_and_no_more(
-    side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
-    overload = Overload("update", times=50)
-    proxy.inject(overload)
-    with pytest.raises(pymongo.errors.OperationFailure) as caught:
-        side.do(ready[database].coll.update_many, {}, {"$inc": {"n": 1}})
-    assert caught.value.code == 462
-    assert overload.injected == 6
-    assert telemetry.decisions.events[-1].rule is Rule.ATTEMPTS
+def _lose_the_connection(side: Side, client: Any, proxy: ReplicaSet) -> None:
+    proxy.inject(CutBefore("ping"))
+    with pytest.raises(AutoReconnect):
+        side.do(client.admin.command, "ping")
 
 
 def test_a_multi_document_write_is_repeated_when_it_was_not_sent(
     side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    control[database].coll.insert_many([{"_id": n, "n": 0} for n in range(10)])
-    proxy.inject(CutBefore("ping"))
-    with pytest.raises(pymongo.errors.AutoReconnect):
-        side.do(ready.admin.command, "ping")
-    telemetry.clear()
-    proxy.inject(Refuse(0.2))
-    side.do(ready[database].coll.update_many, {}, {"$inc": {"n": 1}})
-    assert {document["n"] for document in control[database].coll.find()} == {1}
-
-
-def test_declared_idempotent_a_multi_document_write_is_repeated(
-    side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
     instrument(timeout_ms=20_000)
-    control[database].coll.insert_many([{"_id": n} for n in range(10)])
-    proxy.inject(CutAfter("update", times=2))
-    with override(idempotent=True):
-        side.do(ready[database].coll.update_many, {}, {"$set": {"paid": True}})
-    assert control[database].coll.count_documents({"paid": True}) == 10
+    control[database].coll.insert_many([{"_id": n, "n": 0} for n in range(10)])
+    _lose_the_connection(side, ready, proxy)
+    proxy.inject(Refuse(0.2))
+    side.do(ready[database].coll.update_many, {}, INC)
+    assert {document["n"] for document in control[database].coll.find()} == {1}
 
 
 def test_an_unacknowledged_write_is_never_repeated(
@@ -201,17 +165,11 @@ def test_an_unacknowledged_write_is_never_repeated(
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     unacknowledged = ready[database].get_collection("coll", write_concern=pymongo.WriteConcern(w=0))
-    proxy.inject(CutBefore("ping"))
-    with pytest.raises(pymongo.errors.AutoReconnect):
-        side.do(ready.admin.command, "ping")
+    _lose_the_connection(side, ready, proxy)
     telemetry.clear()
-    refuse = Refuse(0.3)
-    proxy.inject(refuse)
-    try:
-        with override(idempotent=True):
-            side.do(unacknowledged.insert_one, {"_id": 1})
-    except pymongo.errors.AutoReconnect:
-        pass
+    proxy.inject(Refuse(0.3))
+    with override(idempotent=True), contextlib.suppress(AutoReconnect):
+        side.do(unacknowledged.insert_one, {"_id": 1})
     # A handshake that was cut is an overload to pymongo 4.18 and later: nothing was sent then.
     scheduled = {event.reason for event in telemetry.decisions.events if hasattr(event, "delay")}
     assert scheduled <= {RetryReason.OVERLOADED}
@@ -231,83 +189,34 @@ def test_not_primary_is_repeated_with_the_controlled_back_off(
 def test_what_the_client_switched_off_stays_off(
     option: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=20_000, base_backoff_ms=1)
+    telemetry = instrument(timeout_ms=20_000)
     client = side.client(proxy.uri, **{option: False})
     side.do(client.admin.command, "ping")
-    coll = client[database].coll
-    switched_off = {
-        "retryWrites": ("insert", lambda: side.do(coll.insert_one, {"_id": 1})),
-        "retryReads": ("find", lambda: side.do(coll.find_one)),
-    }
-    command, call = switched_off.pop(option)
-    for fault in (CutBefore(command), Overload(command)):
-        proxy.inject(fault)
-        with pytest.raises(pymongo.errors.PyMongoError):
-            call()
-    proxy.inject(Overload("ping"))
-    with pytest.raises(pymongo.errors.OperationFailure):
-        side.do(client.admin.command, "ping")
-    assert not any(hasattr(event, "delay") for event in telemetry.decisions.events)
-    (other, call) = switched_off.popitem()[1]
-    proxy.inject(CutBefore(other, times=2))
-    call()
+    names = ["a read", "a write with a number"]
+    off, on = names if option == "retryReads" else reversed(names)
+    call, command, _ = CALLS[off]
+    proxy.inject(CutBefore(command))
+    with pytest.raises(AutoReconnect):
+        call(side, client[database].coll)
+    # Without the option, a write has no number that would make its repetition safe.
+    rule = Rule.SWITCHED_OFF if option == "retryReads" else Rule.NOT_SAFE
+    assert [event.rule for event in telemetry.decisions.events] == [rule]
+    call, command, _ = CALLS[on]
+    proxy.inject(CutBefore(command, times=2))
+    call(side, client[database].coll)
 
 
 def test_a_transaction_commits_although_its_commit_was_cut(
     side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=20_000)
+    coll = ready[database].coll
     control[database].create_collection("coll")
     proxy.inject(CutAfter("commitTransaction", times=2))
     proxy.inject(Overload("insert", times=2))
-
-    async def asynchronous() -> None:
-        async with ready.start_session() as session, await session.start_transaction():
-            await ready[database].coll.insert_one({"_id": 1}, session=session)
-            await ready[database].coll.insert_one({"_id": 2}, session=session)
-
-    def synchronous() -> None:
-        with ready.start_session() as session, session.start_transaction():
-            ready[database].coll.insert_one({"_id": 1}, session=session)
-            ready[database].coll.insert_one({"_id": 2}, session=session)
-
-    side.do(asynchronous if side.name == "async" else synchronous)
+    with session_of(side, ready) as session:
+        side.do(session.start_transaction)
+        for number in range(2):
+            side.do(coll.insert_one, {"_id": number}, session=session)
+        side.do(session.commit_transaction)
     assert control[database].coll.count_documents({}) == 2
-
-
-def test_every_started_command_has_its_end(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=20_000)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    proxy.inject(CutBefore("find", times=3))
-    side.do(client[database].coll.find_one)
-    assert len(sent.named("find")) == 4
-    assert len(sent.started_events) == sent.ended
-    assert len({event.operation_id for event in sent.started_events}) == (
-        1 if pymongo.version_tuple >= (4, 18) else 4
-    )
-
-
-class _Refuses:
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def retry_after(self, operation: Any, failure: Any) -> RetryAction | None:
-        self.seen.append((operation.name, dict(operation.data), failure.reason))
-        return None if operation.data.get("robot") else RetryAction(0.0)
-
-
-def test_a_strategy_of_the_users_own_is_asked_and_sees_the_callers_data(
-    side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    strategy = _Refuses()
-    instrument(timeout_ms=20_000, strategy=strategy)
-    proxy.inject(CutBefore("find", times=2))
-    side.do(ready[database].coll.find_one)
-    proxy.inject(CutBefore("find"))
-    with override(data={"robot": True}), pytest.raises(pymongo.errors.AutoReconnect):
-        side.do(ready[database].coll.find_one)
-    cut = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
-    assert strategy.seen == [("find", {}, cut)] * 2 + [("find", {"robot": True}, cut)]

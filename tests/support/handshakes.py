@@ -6,13 +6,13 @@ from typing import Any
 
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     HELLO_COMMANDS,
+    Answer,
     Delay,
     Hang,
     Verdict,
 )
 from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
 from support.clients import Side
-from support.scenario_faults import LOGGED_IN
 from support.transactions import LOW, DriversTime
 
 from pymongo_resilience.testbed import Interception
@@ -24,6 +24,7 @@ USER: dict[str, Any] = {
     "authSource": "$external",
 }
 HELLO, LOGIN = "hello", "saslStart"
+LOGGED_IN = Answer({"ok": 1.0, "conversationId": 1, "done": True, "payload": b""})
 
 
 class Handshakes(Interception):

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.events import Event
 
-every_scenario = pytest.mark.parametrize(
-    ("name", "scenario"), SCENARIOS, ids=[name for name, _ in SCENARIOS]
-)
-
 
 def work_of(kind: Any, scenario: Scenario) -> Any:
     return kind(
@@ -51,7 +47,7 @@ def in_task(scenario: Scenario) -> Outcome:
 
 
 @pytest.mark.parametrize("run", [in_thread, in_task])
-@every_scenario
+@pytest.mark.parametrize(("name", "scenario"), SCENARIOS, ids=[name for name, _ in SCENARIOS])
 def test_the_row_holds(
     name: str,
     scenario: Scenario,
@@ -94,15 +90,6 @@ def expected_events(scenario: Scenario, waits: list[float]) -> list[Event]:
             assert scenario.end is not None
             events.append(RetryDeclined(*facts, scenario.end))
     return events
-
-
-@every_scenario
-def test_threads_and_tasks_agree(name: str, scenario: Scenario) -> None:
-    assert in_thread(scenario) == in_task(scenario)
-
-
-def test_the_table_does_not_shrink() -> None:
-    assert len(SCENARIOS) >= 280
 
 
 def test_names_are_unique_and_rows_differ() -> None:
