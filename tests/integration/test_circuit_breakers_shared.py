@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pymongo
 import pytest
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference
+from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import runtime
-from support.clients import SentCommands, wait_until
+from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import status
@@ -47,11 +46,6 @@ def closed(events: list[Any]) -> bool:
     return any(isinstance(each, BreakerClosed) for each in events)
 
 
-async def until_struck(fault: Slow, times: int) -> None:
-    """The test bed strikes in a thread of its own."""
-    await asyncio.to_thread(wait_until, lambda: fault.injected >= times)
-
-
 class TurnedClock(MonotonicClock):
     """Real, but for the hours that a test lets pass."""
 
@@ -69,153 +63,107 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> TurnedClock:
     return made
 
 
+def open_breaker(side: Side, coll: Any, proxy: ReplicaSet, events: list[Any]) -> None:
+    """Afterwards nothing is wrong with the server any more."""
+    proxy.inject(failing())
+    for _ in range(MINIMUM):
+        with pytest.raises(PyMongoError):
+            side.do(coll.update_many, {}, {"$set": {"n": 1}})
+    assert opened(events)
+    proxy.clear()
+
+
 @pytest.fixture
-def client(
-    proxy: ReplicaSet, instrument: Instrument, clock: TurnedClock
-) -> Iterator[tuple[MongoClient[Any], Any, SentCommands]]:
-    """Whose breaker is half-open; its telemetry, and what it sends from now on."""
-    telemetry = instrument(**SETTINGS)
-    sent = SentCommands()
-    with pymongo.MongoClient[Any](proxy.uri, event_listeners=[sent]) as made:
-        made.db.coll.find_one()
-        proxy.inject(failing())
-        for _ in range(MINIMUM):
-            with pytest.raises(PyMongoError):
-                made.db.coll.update_many({}, {"$set": {"n": 1}})
-        assert opened(telemetry.decisions.events)
-        proxy.clear()
-        clock.passed += OPEN_S
-        telemetry.clear()
-        sent.started_events.clear()
-        yield made, telemetry, sent
-        proxy.clear()
+def half_open(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, clock: TurnedClock
+) -> tuple[Any, list[Any], SentCommands]:
+    """A collection whose server's breaker is half-open; the events and commands from now on."""
+    events, sent = instrument(**SETTINGS).decisions.events, SentCommands()
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    side.do(coll.find_one)
+    open_breaker(side, coll, proxy, events)
+    clock.passed += OPEN_S
+    events.clear()
+    sent.started_events.clear()
+    return coll, events, sent
 
 
-def test_of_many_threads_three_probe_and_all_succeed_within_their_deadline(
-    client: tuple[MongoClient[Any], Any, SentCommands], proxy: ReplicaSet
-) -> None:
-    made, telemetry, sent = client
-    proxy.inject(Slow(HELD_S))
-    together = threading.Barrier(MANY)
+def begin(side: Side, count: int, coll: Any) -> tuple[list[Any], Callable[[], None]]:
+    """So many reads, each in a thread or a task of its own, and the wait for their ends."""
+
+    async def find_async() -> None:
+        with pymongo.timeout(20):
+            await coll.find_one()
 
     def find() -> None:
-        together.wait()
         with pymongo.timeout(20):
-            made.db.coll.find_one()
+            coll.find_one()
 
-    with ThreadPoolExecutor(MANY) as threads:
-        calls = [threads.submit(find) for _ in range(MANY)]
-        wait_until(lambda: len(sent.named("find")) >= PROBES)
-        assert len(sent.named("find")) == PROBES
-        for call in calls:
-            call.result()
-    assert len(sent.named("find")) == MANY
-    changes = [type(each) for each in telemetry.decisions.events if not hasattr(each, "reason")]
-    assert changes == [BreakerClosed]
+    if side.runner is None:
+        threads = ThreadPoolExecutor(count)
+        calls: list[Any] = [threads.submit(find) for _ in range(count)]
+        return calls, lambda: [call.result() for call in calls] and threads.shutdown()
+    loop = side.runner.get_loop()
+    tasks: list[Any] = [loop.create_task(find_async()) for _ in range(count)]
+    return tasks, lambda: side.do(asyncio.gather, *tasks)
 
 
-def test_a_probe_that_was_interrupted_is_given_back(
-    client: tuple[MongoClient[Any], Any, SentCommands], monkeypatch: pytest.MonkeyPatch
+def test_of_many_calls_three_probe_and_all_succeed_within_their_deadline(
+    side: Side, half_open: tuple[Any, list[Any], SentCommands], proxy: ReplicaSet
 ) -> None:
-    made, telemetry, sent = client
+    coll, events, sent = half_open
+    proxy.inject(Slow(HELD_S))
+    _, join = begin(side, MANY, coll)
+    side.wait_until(lambda: len(sent.named("find")) >= PROBES)
+    assert len(sent.named("find")) == PROBES
+    join()
+    assert len(sent.named("find")) == MANY
+    assert [type(each) for each in events if not hasattr(each, "reason")] == [BreakerClosed]
+
+
+def test_a_command_that_may_not_be_repeated_is_refused_at_once(
+    side: Side, half_open: tuple[Any, list[Any], SentCommands], proxy: ReplicaSet
+) -> None:
+    """There is no probe for it: three others are under way."""
+    coll, _, sent = half_open
+    proxy.inject(Slow(HELD_S))
+    _, join = begin(side, PROBES, coll)
+    side.wait_until(lambda: len(sent.named("find")) == PROBES)
+    with pytest.raises(CircuitBreakerOpenError, match="half-open, and its probes are under"):
+        side.do(coll.database.command, "ping")
+    join()
+
+
+def test_a_probe_that_was_interrupted_or_cancelled_is_given_back(
+    side: Side,
+    half_open: tuple[Any, list[Any], SentCommands],
+    proxy: ReplicaSet,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coll, events, sent = half_open
 
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(sent, "started", interrupt)
-        for _ in range(2 * PROBES):
-            with pytest.raises(KeyboardInterrupt):
-                made.db.coll.find_one()
-    assert not closed(telemetry.decisions.events)
-    for _ in range(PROBES):
-        made.db.coll.find_one()
-    assert closed(telemetry.decisions.events)
-
-
-def test_a_command_that_may_not_be_repeated_is_refused_at_once(
-    client: tuple[MongoClient[Any], Any, SentCommands], proxy: ReplicaSet
-) -> None:
-    """There is no probe for it: three others are under way."""
-    made, _, sent = client
-    proxy.inject(Slow(HELD_S))
-    with ThreadPoolExecutor(PROBES) as threads:
-        calls = [threads.submit(made.db.coll.find_one) for _ in range(PROBES)]
-        wait_until(lambda: len(sent.named("find")) == PROBES)
-        with pytest.raises(CircuitBreakerOpenError, match="half-open, and its probes are under"):
-            made.db.command("ping")
-        for call in calls:
-            call.result()
-
-
-async def _cancelled_probes(uri: str, proxy: ReplicaSet, clock: TurnedClock, events: Any) -> None:
-    async with AsyncMongoClient[Any](uri) as client:
-        coll = client.db.coll
-        await coll.find_one()
-        proxy.inject(failing())
-        for _ in range(MINIMUM):
-            with pytest.raises(PyMongoError):
-                await coll.update_many({}, {"$set": {"n": 1}})
-        assert opened(events)
-        proxy.clear()
-        clock.passed += OPEN_S
-        slow = Slow(30.0)
-        proxy.inject(slow)
-        probes = [asyncio.create_task(coll.find_one()) for _ in range(PROBES)]
-        await until_struck(slow, PROBES)
-        with pytest.raises(CircuitBreakerOpenError):
-            await coll.find_one()
+    if side.runner is None:
+        with monkeypatch.context() as patch:
+            patch.setattr(sent, "started", interrupt)
+            for _ in range(2 * PROBES):
+                with pytest.raises(KeyboardInterrupt):
+                    coll.find_one()
+    else:
+        proxy.inject(Slow(30.0))
+        probes, _ = begin(side, PROBES, coll)
+        side.wait_until(lambda: len(sent.named("find")) == PROBES)
         for probe in probes:
             probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        side.do(asyncio.wait, probes)
         assert all(probe.cancelled() for probe in probes)
         proxy.clear()
-        events.clear()
-        for _ in range(PROBES):
-            await coll.find_one()
-        assert closed(events)
-
-
-def test_a_probe_that_was_cancelled_is_given_back(
-    proxy: ReplicaSet, instrument: Instrument, clock: TurnedClock
-) -> None:
-    events = instrument(**SETTINGS).decisions.events
-    asyncio.run(_cancelled_probes(proxy.uri, proxy, clock, events))
-
-
-async def _many_tasks(uri: str, proxy: ReplicaSet, clock: TurnedClock, events: Any) -> None:
-    sent = SentCommands()
-    async with AsyncMongoClient[Any](uri, event_listeners=[sent]) as client:
-        coll = client.db.coll
-        await coll.find_one()
-        proxy.inject(failing())
-        for _ in range(MINIMUM):
-            with pytest.raises(PyMongoError):
-                await coll.update_many({}, {"$set": {"n": 1}})
-        assert opened(events)
-        proxy.clear()
-        clock.passed += OPEN_S
-        sent.started_events.clear()
-        slow = Slow(HELD_S)
-        proxy.inject(slow)
-
-        async def find() -> None:
-            with pymongo.timeout(20):
-                await coll.find_one()
-
-        tasks = [asyncio.create_task(find()) for _ in range(MANY)]
-        await until_struck(slow, PROBES)
-        assert len(sent.named("find")) == PROBES
-        await asyncio.gather(*tasks)
-        assert len(sent.named("find")) == MANY
-        proxy.clear()
-
-
-def test_of_many_tasks_three_probe_and_all_succeed_within_their_deadline(
-    proxy: ReplicaSet, instrument: Instrument, clock: TurnedClock
-) -> None:
-    events = instrument(**SETTINGS).decisions.events
-    asyncio.run(_many_tasks(proxy.uri, proxy, clock, events))
+    assert not closed(events)
+    for _ in range(PROBES):
+        side.do(coll.find_one)
+    assert closed(events)
 
 
 async def _cancelled_everywhere(servers: ReplicaSet, clock: TurnedClock, events: Any) -> None:
@@ -254,32 +202,26 @@ def test_of_many_tasks_that_are_cancelled_no_count_and_no_permit_is_left(
 
 
 def test_what_ends_cursors_and_sessions_is_neither_refused_nor_counted(
-    proxy: ReplicaSet, instrument: Instrument, clock: TurnedClock
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, clock: TurnedClock
 ) -> None:
-    telemetry = instrument(**SETTINGS)
-    sent = SentCommands()
-    with pymongo.MongoClient[Any](proxy.uri, event_listeners=[sent]) as client:
-        coll = client.db[f"c{id(sent)}"]
-        coll.insert_many([{} for _ in range(6)])
-        cursor = coll.find(batch_size=2)
-        cursor.next()
-        proxy.inject(failing())
-        for _ in range(MINIMUM):
-            with pytest.raises(PyMongoError):
-                coll.update_many({}, {"$set": {"n": 1}})
-        assert opened(telemetry.decisions.events)
-        proxy.clear()
-        cursor.close()
-        assert len(sent.named("killCursors")) == 1
-        with pytest.raises(CircuitBreakerOpenError):
-            coll.drop()
-        clock.passed += OPEN_S
-        for _ in range(2):
-            coll.find_one()
-        other = coll.find(batch_size=2)
-        assert not closed(telemetry.decisions.events)
-        other.next()
-        assert closed(telemetry.decisions.events)
-        other.close()
-        coll.drop()
+    events, sent = instrument(**SETTINGS).decisions.events, SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    coll = client[database].coll
+    side.do(coll.insert_many, [{} for _ in range(6)])
+    cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    open_breaker(side, coll, proxy, events)
+    side.do(cursor.close)
+    assert len(sent.named("killCursors")) == 1
+    with pytest.raises(CircuitBreakerOpenError):
+        side.do(coll.drop)
+    clock.passed += OPEN_S
+    for _ in range(2):
+        side.do(coll.find_one)
+    other = coll.find(batch_size=2)
+    assert not closed(events)
+    side.do(other.next)
+    assert closed(events)
+    side.do(other.close)
+    side.do(client.close)
     assert len(sent.named("endSessions")) == 1

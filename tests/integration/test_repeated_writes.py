@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from pymongo import MongoClient, UpdateOne
-from support.clients import Side
+from pymongo import MongoClient
 from support.raw_client import ask, new_session
-from support.telemetry import Instrument
 
-from pymongo_resilience.testbed import CutAfter, Election, EmbeddedServer, Interception, ReplicaSet
+from pymongo_resilience.testbed import Election, ReplicaSet
 
 Document = dict[str, Any]
 
@@ -196,85 +194,3 @@ def test_repeats_are_counted(replica_set: ReplicaSet, database: str) -> None:
     for _ in range(3):
         assert ask(replica_set.address, {**COMMANDS["insert one"], **envelope})["ok"] == 1
     assert replica_set.repeats == 2
-
-
-class Wire(Interception):
-    """Every command of one name, as it arrived."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.bodies: list[Document] = []
-
-    def on_request(self, request: Any, connection: Any) -> None:
-        if request.command_name == self.name:
-            self.bodies.append(request.body)
-
-
-def test_every_attempt_of_a_client_bulk_write_carries_one_txn_number(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    """What the server makes of it is another matter: see the next test."""
-    instrument(timeout_ms=20_000)
-    client = side.client(proxy.uri)
-    arrived = Wire("bulkWrite")
-    proxy.inject(arrived)
-    proxy.inject(CutAfter("bulkWrite", times=3))
-    models = [
-        UpdateOne({"_id": number}, INC, upsert=True, namespace=f"{database}.coll")
-        for number in range(2)
-    ]
-    result = side.do(client.bulk_write, models)
-    assert result.modified_count + result.upserted_count == 2
-    assert len(arrived.bodies) == 4
-    assert len({(body["lsid"]["id"], body["txnNumber"]) for body in arrived.bodies}) == 1
-
-
-@pytest.mark.needs_secantus("one of its shortcomings")
-def test_the_server_executes_a_repeated_client_bulk_write_again(
-    server: EmbeddedServer, database: str, documents: Callable[[], list[Document]]
-) -> None:
-    # Pinned: SecantusDB 0.7.0b3 records insert, update, delete and findAndModify alone
-    # (_RETRYABLE_WRITE_COMMANDS in its commands.py), so a repeat counts twice. When this fails, the
-    # server has learnt it: bulkWrite then belongs into COMMANDS above, and into every ledger.
-    command = {
-        "bulkWrite": 1,
-        "ops": [{"update": 0, "filter": {"_id": 0}, "updateMods": INC}],
-        "nsInfo": [{"ns": f"{database}.coll"}],
-        "lsid": new_session(),
-        "txnNumber": Int64(1),
-    }
-    for _ in range(2):
-        assert ask(server.address, command)["nModified"] == 1
-    assert documents()[0]["n"] == 2
-
-
-@pytest.mark.needs_secantus("one of its shortcomings")
-def test_the_server_executes_a_batch_that_failed_in_part_again(
-    server: EmbeddedServer, database: str, documents: Callable[[], list[Document]]
-) -> None:
-    # Pinned: SecantusDB 0.7.0b3 does not record a reply with writeErrors, and mongod knows each
-    # statement of a batch. A ledger must not count on unordered batches with a duplicate key.
-    command = {
-        "insert": "coll",
-        "documents": [{"_id": 0}, {"kind": "new"}],
-        "ordered": False,
-        "$db": database,
-        "lsid": new_session(),
-        "txnNumber": Int64(1),
-    }
-    for _ in range(2):
-        assert [error["code"] for error in ask(server.address, command)["writeErrors"]] == [11000]
-    assert sum(each.get("kind") == "new" for each in documents()) == 2
-
-
-@pytest.mark.needs_secantus("two of its shortcomings")
-def test_the_server_alone_knows_neither_another_time_limit_nor_an_old_number(
-    server: EmbeddedServer, database: str, documents: Callable[[], list[Document]]
-) -> None:
-    # Pinned: what backend.py makes up for in SecantusDB 0.7.0b3; when this fails, it need not.
-    command = {**COMMANDS["update"], "$db": database, "lsid": new_session()}
-    for number, limit in [(2, 5000), (2, 4000), (1, 4000)]:
-        reply = ask(server.address, {**command, "txnNumber": Int64(number), "maxTimeMS": limit})
-        assert reply["nModified"] == 1
-    assert documents()[0]["n"] == 3

@@ -13,7 +13,6 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.clients import SentCommands, Side, retry_loops
@@ -55,19 +54,6 @@ def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -
     assert set(inspect.unwrap(run).__code__.co_names) - IN_RUN == set()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_that_fails_is_repeated(
-    name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(base_backoff_ms=1)
-    coll = side.client(proxy.uri)[database].coll
-    proxy.inject(CutAfter("find" if name == "find_one" else "insert"))
-    OPERATIONS[name](side, coll)
-    assert len(telemetry.decisions.events) == 1
-    OPERATIONS[name](side, coll)
-    assert len(telemetry.decisions.events) == 1
-
-
 @pytest.mark.parametrize("breaker", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_call_that_has_ended_holds_nothing_of_the_application(
@@ -94,8 +80,14 @@ def test_a_call_that_has_ended_holds_nothing_of_the_application(
     assert call.client is call.instance is call.selected is call.final_error is None
 
 
+def broken(*_: Any) -> Any:
+    raise RuntimeError("broken")
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
+@pytest.mark.parametrize("prepared", [False, True])
+def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_is_raised(
+    prepared: bool,
     name: str,
     side: Side,
     proxy: ReplicaSet,
@@ -104,45 +96,15 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    faults = 0
-
-    def broken(*_: Any) -> Any:
-        nonlocal faults
-        faults += 1
-        raise RuntimeError("broken")
-
-    telemetry = instrument(circuit_breaker="always")
+    telemetry = instrument(base_backoff_ms=1, circuit_breaker="off" if prepared else "always")
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
     runtime = PymongoResilienceInstrumentor()._runtime
     assert runtime is not None
-    monkeypatch.setattr(runtime.breakers, "of", broken)
-    proxy.inject(CutAfter("find" if name == "find_one" else "insert"))
-    OPERATIONS[name](side, coll)
-    assert faults == 1
-    assert faults_logged(caplog) == 1
-    assert telemetry.decisions.events == []
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_where_the_first_failure_cannot_be_judged_it_is_raised(
-    name: str,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("broken")
-
-    telemetry = instrument(base_backoff_ms=1)
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.insert_one, {})
-    monkeypatch.setattr(Attempts, "operation", broken)
-    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9))
-    with pytest.raises(AutoReconnect):
+    owner: Any = Attempts if prepared else runtime.breakers
+    monkeypatch.setattr(owner, "operation" if prepared else "of", broken)
+    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9 if prepared else 1))
+    with pytest.raises(AutoReconnect) if prepared else nullcontext():
         OPERATIONS[name](side, coll)
     assert faults_logged(caplog) == 1
     assert telemetry.decisions.events == []
@@ -206,25 +168,6 @@ def test_where_another_library_replaces_a_method_the_error_is_raised(
     with pytest.raises(AutoReconnect):
         OPERATIONS[name](side, coll)
     assert len(telemetry.decisions.events) == 2
-
-
-def test_what_another_operation_avoids_is_not_avoided(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    """A listener's own operation, say, or that of a task that was started in the middle of one."""
-    avoided: list[Any] = []
-
-    instrument()
-    listener = OnCommands(started=lambda _: avoided.append(deprioritized.avoided()))
-    coll = side.client(proxy.uri, event_listeners=[listener])[database].coll
-    side.do(coll.find_one)
-    mark = deprioritized.avoid((proxy.address,), None)
-    try:
-        side.do(coll.find_one)
-        assert deprioritized.avoided() == (proxy.address,)
-    finally:
-        deprioritized.end(mark)
-    assert avoided == [(), ()]
 
 
 def test_an_operation_inside_that_fails_leaves_the_one_around_it_its_retries(
