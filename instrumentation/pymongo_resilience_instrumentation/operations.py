@@ -31,24 +31,25 @@ ALLOWED = frozenset({"aggregate", "find", "listCollections", "listIndexes"})
 alone. Source: Retryable Reads, "Supported Read Operations" (the SHOULD) and "Unsupported Read
 Operations"."""
 WRITE_STAGES = frozenset({"$out", "$merge"})
-
-
 _FindsTarget = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target]
 
 
 class PublicOperation(NamedTuple):
     """How calls of one method appear."""
 
+    method: str
     name: str
     client: Callable[[Any], Any]
     """From the object the method is called on to its client."""
     target: _FindsTarget | None
     """From the object and the arguments; None for the object itself, a collection."""
-    only_reads: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
-    """From the arguments of a command runner: whether the command is one that can only read."""
-    gives: Literal["cursor", "change stream"] | None = None
-    """What the caller gets, where that sends commands in its turn."""
-    method: str = ""
+
+    @property
+    def gives(self) -> Literal["cursor", "change stream"] | None:
+        """What the caller gets, where that sends commands in its turn."""
+        if self.method == "watch":
+            return "change stream"
+        return "cursor" if self.method in _CURSORS else None
 
 
 def _database(instance: Any, *_: Any) -> Target:
@@ -109,83 +110,65 @@ _CURSORS = frozenset({
     "list_indexes", "list_search_indexes",
 })  # fmt: skip
 
-_COLLECTION_METHODS = {
-    "aggregate": "aggregate",
-    "aggregate_raw_batches": "aggregate",
-    "bulk_write": "bulkWrite",
-    "count_documents": "aggregate",
-    "create_index": "createIndexes",
-    "create_indexes": "createIndexes",
-    "create_search_index": "createSearchIndexes",
-    "create_search_indexes": "createSearchIndexes",
-    "delete_many": "delete",
-    "delete_one": "delete",
-    "distinct": "distinct",
-    "drop": "dropCollection",
-    "drop_index": "dropIndexes",
-    "drop_indexes": "dropIndexes",
-    "drop_search_index": "dropSearchIndex",
-    "estimated_document_count": "count",
-    "find_one": "find",
-    "find_one_and_delete": "findAndModify",
-    "find_one_and_replace": "findAndModify",
-    "find_one_and_update": "findAndModify",
-    "index_information": "listIndexes",
-    "insert_many": "insert",
-    "insert_one": "insert",
-    "list_indexes": "listIndexes",
-    "list_search_indexes": "aggregate",
-    "options": "listCollections",
-    "rename": "renameCollection",
-    "replace_one": "update",
-    "update_many": "update",
-    "update_one": "update",
-    "update_search_index": "updateSearchIndex",
-    "watch": "aggregate",
+_COLLECTION = {
+    "aggregate": (
+        "aggregate", "aggregate_raw_batches", "count_documents", "list_search_indexes", "watch",
+    ),
+    "bulkWrite": ("bulk_write",),
+    "count": ("estimated_document_count",),
+    "createIndexes": ("create_index", "create_indexes"),
+    "createSearchIndexes": ("create_search_index", "create_search_indexes"),
+    "delete": ("delete_many", "delete_one"),
+    "distinct": ("distinct",),
+    "dropCollection": ("drop",),
+    "dropIndexes": ("drop_index", "drop_indexes"),
+    "dropSearchIndex": ("drop_search_index",),
+    "find": ("find_one",),
+    "findAndModify": ("find_one_and_delete", "find_one_and_replace", "find_one_and_update"),
+    "insert": ("insert_many", "insert_one"),
+    "listCollections": ("options",),
+    "listIndexes": ("index_information", "list_indexes"),
+    "renameCollection": ("rename",),
+    "update": ("replace_one", "update_many", "update_one"),
+    "updateSearchIndex": ("update_search_index",),
+}  # fmt: skip
+_DATABASE = {
+    "aggregate": ("aggregate", "watch"),
+    "createCollection": ("create_collection",),
+    "dropCollection": ("drop_collection",),
+    "find": ("dereference",),
+    "listCollections": ("list_collection_names", "list_collections"),
+    "runCommand": ("command", "cursor_command", "validate_collection"),
 }
-
-_DATABASE_METHODS: dict[str, tuple[str, _FindsTarget]] = {
-    "aggregate": ("aggregate", _database),
-    "command": ("runCommand", _database),
-    "create_collection": ("createCollection", _named_collection),
-    "cursor_command": ("runCommand", _database),
-    "dereference": ("find", _dereferenced),
-    "drop_collection": ("dropCollection", _named_collection),
-    "list_collection_names": ("listCollections", _database),
-    "list_collections": ("listCollections", _database),
-    "validate_collection": ("runCommand", _named_collection),
-    "watch": ("aggregate", _database),
+_CLIENT = {
+    "aggregate": ("watch",),
+    "bulkWrite": ("bulk_write",),
+    "dropDatabase": ("drop_database",),
+    "listDatabases": ("list_database_names", "list_databases"),
+    "runCommand": ("server_info",),
 }
-
-_CLIENT_METHODS: dict[str, tuple[str, _FindsTarget]] = {
-    "bulk_write": ("bulkWrite", _admin),
-    "drop_database": ("dropDatabase", _named_database),
-    "list_database_names": ("listDatabases", _admin),
-    "list_databases": ("listDatabases", _admin),
-    "server_info": ("runCommand", _admin),
-    "watch": ("aggregate", _admin),
+_NAMED: dict[str, _FindsTarget] = {
+    "create_collection": _named_collection,
+    "dereference": _dereferenced,
+    "drop_collection": _named_collection,
+    "drop_database": _named_database,
+    "validate_collection": _named_collection,
 }
+"""Methods whose arguments name what they are for."""
 
 
 def _public(
-    client: Callable[[Any], Any], methods: Mapping[str, tuple[str, _FindsTarget | None]]
+    commands: Mapping[str, tuple[str, ...]],
+    client: Callable[[Any], Any],
+    target: _FindsTarget | None,
 ) -> Mapping[str, PublicOperation]:
     return {
-        method: PublicOperation(
-            name,
-            client,
-            target,
-            only_reads if method == "cursor_command" else None,
-            "change stream" if method == "watch" else "cursor" if method in _CURSORS else None,
-            method,
-        )
-        for method, (name, target) in methods.items()
+        method: PublicOperation(method, name, client, _NAMED.get(method, target))
+        for name, methods in commands.items()
+        for method in methods
     }
 
 
-COLLECTION = _public(
-    driver.clients.client_of_collection,
-    {method: (name, None) for method, name in _COLLECTION_METHODS.items()},
-)
-DATABASE = _public(driver.clients.client_of_database, _DATABASE_METHODS)
-CLIENT = _public(lambda client: client, _CLIENT_METHODS)
+COLLECTION = _public(_COLLECTION, driver.clients.client_of_collection, None)
+DATABASE = _public(_DATABASE, driver.clients.client_of_database, _database)
+CLIENT = _public(_CLIENT, lambda client: client, _admin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -35,7 +35,6 @@ from pymongo_resilience_instrumentation.retries import deprioritized, loop_subcl
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
 
@@ -69,16 +68,15 @@ class Patches:
     def apply(self, runtime: Runtime) -> None:
         """All patches of the runtime's state; around the core's own those of the features."""
         self._flag = runtime.enabled_flag
-        for name in FEATURES if runtime.state is State.ALL else ():
-            feature = import_module(f".features.{name}", __package__)
-            feature.plug_in(runtime, self.put_on)
-        for wanted, tables in (
-            (True, _FOR_TELEMETRY),
-            (runtime.state is State.ALL, _FOR_DEADLINES),
-            (runtime.owns_retries, _FOR_RETRIES),
-        ):
-            for table in tables if wanted else ():
-                self.put_on(table(runtime))
+        if runtime.state is State.ALL:
+            for name in FEATURES:
+                feature = import_module(f".features.{name}", __package__)
+                feature.plug_in(runtime, self.put_on)
+        self.put_on(_for_telemetry(runtime))
+        if runtime.state is State.ALL:
+            self.put_on(_for_deadlines(runtime))
+        if runtime.owns_retries:
+            self.put_on(_for_retries(runtime))
 
     def put_on(self, rows: Iterable[Row]) -> None:
         """All or nothing; and without a lock, which a forked child could find locked for ever."""
@@ -130,7 +128,8 @@ class Patches:
         self.applied.append((owner, name, original, made))
 
 
-def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
+def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
+    """Also where the installed pymongo lacks a name that the others need."""
     for owner, table in PUBLIC:
         for name, operation in table.items():
             yield owner, name, public_methods.PublicMethod(runtime, owner, operation)
@@ -139,13 +138,21 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Row]:
         yield owner, "__init__", client_setup.constructor(runtime)
 
 
+def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
+    """Whoever decides on retries."""
+    yield from _of_cursors(runtime)
+    waiting = runtime.clients.waiting if runtime.shows_calls else None
+    yield from bounded_waits.wrapped(runtime.enabled_flag, waiting)
+    yield from session_methods.wrapped(runtime)
+    yield from woken_monitors.wrapped(runtime)
+    yield from lost_connections.wrapped(runtime)
+    yield from command_limits.wrapped(runtime.enabled_flag)
+
+
 def _of_cursors(runtime: Runtime) -> Iterator[Row]:
-    for owner in CLIENTS:
-        yield (
-            owner,
-            driver.cursors.RUN_OPERATION,
-            cursor_methods.batch(runtime, owner is AsyncMongoClient),
-        )
+    for client in CLIENTS:
+        fetch = cursor_methods.batch(runtime, client is AsyncMongoClient)
+        yield client, driver.cursors.RUN_OPERATION, fetch
     for name in ("clone", "__copy__", "__deepcopy__"):
         for owner in _where_defined((Cursor, AsyncCursor), name):
             yield owner, name, cursor_methods.clone(runtime)
@@ -154,20 +161,11 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
         asynchronous = is_async(vars(owner)["to_list"])
         yield owner, "to_list", cursor_methods.to_list(runtime, asynchronous)
-
-
-def _of_change_streams(runtime: Runtime) -> Iterator[Row]:
-    for owner in driver.cursors.stream_classes():
-        yield owner, driver.cursors.AGGREGATE, cursor_methods.Resume(runtime)
-        step = "__anext__" if is_async(vars(owner)["next"]) else "__next__"
+    for stream in driver.cursors.stream_classes():
+        yield stream, driver.cursors.AGGREGATE, cursor_methods.Resume(runtime)
+        step = "__anext__" if is_async(vars(stream)["next"]) else "__next__"
         for name in ("next", "try_next", step):
-            yield owner, name, Within(cursor_methods.next_of_stream)
-
-
-def _of_closing(runtime: Runtime) -> Iterator[Row]:
-    both = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
-    for owner in _where_defined(both, "close"):
-        yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
+            yield stream, name, Within(cursor_methods.next_of_stream)
 
 
 def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
@@ -176,64 +174,24 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
     return iter(dict.fromkeys(cls for cls in found if cls is not None))
 
 
-def _of_cleanup(runtime: Runtime) -> Iterator[Row]:
-    for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
-        yield owner, driver.clients.KILL, cleanup.KillCursors(runtime)
-        yield (
-            owner,
-            driver.clients.BACKGROUND,
-            background_work.BackgroundRun(runtime.closings, asynchronous),
-        )
-        yield owner, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
-
-
-def _of_closed_clients(runtime: Runtime) -> Iterator[Row]:
-    for owner in CLIENTS:
-        for name in {"close", "aclose"} & vars(owner).keys():
-            yield owner, name, by_client.close(runtime.closings, runtime.enabled_flag)
-
-
-def _of_selection(_: Runtime) -> Iterator[Row]:
-    yield driver.clients.topology_description(), driver.clients.LOOK, deprioritized.select
-
-
-def _of_waits(runtime: Runtime) -> Iterator[Row]:
-    waiting = runtime.clients.waiting if runtime.shows_calls else None
-    return bounded_waits.wrapped(runtime.enabled_flag, waiting)
-
-
-def _of_sessions(runtime: Runtime) -> Iterator[Row]:
-    for owner, asynchronous in driver.sessions.session_classes():
-        for name, wrapper in session_methods.of_a_session(runtime, asynchronous):
-            yield owner, name, wrapper
-    for module in driver.sessions.session_modules():
-        yield module, driver.sessions.WITHIN_TIME_LIMIT, session_methods.within_time_limit(runtime)
-
-
-def _of_ended_sessions(runtime: Runtime) -> Iterator[Row]:
-    if runtime.tracer is not None:
-        for owner, asynchronous in driver.sessions.session_classes():
-            for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
-                yield owner, name, transaction_spans.end_session(runtime.enabled_flag)
-
-
-def _of_the_loops(runtime: Runtime) -> Iterator[Row]:
+def _for_retries(runtime: Runtime) -> Iterator[Row]:
+    """Unless pymongo's own loop decides."""
+    flag, closings = runtime.enabled_flag, runtime.closings
     for module, asynchronous in driver.retry_loop.loop_modules():
         yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
-
-
-Tables = tuple[Callable[[Any], "Iterator[Row]"], ...]
-_FOR_TELEMETRY: Tables = (_of_the_public_api,)
-"""Also where the installed pymongo lacks a name that the others need."""
-_FOR_DEADLINES: Tables = (
-    _of_cursors, _of_change_streams, _of_waits,
-    _of_sessions, _of_ended_sessions, woken_monitors.wrapped,
-    lost_connections.wrapped, lambda runtime: command_limits.wrapped(runtime.enabled_flag),
-)  # fmt: skip
-"""Whoever decides on retries."""
-_FOR_RETRIES: Tables = (
-    _of_the_loops, stopped_bulks.wrapped, _of_closed_clients, _of_cleanup, _of_closing,
-    lambda runtime: fast_fail.wrapped(runtime.enabled_flag, runtime.rules),
-    _of_selection, lost_connections.of_primaries,
-)  # fmt: skip
-"""Unless pymongo's own loop decides."""
+    yield from stopped_bulks.wrapped(runtime)
+    for client in CLIENTS:
+        asynchronous = client is AsyncMongoClient
+        for name in {"close", "aclose"} & vars(client).keys():
+            yield client, name, by_client.close(closings, flag)
+        yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
+        background = background_work.BackgroundRun(closings, asynchronous)
+        yield client, driver.clients.BACKGROUND, background
+        yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
+    for owner in _where_defined(
+        (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes()), "close"
+    ):
+        yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
+    yield from fast_fail.wrapped(flag, runtime.rules)
+    yield driver.clients.topology_description(), driver.clients.LOOK, deprioritized.select
+    yield from lost_connections.of_primaries(runtime)

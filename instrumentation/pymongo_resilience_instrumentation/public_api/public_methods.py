@@ -16,6 +16,7 @@ from pymongo_resilience_instrumentation.operations import (
     WRITES,
     PublicOperation,
     Target,
+    only_reads,
 )
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -58,8 +59,8 @@ class PublicMethod(CallInterceptor):
         call.instance = instance
         if isinstance(instance, Bound):
             call.bound = policy_of(instance)
-        if operation.only_reads is not None:
-            call.only_reads = operation.only_reads(args, kwargs)
+        if operation.method == "cursor_command":
+            call.only_reads = only_reads(args, kwargs)
         session, at = kwargs.get("session"), self._session_at
         if session is None and at is not None and len(args) > at:
             session = args[at]

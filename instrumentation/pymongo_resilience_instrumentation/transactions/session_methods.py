@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     Entered,
     Function,
     Interceptor,
+    Row,
     Wrapper,
 )
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
@@ -42,13 +43,18 @@ NOWHERE = ("", None)
 """A transaction may change any collection: no rule holds for it but one for all of them."""
 
 
-def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Interceptor]]:
-    """What to wrap of a session's class, and with what."""
-    if runtime.tracer is not None:
-        yield "start_transaction", transaction_spans.StartTransaction(runtime.tracer)
-    yield "with_transaction", WithTransaction(runtime, asynchronous)
-    yield "commit_transaction", EndTransaction(runtime, COMMIT)
-    yield "abort_transaction", EndTransaction(runtime, ABORT)
+def wrapped(runtime: Runtime) -> Iterator[Row]:
+    """What to wrap of sessions, and with what."""
+    for owner, asynchronous in driver.sessions.session_classes():
+        if runtime.tracer is not None:
+            yield owner, "start_transaction", transaction_spans.StartTransaction(runtime.tracer)
+            for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
+                yield owner, name, transaction_spans.end_session(runtime.enabled_flag)
+        yield owner, "with_transaction", WithTransaction(runtime, asynchronous)
+        yield owner, "commit_transaction", EndTransaction(runtime, COMMIT)
+        yield owner, "abort_transaction", EndTransaction(runtime, ABORT)
+    for module in driver.sessions.session_modules():
+        yield module, driver.sessions.WITHIN_TIME_LIMIT, within_time_limit(runtime)
 
 
 def start_session() -> Wrapper:
