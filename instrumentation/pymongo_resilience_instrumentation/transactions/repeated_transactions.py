@@ -18,10 +18,9 @@ from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
 from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernError
 
-from pymongo_resilience.clock import Deadline, MonotonicClock
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
-from pymongo_resilience.executor import Executor
+from pymongo_resilience.events import RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import override
@@ -31,8 +30,7 @@ from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import GiveUp, Repeat, Retry, RetryRules, Rule
-from pymongo_resilience.rules.strategy import NAMED
+from pymongo_resilience.rules.retry_rules import GiveUp, Repeat, Retry, Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
@@ -63,30 +61,28 @@ class Repetition:
         self,
         client: Any,
         options: dict[str, Any],
-        runtime: Runtime | None,
+        runtime: Runtime,
         timeout: Timeout,
         call: Call | None = None,
     ) -> None:
-        """``options``: of ``start_transaction``. ``runtime`` is None while the library is off.
-        ``call``: the operation that is a transaction as a whole; None for several operations."""
+        """``options``: of ``start_transaction``. ``call``: the operation that is a transaction as a
+        whole; None for several operations."""
         self.client = client
         self.options = options
         self.timeout = timeout
         self._call = call
-        name = "transaction" if call is None else call.operation
         self._method = "retry_transaction" if call is None else call.method
-        off = Executor(RetryRules(), MonotonicClock(), Broadcast(()))
-        self._executor = off if runtime is None else runtime.executor
+        self._executor = runtime.executor
         self.clock = self._executor.clock
-        self._client_limits = Limits(None if runtime is None else runtime.budgets.of(client))
+        self._client_limits = Limits(runtime.budgets.of(client))
         self._operation = Operation(
-            name,
+            "transaction" if call is None else call.operation,
             "admin" if call is None else call.namespace,
             Kind.TRANSACTION,
-            NAMED["fast_fail"] if runtime is None else runtime.rules.strategy,
+            runtime.rules.strategy,
             method=self._method,
             budget=self._client_limits.budget,
-            max_retries=None if runtime is None else driver.clients.max_retries(client),
+            max_retries=driver.clients.max_retries(client),
         )
         self._window = Deadline.after(self.clock, retry_rules.TRANSACTION_TIME_LIMIT)
         self._began = driver.csot.now()
@@ -300,13 +296,14 @@ class RetryTransaction:
     """Makes functions transactions. Thread- and task-safe: nothing changes."""
 
     def __init__(
-        self, client: Any, options: dict[str, Any], runtime: Callable[[], Runtime | None]
+        self, client: Any, options: dict[str, Any], in_force: Callable[[], Runtime | None]
     ) -> None:
-        """``runtime``: looked up when a transaction begins; None while the library is off."""
+        """``in_force``: called when a transaction begins. While it returns None, the library is
+        off, and pymongo's with_transaction does the same."""
         TransactionOptions(**options)  # raises for wrong ones
         self._client = client
         self._options = options
-        self._runtime = runtime
+        self._in_force = in_force
         self._asynchronous = isinstance(client, AsyncMongoClient)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -315,28 +312,38 @@ class RetryTransaction:
         if generates or is_coroutine is not self._asynchronous:
             expected = "a coroutine function" if self._asynchronous else "an ordinary function"
             raise TypeError(f"retry_transaction() of this client takes {expected}")
-        run: Any = repeat_async if is_coroutine else repeat
 
         @functools.wraps(function)
         def transaction(*args: Any, **kwargs: Any) -> Any:
+            def body(session: Any) -> Any:
+                return function(session, *args, **kwargs)
+
+            runtime, session = self._in_force(), self._client.start_session()
+            if runtime is None:
+                with session:
+                    return session.with_transaction(body, **self._options)
             with Timeout.in_force().resume():
-                return run(*self._begin(), lambda session: function(session, *args, **kwargs))
+                return repeat(self._begin(runtime, session), session, body)
 
         @functools.wraps(function)
         async def async_transaction(*args: Any, **kwargs: Any) -> Any:
+            async def body(session: Any) -> Any:
+                return await function(session, *args, **kwargs)
+
+            runtime, session = self._in_force(), self._client.start_session()
+            if runtime is None:
+                async with session:
+                    return await session.with_transaction(body, **self._options)
             with Timeout.in_force().resume():
-                return await run(*self._begin(), lambda session: function(session, *args, **kwargs))
+                return await repeat_async(self._begin(runtime, session), session, body)
 
         return async_transaction if is_coroutine else transaction
 
-    def _begin(self) -> tuple[Repetition, Any]:
-        runtime, timeout, session = self._runtime(), NO_TIMEOUT, self._client.start_session()
-        if runtime is not None:
-            seconds, _ = runtime.timeouts.of_several(self._client, ("", None), NOTHING)
-            if seconds is not None:
-                timeout = Timeout.begin(seconds)
-                deadline = precedence.TransactionDeadline(
-                    timeout, blocks.timed(), driver.csot.now()
-                )
-                precedence.enter_transaction(session, deadline)
-        return Repetition(self._client, self._options, runtime, timeout), session
+    def _begin(self, runtime: Runtime, session: Any) -> Repetition:
+        timeout = NO_TIMEOUT
+        seconds, _ = runtime.timeouts.of_several(self._client, ("", None), NOTHING)
+        if seconds is not None:
+            timeout = Timeout.begin(seconds)
+            deadline = precedence.TransactionDeadline(timeout, blocks.timed(), driver.csot.now())
+            precedence.enter_transaction(session, deadline)
+        return Repetition(self._client, self._options, runtime, timeout)
