@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ContextDecorator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
 from traceback import walk_stack
 from types import FrameType
@@ -48,18 +48,22 @@ def _generator_around() -> FrameType | None:
 
 
 class Block:
-    """One ``override``. Entered and ended by one thread, read by any."""
+    """One entered ``override``. Ended by one thread, read by any."""
 
-    __slots__ = ("_merged", "ended", "entered", "generator", "outer", "policy")
+    __slots__ = ("_merged", "ended", "generator", "outer", "policy")
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, outer: Block | None, generator: FrameType | None) -> None:
         self.policy = policy
         """What the block itself names."""
-        self.entered = self.ended = False
-        self.outer: Block | None = None
-        self.generator: FrameType | None = None
+        self.outer = outer
+        self.generator = generator
         """The frame of the generator that holds it open."""
+        self.ended = False
         self._merged: tuple[Policy, Policy] | None = None
+
+    def end(self) -> None:
+        self.ended = True
+        self.generator = None
 
     def holds(self) -> bool:
         """Whether the caller is inside."""
@@ -125,38 +129,45 @@ def _policy_of(block: Block | None) -> Policy:
 class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
     """``with override(idempotent=True):`` — a policy for the operations inside.
 
-    Works as ``with``, as ``async with``, and as a decorator of functions and coroutine functions.
-    Blocks nest: the inner one wins where both say something, and of two timeouts the shorter.
+    Works as ``with``, as ``async with``, and as a decorator: of functions, coroutine functions,
+    generator functions (for each step) and asynchronous generator functions (for each step). Blocks
+    nest: the inner one wins where both say something, and of two timeouts the shorter.
 
     It holds until the block is left, however and wherever that happens, for tasks and threads that
     inherit the context as well. A block inside of a generator holds for what the generator runs,
     not for the body of the loop over it, and not for tasks and threads started inside; in the
     generator of a ``contextlib.contextmanager`` it holds for the body of the ``with``.
 
-    Each is for one block: raises RuntimeError where it is entered again. Raises TypeError as the
-    decorator of a generator function, which has a block inside.
+    Thread- and task-safe, also where several enter one instance, or where one does so again.
     """
 
     def __init__(self, **fields: Unpack[PolicyFields]) -> None:
-        self._block = Block(Policy(**fields))
+        self._policy = Policy(**fields)
+        self._entered: list[Block] = []
+        """Those that have not ended."""
 
     def __enter__(self) -> Policy:
-        block = self._block
-        if block.entered:
-            raise RuntimeError("an override() is for one block: call override() for each")
-        block.entered = True
-        block.outer, block.generator = _living(_innermost.get()), _generator_around()
+        block = Block(self._policy, _living(_innermost.get()), _generator_around())
         try:
+            self._entered.append(block)
             _innermost.set(block)
             return _policy_of(block)
         except BaseException:
-            block.ended = True
+            block.end()
             raise
 
     def __exit__(self, *raised: object) -> None:
         # The next caller skips the block: to set a context variable is not safe in a finalizer.
-        self._block.ended = True
-        self._block.generator = None
+        try:
+            block = self._leaving()
+            block.end()
+        except BaseException:
+            # A signal's handler may raise: end them all rather than leave one in force.
+            for each in self._entered:
+                each.end()
+            raise
+        with suppress(ValueError):
+            self._entered.remove(block)
 
     async def __aenter__(self) -> Policy:
         return self.__enter__()
@@ -166,21 +177,67 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
 
     def __call__(self, function: _F) -> _F:
         # An object with __call__ is what that is.
-        both = function, type(function).__call__
-        if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in both):
-            raise TypeError("override() decorates no generator function: use a block inside of it")
-        if not any(inspect.iscoroutinefunction(each) for each in both):
-            return super().__call__(function)
+        called = type(function).__call__
+        for is_one, around in (
+            (inspect.iscoroutinefunction, self._around_coroutine),
+            (inspect.isgeneratorfunction, self._around_generator),
+            (inspect.isasyncgenfunction, self._around_async_generator),
+        ):
+            if is_one(function) or is_one(called):
+                return cast("_F", functools.wraps(function)(around(function)))
+        return super().__call__(function)
 
-        @functools.wraps(function)
+    def _leaving(self) -> Block:
+        """Which of the blocks that this object has entered the caller leaves: the one of the same
+        generator, then the innermost of the same context, then the newest."""
+        entered = self._entered.copy()
+        if len(entered) == 1:
+            return entered[0]
+        generator = _generator_around()
+        around = [block for block in _chain(_innermost.get()) if block in entered]
+        for block in (*around, *reversed(entered)):
+            if block.generator is generator:
+                return block
+        return around[0] if around else entered[-1]
+
+    def _around_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def inner(*args: Any, **kwargs: Any) -> Any:
             with self._recreate_cm():
                 return await function(*args, **kwargs)
 
-        return cast("_F", inner)
+        return inner
+
+    def _around_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            with self._recreate_cm():
+                return (yield from function(*args, **kwargs))
+
+        return inner
+
+    def _around_async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def inner(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            with self._recreate_cm():
+                steps = function(*args, **kwargs)
+                step = steps.asend(None)
+                while True:
+                    try:
+                        made = await step
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        sent = yield made
+                    except GeneratorExit:
+                        await steps.aclose()
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - the generator's to handle
+                        step = steps.athrow(error)
+                    else:
+                        step = steps.asend(sent)
+
+        return inner
 
     def _recreate_cm(self) -> override:
         # A decorated function may run in several threads at once: each call has its own block.
-        made = override()
-        made._block.policy = self._block.policy
-        return made
+        block = override()
+        block._policy = self._policy
+        return block

@@ -6,7 +6,6 @@ Seen at the error that it ends in: ``timeout_s`` is what the operation had.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -68,20 +67,20 @@ def test_the_nearest_holds(
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [
-        (lambda: override(timeout_ms=SHORT), lambda: override(timeout_ms=LONG)),
-        (lambda: override(timeout_ms=LONG), lambda: override(timeout_ms=SHORT)),
-        (lambda: override(timeout_ms=SHORT), lambda: override(timeout_ms=0)),
-        (lambda: override(timeout_ms=0), lambda: override(timeout_ms=SHORT)),
-        (lambda: override(timeout_ms=SHORT), lambda: override(idempotent=True)),
-        (lambda: pymongo.timeout(LONG / 1000), lambda: override(timeout_ms=SHORT)),
-        (lambda: pymongo.timeout(0), lambda: override(timeout_ms=SHORT)),
-        (lambda: override(timeout_ms=SHORT), lambda: pymongo.timeout(LONG / 1000)),
-        (lambda: override(timeout_ms=SHORT), lambda: pymongo.timeout(0)),
+        (override(timeout_ms=SHORT), override(timeout_ms=LONG)),
+        (override(timeout_ms=LONG), override(timeout_ms=SHORT)),
+        (override(timeout_ms=SHORT), override(timeout_ms=0)),
+        (override(timeout_ms=0), override(timeout_ms=SHORT)),
+        (override(timeout_ms=SHORT), override(idempotent=True)),
+        (pymongo.timeout(LONG / 1000), override(timeout_ms=SHORT)),
+        (pymongo.timeout(0), override(timeout_ms=SHORT)),
+        (override(timeout_ms=SHORT), pymongo.timeout(LONG / 1000)),
+        (override(timeout_ms=SHORT), pymongo.timeout(0)),
     ],
 )
 def test_of_nested_ones_the_shorter_holds(
-    outer: Callable[[], Any],
-    inner: Callable[[], Any],
+    outer: Any,
+    inner: Any,
     side: Side,
     server: EmbeddedServer,
     database: str,
@@ -90,7 +89,7 @@ def test_of_nested_ones_the_shorter_holds(
 ) -> None:
     instrument(timeout_ms=LONG)
     coll = side.client(server.uri)[database].coll
-    with outer(), inner():
+    with outer, inner:
         assert expired(side, coll, control) == SHORT / 1000
 
 

@@ -7,10 +7,11 @@ import contextlib
 import contextvars
 import functools
 import gc
+import inspect
 import itertools
 import sys
 import types
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -114,6 +115,16 @@ def test_a_block_around_the_loop_holds_for_body_and_generator() -> None:
     assert current() is NOTHING
 
 
+def test_generators_that_end_out_of_order() -> None:
+    first, second = holding(), holding()
+    next(first), next(second)
+    first.close()  # type: ignore[attr-defined]  # a generator
+    assert next(second) is True, "its own block has not ended"
+    assert declared() is None
+    second.close()  # type: ignore[attr-defined]  # as above
+    assert current() is NOTHING
+
+
 def test_blocks_that_are_left_out_of_order() -> None:
     first, second, third = (override(data={str(number): 1}) for number in range(3))
     for block in (first, second, third):
@@ -159,6 +170,16 @@ def test_a_block_that_is_left_anywhere_holds_nowhere(leave: Callable[[override],
         assert inherited[0].run(declared) is None
     assert current() is NOTHING
     assert inherited[0].run(current) is NOTHING
+
+
+def test_leaving_once_more_is_without_effect() -> None:
+    block = override(idempotent=True)
+    with override(data={"outer": 1}):
+        with block:
+            pass
+        with contextlib.suppress(IndexError):
+            block.__exit__(None, None, None)
+        assert current().data == {"outer": 1}
 
 
 @pytest.mark.parametrize("collected_in", [in_new_context, in_thread])
@@ -373,30 +394,140 @@ def test_a_generator_that_is_awaited_is_a_coroutine() -> None:
     assert asyncio.run(main()) is True
 
 
-def test_each_is_for_one_block() -> None:
+def test_one_instance_in_two_generators() -> None:
     block = override(idempotent=True)
-    with override(data={"outer": 1}):
-        with block:
-            with pytest.raises(RuntimeError, match="is for one block"):
-                block.__enter__()
-            assert declared() is True
-        block.__exit__(None, None, None)
-        with pytest.raises(RuntimeError, match="is for one block"):
-            block.__enter__()
-        assert current().data == {"outer": 1}
-
-
-def test_generators_that_end_out_of_order() -> None:
-    first, second = holding(), holding()
+    first, second = holding(block), holding(block)
     next(first), next(second)
-    first.close()  # type: ignore[attr-defined]  # a generator
-    assert next(second) is True, "its own block has not ended"
-    assert declared() is None
-    second.close()  # type: ignore[attr-defined]  # as above
+    assert list(first) == [True, None]
+    assert next(second) is True, "the other's exit is not its own"
+    assert list(second) == [None]
     assert current() is NOTHING
 
 
-def test_what_it_decorates() -> None:
+def test_one_instance_in_two_contexts_that_leave_in_any_order() -> None:
+    """As in two threads or tasks."""
+    block = override(idempotent=True)
+    first, second = (contextvars.copy_context().run for _ in range(2))
+    first(block.__enter__)
+    second(block.__enter__)
+    assert declared() is None
+    first(block.__exit__, None, None, None)
+    assert (first(declared), second(declared)) == (None, True)
+    second(block.__exit__, None, None, None)
+    assert second(declared) is None
+
+
+def test_one_instance_within_itself() -> None:
+    with (block := override(idempotent=True)):
+        with block:
+            assert declared() is True
+        assert declared() is True
+    assert current() is NOTHING
+
+
+def test_a_decorated_generator_function_holds_for_each_step() -> None:
+    closed = []
+
+    @override(idempotent=True)
+    def pages(count: int) -> Generator[Any, Any, str]:
+        """Pages."""
+        try:
+            for number in range(count):
+                try:
+                    sent = yield number, declared()
+                except LookupError:
+                    sent = "handled"
+                if sent is not None:
+                    yield sent, declared()
+        finally:
+            closed.append(declared())
+        return "done"
+
+    assert inspect.isgeneratorfunction(pages)
+    assert pages.__doc__ == "Pages."
+    assert [(page, declared()) for page in pages(2)] == [((0, True), None), ((1, True), None)]
+    steps = pages(2)
+    assert next(steps) == (0, True)
+    assert steps.send("sent") == ("sent", True)
+    assert next(steps) == (1, True)
+    assert steps.throw(LookupError()) == ("handled", True)
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    assert ended.value.value == "done"
+    steps = pages(2)
+    next(steps)
+    steps.close()
+    assert closed == [True, True, None], "what close() runs is no step"
+    assert current() is NOTHING
+
+
+def test_a_decorated_async_generator_function_holds_for_each_step() -> None:
+    closed = []
+
+    @override(idempotent=True)
+    async def pages(count: int) -> Any:
+        """Pages."""
+        try:
+            for number in range(count):
+                await asyncio.sleep(0)
+                try:
+                    sent = yield number, declared()
+                except LookupError:
+                    sent = "handled"
+                if sent is not None:
+                    yield sent, declared()
+        finally:
+            await asyncio.sleep(0)
+            closed.append(declared())
+
+    async def main() -> None:
+        found = [(page, declared()) async for page in pages(2)]
+        assert found == [((0, True), None), ((1, True), None)]
+        steps = pages(2)
+        assert await anext(steps) == (0, True)
+        assert await steps.asend("sent") == ("sent", True)
+        assert await anext(steps) == (1, True)
+        assert await steps.athrow(LookupError()) == ("handled", True)
+        with pytest.raises(StopAsyncIteration):
+            await anext(steps)
+        steps = pages(2)
+        await anext(steps)
+        await steps.aclose()
+        steps = pages(2)
+        await anext(steps)
+        with pytest.raises(ValueError, match="thrown"):
+            await steps.athrow(ValueError("thrown"))
+        assert current() is NOTHING
+
+    assert inspect.isasyncgenfunction(pages)
+    assert pages.__doc__ == "Pages."
+    asyncio.run(main())
+    assert closed == [True] * 4
+
+
+def test_a_decorated_generator_as_a_context_manager() -> None:
+    @contextlib.contextmanager
+    @override(idempotent=True)
+    def manager() -> Iterator[None]:
+        yield
+
+    @contextlib.asynccontextmanager
+    @override(idempotent=True)
+    async def async_manager() -> AsyncIterator[None]:
+        yield
+
+    async def main() -> None:
+        async with async_manager():
+            assert declared() is True
+        assert current() is NOTHING
+
+    with manager():
+        assert declared() is True
+    assert current() is NOTHING
+    asyncio.run(main())
+
+
+def test_what_is_called_like_a_coroutine_or_generator_function_is_one() -> None:
     class Coroutine:
         async def __call__(self) -> bool | None:
             await asyncio.sleep(0)
@@ -410,12 +541,10 @@ def test_what_it_decorates() -> None:
         return declared()
 
     decorate: Any = override(idempotent=True)
-    for decorated in (Coroutine(), functools.partial(coroutine, 1)):
-        assert asyncio.run(decorate(decorated)()) is True
+    assert asyncio.run(decorate(Coroutine())()) is True
+    assert asyncio.run(decorate(functools.partial(coroutine, 1))()) is True
+    assert list(decorate(Steps())()) == [True]
     assert isinstance(decorate(Coroutine)(), Coroutine)
-    for generator in (holding, holding_async, Steps()):
-        with pytest.raises(TypeError, match="use a block inside of it"):
-            decorate(generator)
 
 
 def test_recursion_does_not_go_deeper_than_the_application() -> None:
@@ -486,5 +615,5 @@ def test_a_signal_in_the_middle_leaves_nothing_in_force(method: str) -> None:
             break
     if method == "__enter__":
         block.__exit__(None, None, None)
-    assert lines > 1
+    assert lines > 3
     assert current() is NOTHING
