@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from . import calls, deferred
 from .clients import background_work
 
-HAVE_LOCKS = ("clients", "budgets", "closings", "breakers", "shedding", "hedges")
+HAVE_LOCKS = ("clients", "limits", "closings", "hedges")
 _watched: Runtime | None = None
 
 

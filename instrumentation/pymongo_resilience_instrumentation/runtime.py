@@ -12,8 +12,7 @@ from opentelemetry import context, metrics, trace
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience._version import __version__
-from pymongo_resilience.breakers import BreakerSettings, Snapshot
-from pymongo_resilience.clock import Clock
+from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.config import ALL, BY_DATABASE, OFF, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.events import Broadcast, EventLog, Listener
@@ -25,17 +24,12 @@ from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients.by_client import (
-    Budgets,
-    ByClient,
-    ClientClock,
-    Closings,
-)
+from pymongo_resilience_instrumentation.clients.by_client import ByClient, ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.interceptor import Sender
-from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
+from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
@@ -99,18 +93,9 @@ class Runtime:
         self.rules: NamespaceRules = _rules(config, settings.strategy)
         self.timeouts = TimeoutRules(self.rules, config, csot_available=state is State.ALL)
         self.deprecated = DeprecatedOptions(config.timeout_ms)
-        self.budgets: Budgets = Budgets(
-            config.retry_budget if self.owns_retries else OFF,
-            clock,
-            chosen=None if earlier is None else earlier.budgets.chosen,
-        )
-        self.breakers: ByClient[ClientBreakers] | None = None
-        self.shedding: ByClient[ClientShedders] | None = None
-        if self.owns_retries and config.circuit_breaker != "off":
-            self.breakers = _breakers(config, clock, listener)
-        if self.owns_retries and config.load_shedding:
-            self.shedding = ByClient(lambda _: ClientShedders(clock, self.rules))
-        self.admits = self.breakers is not None or self.shedding is not None
+        limited = config if self.owns_retries else None
+        self.limits = ByClient(partial(ClientLimits, limited, clock, listener))
+        self.admits = self.owns_retries and (config.circuit_breaker != OFF or config.load_shedding)
         """Whether attempts may be refused, once their server is selected."""
         self.shows_calls = config.traces or bool(config.metrics)
         self.slow_seconds = None if config.slow_ms is None else config.slow_ms / 1000
@@ -290,22 +275,12 @@ class Runtime:
 
     def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:
         """By server, of those that an attempt was meant for; none where there are no breakers."""
-        return {} if self.breakers is None else self.breakers.of(client).snapshots()
+        breakers = self.limits.of(client).breakers
+        return {} if breakers is None else breakers.snapshots()
 
 
 def meter_of(provider: Any) -> metrics.Meter:
     return metrics.get_meter(SCOPE, __version__, provider)
-
-
-def _breakers(config: Config, clock: Clock, listener: Listener) -> ByClient[ClientBreakers]:
-    settings = BreakerSettings(
-        failure_rate=config.circuit_breaker_failure_rate,
-        window=config.circuit_breaker_window_s,
-        minimum_calls=config.circuit_breaker_minimum_calls,
-        open_for=config.circuit_breaker_open_s,
-    )
-    always = config.circuit_breaker == "always"
-    return ByClient(lambda client: ClientBreakers(client, settings, clock, listener, always=always))
 
 
 def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:

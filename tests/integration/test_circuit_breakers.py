@@ -12,7 +12,7 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
+from pymongo_resilience_instrumentation.selection.client_limits import ClientBreakers
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, retry_loops, wait_until
 from support.telemetry import Instrument, Telemetry

@@ -10,7 +10,7 @@ from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.selection import refusals
+from pymongo_resilience_instrumentation.selection import client_limits
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore
 from support.clients import SentCommands, Side, retry_loops
 from support.telemetry import Instrument
@@ -34,7 +34,7 @@ LABELS = ("SystemOverloadedError", "RetryableError")
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is forgotten within a test, and the dice always show the middle."""
     monkeypatch.setattr("pymongo_resilience.rules.limits.WINDOW_S", 3600.0)
-    monkeypatch.setattr(refusals, "random", lambda: 0.5)
+    monkeypatch.setattr(client_limits, "random", lambda: 0.5)
 
 
 def overloaded(side: Side, proxy: ReplicaSet, coll: Any, rejected: int = 3) -> None:
@@ -193,7 +193,7 @@ def test_with_transaction_begins_again_what_was_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dice = [0.5]
-    monkeypatch.setattr(refusals, "random", lambda: dice.pop() if dice[1:] else dice[0])
+    monkeypatch.setattr(client_limits, "random", lambda: dice.pop() if dice[1:] else dice[0])
     telemetry = instrument(**SHEDDING)
     client = side.client(proxy.uri)
     coll = client[database].coll
@@ -235,7 +235,7 @@ def test_a_refusal_takes_no_token(
     client = side.client(proxy.uri)
     coll = client[database].coll
     overloaded(side, proxy, coll)
-    budget = running().budgets.of(client)
+    budget = running().limits.of(client).budget
     accounts = budget._rejected, budget._others
     for _ in range(5):
         refused(side, coll.find_one)

@@ -95,10 +95,8 @@ def test_a_child_forked_inside_of_a_call_has_neither_its_span_nor_its_deadline(
 
 STEPS = [
     "clients",
-    "budgets",
+    "limits",
     "closings",
-    "breakers",
-    "shedding",
     "hedges",
     "calls",
     "inherited call",
@@ -123,10 +121,8 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
     runtime = SimpleNamespace(
         in_flight={},
         clients=SimpleNamespace(reset_after_fork=step("clients")),
-        budgets=SimpleNamespace(reset_after_fork=step("budgets")),
+        limits=SimpleNamespace(reset_after_fork=step("limits")),
         closings=SimpleNamespace(reset_after_fork=step("closings")),
-        breakers=SimpleNamespace(reset_after_fork=step("breakers")),
-        shedding=SimpleNamespace(reset_after_fork=step("shedding")),
         hedges=SimpleNamespace(reset_after_fork=step("hedges")),
     )
     monkeypatch.setattr("pymongo_resilience_instrumentation.calls.detach_in_child", step("calls"))

@@ -11,15 +11,14 @@ import pymongo
 import pytest
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.clients import client_options
-from pymongo_resilience_instrumentation.clients.by_client import Budgets
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side, wait_until
-from support.engine.fake_clock import FakeClock
 from support.telemetry import Instrument
 
 from pymongo_resilience import status
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
+from pymongo_resilience.rules.budget import CAPACITY, RatioBudget, TokenBucket
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active
@@ -125,16 +124,18 @@ def test_a_client_whose_budget_is_full_reports_no_success(
     assert reported == 5, "a token, a fifth at a time"
 
 
-def test_a_collected_client_leaves_nothing(proxy: ReplicaSet) -> None:
-    budgets = Budgets("ratio", FakeClock())
+def test_a_collected_client_leaves_nothing(proxy: ReplicaSet, instrument: Instrument) -> None:
+    instrument()
+    limits = PymongoResilienceInstrumentor()._runtime.limits  # type: ignore[union-attr]
     client: Any = pymongo.MongoClient(proxy.uri, connect=False)
-    assert isinstance(budgets.of(client), RatioBudget)
+    assert isinstance(limits.of(client).budget, RatioBudget)
+    id_ = id(client)
     client.close()
     del client
 
     def gone() -> bool:
         gc.collect()
-        return not budgets.budgets
+        return id_ not in limits
 
     wait_until(gone)
 
@@ -368,16 +369,16 @@ def test_many_threads_spend_it_once(
 
 def test_a_child_has_it_full_and_unlocked(proxy: ReplicaSet, instrument: Instrument) -> None:
     """Also the one that a call in progress holds."""
-    bucket = TokenBucket()
-    budgets = Budgets("tokens", FakeClock())
+    instrument(retry_budget="tokens")
+    limits = PymongoResilienceInstrumentor()._runtime.limits  # type: ignore[union-attr]
     with pymongo.MongoClient(proxy.uri) as client:
-        mine = budgets.of(client)
+        mine = limits.of(client).budget
         assert isinstance(mine, TokenBucket)
         assert mine.consume(3)
         mine._lock.acquire()  # as another thread of the parent's may have at the fork
-        budgets.reset_after_fork()
-        assert budgets.of(client) is mine
-        assert mine.tokens == bucket.tokens
+        limits.reset_after_fork()
+        assert limits.of(client).budget is mine
+        assert mine.tokens == CAPACITY
         assert mine.consume()
 
 

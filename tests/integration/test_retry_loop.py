@@ -101,7 +101,7 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_
     side.do(coll.insert_one, {})
     runtime = PymongoResilienceInstrumentor()._runtime
     assert runtime is not None
-    owner: Any = Attempts if prepared else runtime.breakers
+    owner: Any = Attempts if prepared else runtime.limits
     monkeypatch.setattr(owner, "operation" if prepared else "of", broken)
     proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9 if prepared else 1))
     with pytest.raises(AutoReconnect) if prepared else nullcontext():

@@ -73,7 +73,6 @@ LIVING_TOO_SHORT = {
     "BreakerSettings": "numbers",
     "ByServer": "addresses",
     "ClientBreakers": "the same",
-    "ClientShedders": "the same",
     "Snapshot": "a state and numbers",
     # of an operation that failed or was slow
     "Phase": "a name, a number, a server and a reason",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pymongo import ReadPreference
-from pymongo_resilience_instrumentation.selection import refusals, selector
+from pymongo_resilience_instrumentation.selection import client_limits, selector
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
@@ -48,7 +48,7 @@ def choices(side: Side, client: Any) -> set[Any]:
 
 def leave_out(monkeypatch: pytest.MonkeyPatch, *addresses: Any) -> None:
     """Open the breakers of these servers."""
-    breakers = refusals.ClientBreakers
+    breakers = client_limits.ClientBreakers
     monkeypatch.setattr(breakers, "refusing", lambda _: set(addresses))
 
 
@@ -151,6 +151,6 @@ def test_the_choice_is_left_to_the_driver(
         def broken(*_: Any) -> Any:
             raise RuntimeError("broken")
 
-        monkeypatch.setattr(refusals.ClientBreakers, "without_open", broken)
+        monkeypatch.setattr(client_limits.ClientBreakers, "without_open", broken)
     assert len(choices(side, client)) == 3
     side.do(nearest(client, database).find_one)

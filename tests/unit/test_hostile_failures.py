@@ -26,7 +26,10 @@ from pymongo.errors import (
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation.failures import classify, error_texts, reasons
-from pymongo_resilience_instrumentation.selection.refusals import OverloadShedError, breaker_error
+from pymongo_resilience_instrumentation.selection.client_limits import (
+    OverloadShedError,
+    breaker_error,
+)
 from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
 from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import timeout_errors as timeouts

@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation.failures.reasons import (
     DeadPeerError,
     InterruptedAttemptError,
 )
-from pymongo_resilience_instrumentation.selection.refusals import (
+from pymongo_resilience_instrumentation.selection.client_limits import (
     CircuitBreakerOpenError,
     OverloadShedError,
 )

@@ -1,8 +1,5 @@
-"""What is kept for a client that cannot carry it: found by its identity, gone with it. Its retry
-budget; and whether it is closed, which ends the back-offs of its operations.
-
-Source of a client's own ``adaptiveRetries``: Client Backpressure, "Token Bucket".
-"""
+"""What is kept for a client that cannot carry it: found by its identity, gone with it. Here,
+whether it is closed, which ends the back-offs of its operations."""
 
 from __future__ import annotations
 
@@ -11,15 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, MutableMapping
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pymongo.errors import InvalidOperation
 
-from pymongo_resilience.clock import Clock, MonotonicClock
-from pymongo_resilience.config import OFF, TOKENS
+from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
@@ -37,69 +32,27 @@ def keep(values: MutableMapping[int, T], client: object, made: T) -> T:
     return kept
 
 
-class ByClient(Generic[T]):
+class ByClient(dict[int, T]):
     """A value for each client, made when it is first asked for. Thread- and task-safe. Each has a
     ``reset_after_fork``."""
 
     def __init__(self, make: Callable[[object], T]) -> None:
+        super().__init__()
         self._make = make
-        self._values: dict[int, T] = {}
 
     def of(self, client: object) -> T:
         """The client's; one that was made before ``instrument()`` gets its own here."""
-        found = self._values.get(id(client))
-        return keep(self._values, client, self._make(client)) if found is None else found
+        found = self.get(id(client))
+        return keep(self, client, self._make(client)) if found is None else found
 
     def known(self, client: object) -> T | None:
         """None where nobody has asked for the client's yet."""
-        return self._values.get(id(client))
-
-    def all(self) -> list[T]:
-        return list(self._values.values())
+        return self.get(id(client))
 
     def reset_after_fork(self) -> None:
         each: Any
-        for each in self.all():
+        for each in list(self.values()):
             each.reset_after_fork()
-
-
-class Budgets:
-    """One for each client, or None; holds no client alive. Thread- and task-safe.
-
-    ``kind``: of clients that do not choose; ``chosen``: what clients chose, by their identity.
-    """
-
-    def __init__(self, kind: str, clock: Clock, chosen: dict[int, bool] | None = None) -> None:
-        self._kind = kind
-        self._clock = clock
-        self.chosen: dict[int, bool] = {} if chosen is None else chosen
-        self.budgets: dict[int, RetryBudget | None] = {}
-
-    def of(self, client: object) -> RetryBudget | None:
-        """The client's budget; one that was made before ``instrument()`` gets its own here."""
-        try:
-            return self.budgets[id(client)]
-        except KeyError:
-            return self.open(client, self.chosen.get(id(client)))
-
-    def open(self, client: object, adaptive: bool | None) -> RetryBudget | None:
-        """For a client that is being made, with what it says itself."""
-        kind = self._kind
-        if adaptive is not None:
-            keep(self.chosen, client, adaptive)
-            kind = TOKENS if adaptive else OFF
-        made: RetryBudget | None = None
-        if kind == TOKENS:
-            made = TokenBucket()
-        elif kind != OFF:
-            made = RatioBudget(clock=self._clock)
-        return keep(self.budgets, client, made)
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: a thread that is no more may have held a lock."""
-        for budget in list(self.budgets.values()):
-            if budget is not None:
-                budget.reset_after_fork()
 
 
 CLOSED = "Cannot use MongoClient after close"

@@ -16,6 +16,8 @@ from pymongo_resilience_instrumentation import driver
 
 OPTION, TIMEOUT = "adaptiveRetries", "timeoutMS"
 _BOOLEANS = {"true": True, "false": False}
+adaptive: dict[int, bool] = {}
+"""What each client says itself, by its identity."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

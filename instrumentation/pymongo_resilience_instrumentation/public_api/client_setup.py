@@ -10,6 +10,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
+from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -65,8 +66,9 @@ def _configure(
         logger.error("%s; pymongo-resilience is switched off from now on", refusal)
         return own
     deferred.run_at_exit(True)
-    budget = runtime.budgets.open(client, adaptive)
-    state = runtime.clients.add(client, budget)
+    if adaptive is not None:
+        keep(client_options.adaptive, client, adaptive)
+    state = runtime.clients.add(client, runtime.limits.of(client).budget)
     tracing = client_tracing.settle(client, tracing_option, runtime.warn_once)
     return own + _listeners(runtime, state, tracing)
 
@@ -78,7 +80,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     state = next((each.client for each in ours if isinstance(each, Pools)), None)
     if state is None or not runtime.clients.has(state):
         return False
-    state.budget = runtime.budgets.of(client)
+    state.budget = runtime.limits.of(client).budget
     listeners = _listeners(runtime, state, client_tracing.tracing_of(client))
     wanted = {type(each): each for each in listeners}
     for each in ours:
@@ -117,8 +119,8 @@ def _select_for(runtime: Runtime, client: Any, kwargs: dict[str, Any]) -> None:
     """Put our selector among the client's options, around its own."""
     name, own = client_options.server_selector(kwargs)
     # What cannot be called is the driver's to refuse.
-    if runtime.breakers is not None and runtime.enabled_flag.on and (own is None or callable(own)):
+    breakers = runtime.limits.of(client).breakers
+    if breakers is not None and runtime.enabled_flag.on and (own is None or callable(own)):
         from pymongo_resilience_instrumentation.selection.selector import ServerSelector  # noqa: PLC0415 - off by default
 
-        breakers = runtime.breakers.of(client)
         kwargs[name] = ServerSelector(own, runtime.enabled_flag, breakers)

@@ -27,10 +27,10 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     budget = shedders = hedges = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
-        budget = runtime.budgets.of(client)
+        limits = runtime.limits.of(client)
+        budget, shedders = limits.budget, limits.shedders
         breakers = runtime.breakers_of(client)
         hedges = None if runtime.hedges is None else runtime.hedges.known(client)
-        shedders = None if runtime.shedding is None else runtime.shedding.of(client)
 
     def in_flight(at: Any) -> int | None:
         try:

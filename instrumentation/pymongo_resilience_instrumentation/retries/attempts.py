@@ -17,9 +17,9 @@ from pymongo_resilience.breakers import Permit
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
+from pymongo_resilience.option_types import NORMAL
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
-from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
@@ -36,7 +36,7 @@ from . import deprioritized, stopped_bulks
 from .final_errors import REFUSED, final_error
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers, ClientShedders
+    from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 
 
 CLOSING = 0.5
@@ -63,10 +63,8 @@ class Attempts(driver.retry_loop.DriverLoop):
     runtime: Runtime
     drivers_run: Callable[[], Any]
     call: Call
-    limits: Limits
-    """The client's; known once an attempt has failed."""
-    breakers: ClientBreakers | None = None
-    shedders: ClientShedders | None = None
+    limits: ClientLimits
+    """The client's; known where it may refuse attempts, and once one has failed."""
     permit: Permit | None = None
     """The breaker's, until the attempt's outcome is reported to it."""
     last: Failure | None = None
@@ -105,11 +103,8 @@ class Attempts(driver.retry_loop.DriverLoop):
                     self.resumption.begin(self)
                 if call.hedge is not None:
                     call.hedge.began(self)
-            if runtime.admits and call.has_operations:
-                if runtime.breakers is not None:
-                    self.breakers = runtime.breakers.of(client)
-                if runtime.shedding is not None:
-                    self.shedders = runtime.shedding.of(client)
+            if runtime.admits:
+                self.limits = runtime.limits.of(client)
         except faults():
             logger.exception("internal error in pymongo-resilience before the driver's loop")
             self.release(None)
@@ -142,9 +137,9 @@ class Attempts(driver.retry_loop.DriverLoop):
             return
         unfinished = error is not None and is_closing(error)
         if error is None and not self.began:
-            budget = runtime.budgets.budgets.get(id(driver.retry_loop.client(self)))
-            if budget is not None and not budget.full:
-                budget.succeeded(retried=False)
+            limits = runtime.limits.get(id(driver.retry_loop.client(self)))
+            if limits is not None and limits.budget is not None and not limits.budget.full:
+                limits.budget.succeeded(retried=False)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
             no_reply = error is not None or (call.public and not call.acknowledged)
@@ -225,13 +220,11 @@ class Attempts(driver.retry_loop.DriverLoop):
 
         Raises CircuitBreakerOpenError or OverloadShedError, both also pymongo's AutoReconnect.
         """
-        if self.call is NOT_OURS:
+        if self.call is NOT_OURS or not self.call.has_operations:
             return
         try:
-            if self.shedders is not None:
-                self.shedders.admit(self, server, self.call)
-            if self.breakers is not None:
-                self.permit = self.breakers.admit(self, server)
+            priority = self.call.wanted(self.runtime.rules, "priority") or NORMAL
+            self.permit = self.limits.admit(self, server, priority)
         except (CircuitBreakerOpenError, OverloadShedError):
             driver.selection.note_server(self, server)
             raise
@@ -241,8 +234,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     def operation(self) -> Operation:
         self.check_repeated()
         self.began = self.runtime.executor.clock.now() - self.call.elapsed()
-        budget = self.runtime.budgets.of(driver.retry_loop.client(self))
-        self.limits = Limits(budget, self.shedders)
+        self.limits = self.runtime.limits.of(driver.retry_loop.client(self))
         operation = self.described()
         operation.deadline, operation.retry_window = self._deadlines()
         return operation
@@ -264,7 +256,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             acknowledged=call.acknowledged,
             declared_idempotent=bool(policy.idempotent),
             max_retries=driver.clients.max_retries(driver.retry_loop.client(self)),
-            budget=self.runtime.budgets.of(driver.retry_loop.client(self)),
+            budget=self.runtime.limits.of(driver.retry_loop.client(self)).budget,
             part=call.whole is not None,
             method=method,
             data=NO_DATA if policy.data is None else policy.data,

@@ -15,7 +15,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults
 from pymongo_resilience_instrumentation import driver
 
-from .refusals import ClientBreakers
+from .client_limits import ClientBreakers
 
 
 class ServerSelector:

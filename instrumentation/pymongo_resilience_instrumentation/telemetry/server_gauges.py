@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from . import semconv
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
+    from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 
 
 Observe = Callable[[Any], Iterator[Observation]]
@@ -41,18 +41,18 @@ class ServerGauges:
     def show(
         self,
         clients: Clients | None,
-        breakers: ByClient[ClientBreakers] | None = None,
+        limits: ByClient[ClientLimits] | None = None,
         without: Collection[Observe] = (),
     ) -> None:
         """Show these from now on, or nothing; ``without``: what cannot be read."""
-        self._clients, self._breakers, self._without = clients, breakers, without
+        self._clients, self._limits, self._without = clients, limits, without
 
     def _observe(self, name: str, observe: Observe, _: CallbackOptions) -> Iterable[Observation]:
         if pending:
             run_deferred()
         shown: Iterable[Any] = ()
         if observe is _breaker_state:
-            shown = () if self._breakers is None else self._breakers.all()
+            shown = [] if self._limits is None else list(self._limits.values())
         elif self._clients is not None and observe not in self._without:
             shown = self._clients.alive()
         for client in shown:
@@ -92,8 +92,9 @@ def _state(client: ClientState) -> Iterator[Observation]:
         yield Observation(1, semconv.address_attributes(address) | kinds)
 
 
-def _breaker_state(client: ClientBreakers) -> Iterator[Observation]:
-    for address, breaker in client.snapshots().items():
+def _breaker_state(client: ClientLimits) -> Iterator[Observation]:
+    breakers = {} if client.breakers is None else client.breakers.snapshots()
+    for address, breaker in breakers.items():
         state = {"pymongo_resilience.state": breaker.state.value}
         yield Observation(1, semconv.address_attributes(address) | state)
 

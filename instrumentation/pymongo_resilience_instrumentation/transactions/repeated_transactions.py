@@ -28,7 +28,6 @@ from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules import retry_rules
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Repeat, Retry, Rule
 from pymongo_resilience_instrumentation import driver
@@ -74,7 +73,7 @@ class Repetition:
         self._method = "retry_transaction" if call is None else call.method
         self._executor = runtime.executor
         self.clock = self._executor.clock
-        self._client_limits = Limits(runtime.budgets.of(client))
+        self._client_limits = runtime.limits.of(client)
         self._operation = Operation(
             "transaction" if call is None else call.operation,
             "admin" if call is None else call.namespace,

@@ -14,17 +14,17 @@ from pymongo_resilience_instrumentation.clients.by_client import ByClient
 from .workers import TaskWorkers, ThreadWorkers
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.selection.refusals import ClientBreakers
+    from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 
 
 class ClientHedges(Hedging):
     """Belongs to one client. Thread- and task-safe."""
 
-    def __init__(self, clock: Clock, breakers: ByClient[ClientBreakers] | None) -> None:
+    def __init__(self, clock: Clock, limits: ByClient[ClientLimits]) -> None:
         super().__init__(clock)
         self.threads = ThreadWorkers()
         self.tasks: set[asyncio.Task[object]] = set()
-        self._breakers = breakers
+        self._limits = limits
 
     def workers(self, *, asynchronous: bool) -> ThreadWorkers | TaskWorkers:
         return TaskWorkers(self.tasks) if asynchronous else self.threads
@@ -32,9 +32,8 @@ class ClientHedges(Hedging):
     def may_go_elsewhere(self, loop: Any, server: str) -> bool:
         """Whether the loop's read could be sent to another server than this ``"host:port"``: by its
         read preference, in the latency window, with no breaker open."""
-        breakers = self._breakers
-        client = driver.retry_loop.client(loop)
-        narrowed = None if breakers is None else breakers.of(client).without_open
+        breakers = self._limits.of(driver.retry_loop.client(loop)).breakers
+        narrowed = None if breakers is None else breakers.without_open
         found = driver.selection.choices(loop, narrowed or (lambda servers: servers))
         return any(address_text(each) != server for each in found)
 

@@ -30,8 +30,8 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
     """Around methods that read, and around the first batch of a cursor."""
     if not runtime.owns_retries:
         return
-    clock, breakers = runtime.executor.clock, runtime.breakers
-    runtime.hedges = ByClient(lambda _: ClientHedges(clock, breakers))
+    clock, limits = runtime.executor.clock, runtime.limits
+    runtime.hedges = ByClient(lambda _: ClientHedges(clock, limits))
     of_a_method = Sender(lambda public: HedgedMethod(public).send, by_policy=True)
     of_a_batch = Sender(lambda batch: FirstBatch(batch).send, by_policy=True)
     for name in METHODS:

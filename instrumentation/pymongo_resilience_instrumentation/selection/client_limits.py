@@ -1,5 +1,5 @@
-"""Attempts that a client refuses itself: by the circuit breaker of their server, or by load
-shedding. Checked before an attempt, updated with its outcome.
+"""The limits of each client, and the attempts that it refuses itself: by load shedding, or by the
+circuit breaker of their server. Checked before an attempt, updated with its outcome.
 
 A batch of a cursor and what follows the first command of a transaction are bound to their server:
 never refused, but counted. killCursors and endSessions are neither refused nor counted.
@@ -18,14 +18,14 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience import errors
 from pymongo_resilience.breakers import BreakerSettings, CircuitBreaker, Permit, Snapshot, State
 from pymongo_resilience.clock import Clock
+from pymongo_resilience.config import OFF, TOKENS, Config
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
-from pymongo_resilience.option_types import NORMAL
-from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
-from pymongo_resilience.rules.limits import LoadShedder
+from pymongo_resilience.rules.limits import Limits, LoadShedder
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.clients import client_options
 
 
 class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
@@ -57,30 +57,73 @@ class ByServer(dict[Server, Kept]):
             each.reset_after_fork()
 
 
+class ClientLimits(Limits):
+    """The limits of one client, which is not held alive. Thread- and task-safe."""
+
+    shedders: ByServer[str, LoadShedder] | None = None
+    breakers: ClientBreakers | None = None
+
+    def __init__(
+        self, config: Config | None, clock: Clock, listener: Listener, client: object
+    ) -> None:
+        """``config``: None where pymongo's own loop decides, and nothing is limited."""
+        super().__init__()
+        if config is None:
+            return
+        self.budget = _budget(client_options.adaptive.get(id(client)), config, clock)
+        if config.load_shedding:
+            self.shedders = ByServer(lambda _: LoadShedder(clock, random))
+        if config.circuit_breaker != OFF:
+            self.breakers = ClientBreakers(client, config, clock, listener)
+
+    def admit(self, loop: object, server: object, priority: str) -> Permit | None:
+        """Before anything is sent to the server that was selected; the breaker's permit, where it
+        was asked. Raises OverloadShedError or CircuitBreakerOpenError."""
+        address = driver.selection.address(server)
+        if self.shedders is not None and not driver.selection.is_bound(loop):
+            text = address_text(address)
+            shedder = self.shedders[text]
+            if not shedder.admits(priority):
+                raise _shed_error(text, shedder.refused(priority), priority, _transient(loop))
+        return None if self.breakers is None else self.breakers.admit(loop, address)
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: new locks, full budgets, and no breaker is open."""
+        for each in (self.budget, self.shedders, self.breakers):
+            if each is not None:
+                each.reset_after_fork()
+
+
+def _budget(adaptive: bool | None, config: Config, clock: Clock) -> RetryBudget | None:
+    """``adaptive``: what the client says itself."""
+    kind = config.retry_budget
+    if adaptive is not None:
+        kind = TOKENS if adaptive else OFF
+    if kind == OFF:
+        return None
+    return TokenBucket() if kind == TOKENS else RatioBudget(clock=clock)
+
+
 class ClientBreakers(ByServer[Address, CircuitBreaker]):
     """The breakers of one client, which is not held alive. Thread- and task-safe."""
 
-    def __init__(
-        self,
-        client: object,
-        settings: BreakerSettings,
-        clock: Clock,
-        listener: Listener,
-        *,
-        always: bool,
-    ) -> None:
-        """``always``: also for operations that could go nowhere else."""
+    def __init__(self, client: object, config: Config, clock: Clock, listener: Listener) -> None:
+        settings = BreakerSettings(
+            failure_rate=config.circuit_breaker_failure_rate,
+            window=config.circuit_breaker_window_s,
+            minimum_calls=config.circuit_breaker_minimum_calls,
+            open_for=config.circuit_breaker_open_s,
+        )
         super().__init__(lambda at: CircuitBreaker(settings, clock, partial(self._publish, at)))
         self._client = weakref.ref(client)
         self._listener = listener
-        self._always = always
+        self._always = config.circuit_breaker == "always"
+        """Also for operations that could go nowhere else."""
 
-    def admit(self, loop: object, server: object) -> Permit | None:
-        """Leave to send an attempt to the selected ``server``; None without asking. Raises
-        CircuitBreakerOpenError."""
+    def admit(self, loop: object, address: Address) -> Permit | None:
+        """Leave to send an attempt; None without asking. Raises CircuitBreakerOpenError."""
         if not self._always and not driver.selection.has_choice(loop):
             return None
-        address = driver.selection.address(server)
         if address not in self:
             self._forget_all_but({address})
         answer = self[address].try_acquire()
@@ -134,30 +177,17 @@ class ClientBreakers(ByServer[Address, CircuitBreaker]):
         self._listener.on_event(event)
 
 
-class ClientShedders(ByServer[str, LoadShedder]):
-    """The load shedders of one client, by server as ``"host:port"``."""
-
-    def __init__(self, clock: Clock, rules: NamespaceRules) -> None:
-        super().__init__(lambda _: LoadShedder(clock, random))
-        self._rules = rules
-
-    def admit(self, loop: object, server: object, call: Call) -> None:
-        """Before anything is sent to the server that was selected. Raises OverloadShedError."""
-        if driver.selection.is_bound(loop):
-            return
-        address = address_text(driver.selection.address(server))
-        shedder, priority = self[address], call.wanted(self._rules, "priority") or NORMAL
-        if shedder.admits(priority):
-            return
-        refused = shedder.refused(priority)
-        error = OverloadShedError(
-            f"nothing was sent: {address} rejects most of what it is sent, so this client refuses "
-            f"{refused:.0%} of its operations of {priority} priority "
-            "(PYMONGO_RESILIENCE_LOAD_SHEDDING=false switches that off)",
-            {"errorLabels": [SYSTEM_OVERLOADED, RETRYABLE, *_transient(loop)]},
-        )
-        vars(error).update(server=address, priority=priority, refused=refused)
-        raise error
+def _shed_error(
+    address: str, refused: float, priority: str, labels: list[str]
+) -> OverloadShedError:
+    error = OverloadShedError(
+        f"nothing was sent: {address} rejects most of what it is sent, so this client refuses "
+        f"{refused:.0%} of its operations of {priority} priority "
+        "(PYMONGO_RESILIENCE_LOAD_SHEDDING=false switches that off)",
+        {"errorLabels": [SYSTEM_OVERLOADED, RETRYABLE, *labels]},
+    )
+    vars(error).update(server=address, priority=priority, refused=refused)
+    return error
 
 
 def breaker_error(
