@@ -99,7 +99,7 @@ def causes_table() -> str:
 
 
 def _attribute(cause: Symptom) -> str:
-    return "none, code 18" if cause is Symptom.PASSWORD else f"`{cause.value}`"
+    return "none, code 18" if cause is Symptom.PASSWORD else f"`{cause.word}`"
 
 
 TABLES = {

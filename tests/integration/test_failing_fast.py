@@ -182,7 +182,7 @@ def test_fails_at_the_second_check(
     assert error.terminal_cause == cause
     for said in (
         "127.0.0.1:",
-        next(each.says for each in Symptom if each.value == cause),
+        next(each.says for each in Symptom if each.word == cause),
         check,
         "1 attempt",
     ):

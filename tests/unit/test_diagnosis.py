@@ -28,8 +28,14 @@ pytestmark = pytest.mark.oldest
         ("Connection reset by peer", Symptom.HANGS_UP),
         ("connection closed", Symptom.HANGS_UP),
         ("EOF occurred in violation of protocol", Symptom.HANGS_UP),
-        ("certificate verify failed: certificate has expired (_ssl.c:1)", Symptom.EXPIRED),
-        ("certificate verify failed: certificate is not yet valid", Symptom.NOT_YET_VALID),
+        (
+            "certificate verify failed: certificate has expired (_ssl.c:1)",
+            Symptom.EXPIRED,
+        ),
+        (
+            "certificate verify failed: certificate is not yet valid",
+            Symptom.NOT_YET_VALID,
+        ),
         ("certificate verify failed: Hostname mismatch", Symptom.WRONG_HOST_NAME),
         ("certificate verify failed: IP address mismatch", Symptom.WRONG_HOST_NAME),
         ("certificate verify failed: self-signed certificate", Symptom.UNKNOWN_AUTHORITY),

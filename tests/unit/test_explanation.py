@@ -139,11 +139,6 @@ def test_whose_breaker_is_open() -> None:
     check(verdict, SelectionRule.CIRCUIT_BREAKER, "circuit breaker", "3.2 s")
 
 
-def test_an_open_breaker_is_told_of_the_only_server_as_well() -> None:
-    verdict = beside_primary(server("db2"), Secondary(), breakers={("db2", 27017): 3.0})
-    check(verdict, None, "circuit breaker", " 3 s")
-
-
 def test_who_is_too_far_away() -> None:
     near, far = server("db1", "RSPrimary", rtt=0.02), server("db2", rtt=0.12)
     verdict = verdict_of("db2", replica_set(near, far), Nearest(), threshold=0.015)

@@ -158,7 +158,7 @@ def selection_error(
         f"no server can be used, and waiting would not help: {cause.says}{name}. "
         f"Found on {servers}. Check {cause.check}"
     )
-    vars(error)["terminal_cause"] = cause.value
+    vars(error)["terminal_cause"] = cause.word
     return error
 
 
@@ -167,7 +167,7 @@ def terminal_cause(error: BaseException) -> Symptom | None:
     if not isinstance(error, ServerSelectionTimeoutError):
         return None
     word = vars(error).get("terminal_cause")
-    return next((cause for cause in TERMINAL if cause.value == word), None)
+    return next((cause for cause in TERMINAL if cause.word == word), None)
 
 
 def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:

@@ -1,6 +1,5 @@
 """Why a server is, or is not, one that an operation may go to; and what a failed selection was
-waiting for. pymongo's own selectors decide; the sentences are the engine's. Imported where a
-selection has failed, or somebody asks.
+waiting for. pymongo's own selectors decide.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ import errno
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pymongo.errors import ConnectionFailure
@@ -18,7 +17,7 @@ from pymongo.server_selectors import writable_server_selector
 
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.client_status import SelectionRule, ServerVerdict
-from pymongo_resilience.rules.explanations import NOT_CHOSEN, Symptom
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import (
@@ -31,7 +30,7 @@ from pymongo_resilience_instrumentation.failures.causes import (
 from pymongo_resilience_instrumentation.failures.classify import attribute
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 
-from .selector import applications_own, in_latency_window
+from .selector import applications_own
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
@@ -42,15 +41,15 @@ TOPOLOGY = ", Topology Description: "
 TIMEOUT = ", Timeout: "
 """What it puts before that."""
 OWN_WORDS = ("No ", "Could not reach any servers")
-"""How pymongo's own sentences begin; else the text is the errors of servers, which ours has."""
+"""How pymongo's own sentences begin; else the text is the errors of servers."""
 LONGEST_ERROR = 200
 """Characters of one server's error."""
 AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)?\)$", re.DOTALL)
 """What stands behind the cause in an error of the driver's: the timeouts, its origin."""
 NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
 """The operating system's errors begin so; those of name resolution are negative."""
-Facts = Callable[[Any], dict[str, str]]
-"""What a sentence says of a server that a rule leaves out."""
+Why = Callable[[Any], str]
+"""What is said of a server that a rule leaves out."""
 
 
 def explain_selection(
@@ -81,10 +80,7 @@ def explain(error: Exception, loop: Any) -> None:
         return
     topology, selector = driver.selection.selecting(loop)
     words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
-    errors = [each.error for each in servers_of(topology.description) if each.error is not None]
-    if not words.startswith(OWN_WORDS) and all(
-        isinstance(each, ConnectionFailure) and not attribute(each, "details") for each in errors
-    ):
+    if not words.startswith(OWN_WORDS):
         words = UNREACHABLE
     own = applications_own(driver.selection.selector_of(topology))
     # It is not called once more. What the rules have left is what it has refused.
@@ -134,35 +130,30 @@ def _verdicts(
 ) -> tuple[ServerVerdict, ...]:
     """``own``: the application's selector; ``breakers``: those that are open, with the seconds to
     the next probe; ``threshold``: of the latency window, in seconds."""
-    servers, breakers = servers_of(described), breakers or {}
-    excluded: dict[Address, tuple[SelectionRule, Facts]] = {}
-    found = _steps(described, topology, selector, own=own, breakers=breakers, threshold=threshold)
-    for rule, left, facts in found:
+    servers = servers_of(described)
+    excluded: dict[Address, tuple[SelectionRule, Why]] = {}
+    steps = _steps(
+        described, topology, selector, own=own, breakers=breakers or {}, threshold=threshold
+    )
+    for rule, left, why in steps:
         kept = {each.address for each in left}
         for at in (each.address for each in servers):
             if at in kept:
                 excluded.pop(at, None)  # the primary, where no secondary suits
             else:
-                excluded.setdefault(at, (rule, facts))
-    return tuple(_verdict(each, excluded.get(each.address), breakers) for each in servers)
+                excluded.setdefault(at, (rule, why))
+    return tuple(_verdict(each, *excluded.get(each.address, (None, None))) for each in servers)
 
 
-def _verdict(server: Any, excluded: Any, breakers: Mapping[Address, float]) -> ServerVerdict:
-    address, rule = address_text(server.address), None
+def _verdict(server: Any, rule: SelectionRule | None, why: Why | None) -> ServerVerdict:
+    address = address_text(server.address)
     # "PossiblePrimary" is a possible primary, "RSPrimary" a primary.
     words = re.findall("[A-Z][a-z]+", server.server_type_name.removeprefix("RS"))
     text = f"{address} {' '.join(words).lower()}"
-    if excluded is not None:
-        rule, facts = excluded
-        text += ": " if rule is SelectionRule.AVAILABILITY else ", excluded: "
-        text += NOT_CHOSEN[rule.value].format(**facts(server))
-    else:
-        text += ", eligible"
-        # Open breakers exclude no server where every breaker is open.
-        if server.address in breakers:
-            why = NOT_CHOSEN[SelectionRule.CIRCUIT_BREAKER.value]
-            text += ", " + why.format(probe=_tenths(breakers[server.address]))
-    return ServerVerdict(address, rule, text)
+    if why is None:
+        return ServerVerdict(address, None, f"{text}, eligible")
+    then = ": " if rule is SelectionRule.AVAILABILITY else ", excluded: "
+    return ServerVerdict(address, rule, f"{text}{then}{why(server)}")
 
 
 def _steps(
@@ -173,66 +164,64 @@ def _steps(
     own: Any,
     breakers: Mapping[Address, float],
     threshold: float,
-) -> Iterator[tuple[SelectionRule, list[Any], Facts]]:
+) -> Iterator[tuple[SelectionRule, Sequence[Any], Why]]:
     """What each rule of Server Selection leaves, in order. A later step may bring a server back."""
     left, kind = described.known_servers, described.topology_type_name
-    yield SelectionRule.AVAILABILITY, left, lambda each: {"error": _error(each, topology)}
+    yield SelectionRule.AVAILABILITY, left, lambda each: _error(each, topology)
     if kind in ALONE:
         return
     if driver.selection.is_no_selector(selector):
         left = []
-        yield SelectionRule.BOUND, left, lambda _: {}
+        yield SelectionRule.BOUND, left, lambda _: "the operation is bound to another server"
     elif kind not in REPLICA_SETS:
         left = left if kind == "Sharded" else []
-        yield SelectionRule.MODE, left, lambda _: {"wanted": f"the deployment is {kind}"}
+        yield SelectionRule.MODE, left, lambda _: f"the deployment is {kind}"
     else:
-        for rule, narrower, facts in _by_preference(described, selector):
+        for rule, narrower, says in _by_preference(described, selector):
             left = narrower(driver.selection.whole_set(described)).server_descriptions
-            yield rule, left, facts
+            yield rule, left, says
     if own is not None and left:
         accepted = {each.address for each in own(list(left))}
         left = [each for each in left if each.address in accepted]
-        yield SelectionRule.APPLICATION, left, lambda _: {}
+        why = "removed by the application's server selector"
+        yield SelectionRule.APPLICATION, left, lambda _: why
+    # Open breakers exclude no server where every breaker is open.
     left = [each for each in left if each.address not in breakers] or left
     yield (
         SelectionRule.CIRCUIT_BREAKER,
         left,
-        lambda each: {"probe": _tenths(breakers[each.address])},
+        lambda each: f"circuit breaker open, next probe in {_tenths(breakers[each.address])} s",
     )
     if left:
         end = min(each.round_trip_time for each in left) + threshold
-        left = in_latency_window(left, threshold)
         yield (
             SelectionRule.LATENCY,
-            left,
-            lambda each: {
-                "rtt": _tenths(each.round_trip_time * 1000),
-                "end": _tenths(end * 1000),
-            },
+            [each for each in left if each.round_trip_time <= end],
+            lambda each: (
+                f"round-trip time {_tenths(each.round_trip_time * 1000)} ms, "
+                f"the latency window ends at {_tenths(end * 1000)} ms"
+            ),
         )
 
 
-def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRule, Any, Facts]]:
+def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRule, Any, Why]]:
     """The rules of a replica set, each with a selector of pymongo's that applies the former too."""
     if selector is writable_server_selector:
-        wanted = "writes go to the primary"
-        yield SelectionRule.MODE, selector, lambda _: {"wanted": wanted}
+        yield SelectionRule.MODE, selector, lambda _: "writes go to the primary"
         return
     mode, limit = selector.mode, selector.max_staleness
-    wanted = f"mode {selector.mongos_mode}"
-    yield SelectionRule.MODE, make_read_preference(mode, None), lambda _: {"wanted": wanted}
+    yield (
+        SelectionRule.MODE, make_read_preference(mode, None),
+        lambda _: f"mode {selector.mongos_mode}",
+    )  # fmt: skip
     if limit != driver.selection.NO_LIMIT:
         yield (
             SelectionRule.STALENESS,
             make_read_preference(mode, None, limit),
-            lambda each: {"behind": _tenths(_staleness(each, described)), "allowed": str(limit)},
+            lambda each: f"stale by {_tenths(_staleness(each, described))} s, allowed {limit} s",
         )
     sets = ", else ".join(map(_tag_set, selector.tag_sets))
-    yield (
-        SelectionRule.TAGS,
-        selector,
-        lambda each: {"tags": _tag_set(each.tags), "wanted": sets},
-    )
+    yield SelectionRule.TAGS, selector, lambda each: f"tags {_tag_set(each.tags)}, wanted {sets}"
 
 
 def _staleness(server: Any, described: Any) -> float:

@@ -8,7 +8,6 @@ servers pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pymongo_resilience.enabled_flag import EnabledFlag
@@ -45,10 +44,3 @@ def applications_own(selector: object) -> Any:
     while isinstance(selector, ServerSelector):
         selector = selector.own
     return None if driver.selection.is_no_selector(selector) else selector
-
-
-def in_latency_window(servers: Sequence[Any], threshold: float) -> list[Any]:
-    """The nearest of the driver's descriptions, and those at most ``threshold`` seconds farther
-    away. Source: Server Selection, "Filtering suitable servers based on the latency window"."""
-    end = min(each.round_trip_time for each in servers) + threshold
-    return [each for each in servers if each.round_trip_time <= end]
