@@ -91,10 +91,6 @@ class Symptom(enum.Enum):
         "the server's TLS certificate is not valid yet",
         "the clock of this machine",
     )
-    CERTIFICATE = (
-        "the TLS certificate is not trusted, or not for this host",
-        "tlsCAFile, whether the certificate has expired, and that it names the host",
-    )
     CLIENT_CERTIFICATE = (
         "the server refuses the client's TLS certificate, or requires one",
         "tlsCertificateKeyFile, and that the server's CA file has its authority",

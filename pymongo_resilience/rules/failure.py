@@ -49,6 +49,8 @@ class RetryReason(enum.StrEnum):
     WRITE_CONFLICT = "write_conflict"
     LOCK_TIMEOUT = "lock_timeout"
     SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight"
+    NO_REPLY = "no_reply"
+    """It was sent, and the driver's own timeout ended the wait for the answer."""
     DEAD_PEER = "dead_peer"
     """The server's host acknowledged nothing: the path to it drops packets, or it is gone."""
     INTERRUPTED = "interrupted"
@@ -84,7 +86,7 @@ NOTHING_HAPPENED = frozenset({
 })  # fmt: skip
 UNHEALTHY = frozenset({
     RetryReason.OVERLOADED, RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.DEAD_PEER,
-    RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.INTERRUPTED,
+    RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.NO_REPLY, RetryReason.INTERRUPTED,
     RetryReason.ATTEMPT_TIMEOUT, RetryReason.TEMPORARILY_UNAVAILABLE,
 })  # fmt: skip
 """What a server in distress causes."""

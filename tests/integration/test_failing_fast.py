@@ -128,18 +128,18 @@ Made = Callable[[World], contextlib.AbstractContextManager[Trouble]]
 HOPELESS: dict[str, tuple[Made, str, RetryReason, str, int]] = {
     "an unknown authority": (
         lambda world: world.shows(trustme.CA().issue_cert("127.0.0.1")),
-        "certificate", RetryReason.TLS_ERROR, "tlsCAFile", 2,
+        "unknown_authority", RetryReason.TLS_ERROR, "tlsCAFile", 2,
     ),
     "another host's certificate": (
         lambda world: world.shows(world.authority.issue_cert("db.example.org")),
-        "certificate", RetryReason.TLS_ERROR, "names the host", 2,
+        "wrong_host_name", RetryReason.TLS_ERROR, "name the hosts", 2,
     ),
     "an expired certificate": (
         lambda world: world.shows(
             known_to(world, not_before=TOMORROW - dt.timedelta(days=9),
                      not_after=TOMORROW - dt.timedelta(days=2))
         ),
-        "certificate", RetryReason.TLS_ERROR, "has expired", 2,
+        "expired", RetryReason.TLS_ERROR, "renewed", 2,
     ),
     "no client certificate": (
         lambda world: world.meets(world.behind(known_to(world), requires_one=True)),

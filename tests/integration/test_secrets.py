@@ -8,24 +8,20 @@ secret, and shown: of databases, collections and commands (SECURITY.md).
 from __future__ import annotations
 
 import asyncio
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pymongo
-import pymongo_resilience_instrumentation
 import pytest
 from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support import canary_failures, canary_operations, canary_retries
 from support.canaries import MARK, PASSWORD, USER, leaks, matching
 from support.canary_operations import BESIDE, NOT_ON_THIS_SERVER, Place
-from support.canary_outputs import Outputs, instrumented, shows_itself
+from support.canary_outputs import Outputs, instrumented
 from support.clients import SentCommands, Side, fail_command
 
-import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError
 
 CHANNELS = ("spans", "metrics", "log", "reprs", "warnings")
@@ -34,91 +30,6 @@ TABLES = {
     "Database": (canary_operations.DATABASE, operations.DATABASE),
     "MongoClient": (canary_operations.CLIENT, operations.CLIENT),
 }
-LIVING_TOO_SHORT = {
-    "Repeat": "an enumeration",
-    # made and dropped between two decisions
-    "Part": "names of pymongo's private parts",
-    "Attempt": "the loop's facts, which the Failure made of them repeats",
-    "_ErrorContext": "a code and numbers of a connection",
-    "StoppedBulk": "a code alone",
-    # raised, and never alive while a decision is made
-    "ForeignError": "the name of a class",
-    "ConfigurationError": "its text is about options of ours",
-    "OperationTimeoutError": "handed to the application, with the server's text",
-    "_TimedOutError": "the same",
-    "CircuitBreakerOpenError": "a server and numbers, with a text of ours",
-    "OverloadShedError": "a server, a priority and a number, with a text of ours",
-    "RetryInfo": "a server, numbers, reasons and a rule",
-    "TxnNumberLostError": "a text of ours",
-    "TxnNumberUnsupportedError": "the same",
-    # of the dashboard, which no operation makes
-    "Panel": "what the dashboard's file says",
-    "Query": "the same",
-    "ExistingFilesError": "paths that the command line was given",
-    # while the library is switched on
-    "Loaded": "what variables and a file say of options, as Config has it",
-    "Options": "the names of options",
-    "PolicyFields": "the same of a policy",
-    "_Entry": "the name and value of one option, and where it stands",
-    "Sender": "a function",
-    "Subclass": "the same",
-    # of a cursor, a transaction or a stream, while one is under way
-    "Timeout": "two numbers",
-    "_Ours": "a number",
-    "ReadAfter": "a level and a time of the cluster's",
-    "TransactionDeadline": "these and a Policy, which hides the data it carries",
-    # of circuit breakers, which are off there
-    "BreakerOpened": "a server and numbers",
-    "BreakerClosed": "a server",
-    "BreakerSettings": "numbers",
-    "ByServer": "addresses",
-    "ClientBreakers": "the same",
-    "Snapshot": "a state and numbers",
-    # of an operation that failed or was slow
-    "Phase": "a name, a number, a server and a reason",
-    "Run": "the same of an attempt",
-    # of a selection, made where it is explained or has failed
-    "ServerVerdict": "an address, and a text of ours",
-    "ServerSelector": "as the application's own shows itself",
-    "SelectionRule": "words of ours",
-    "State": "the same",
-    "HedgeCounts": "numbers",
-    # of a read that is hedged, of which there is none there
-    "ReadHedged": "names of an operation and its namespace, addresses and a number",
-    "Kept": "addresses",
-    "NoOtherServerError": "a text of ours",
-    "TaskSignal": "whether it is set",
-    "ServerStatus": "an address, numbers and an error without any text of the server's",
-    "ClientStatus": "these",
-    # of what ended a connection, raised or handed to the driver
-    "LostConnectionError": "never made itself",
-    "DeadPeerError": "a number, in a text of ours",
-    "AttemptTimeoutError": "the same",
-    "InterruptedAttemptError": "a text of ours",
-    "AttemptInterruptedError": "the same",
-    # between an election or a check and what is done about it
-    # of one attempt, inside of the executor alone
-    # of the doctor, whose own tests look at what it says
-    "Target": "addresses and options; it hides the URI",
-    "Probe": "an address, and texts of ours",
-    "Level": "words of ours",
-    "Finding": "texts of ours",
-    "Verdict": "the same",
-    "Examination": "these",
-    "Symptom": "words of ours",
-    "Diagnosis": "these, and addresses",
-    # of reports, which are made of files
-    "ReportError": "where a file is no recording",
-    "Hedge": "servers and times",
-    "Fault": "what the test bed was asked for",
-    "Side": "names, times and counts",
-    "Latency": "numbers",
-    # left for the background task or made by it, between two decisions
-    "BackgroundCall": "as a Call",
-    "CleanupCall": "the same",
-    "OpenTransaction": "a session's id and a transaction's number",
-}
-"""Classes with a ``repr`` that no look at the living objects is sure to meet, and what it shows."""
 
 
 @dataclass
@@ -130,8 +41,6 @@ class Run:
     beside: set[str] = field(default_factory=set)
     surprises: list[str] = field(default_factory=list)
     channels: dict[str, list[str]] = field(default_factory=dict)
-    shown: set[str] = field(default_factory=set)
-    """Classes of ours whose objects were looked at."""
     sent: set[str] = field(default_factory=set)
     drawn: set[str] = field(default_factory=set)
     """Commands by name: those the driver told of, and those with a span."""
@@ -173,7 +82,6 @@ def ran(request: pytest.FixtureRequest, vault: EmbeddedServer, keeper: Any) -> R
             run.sent = {event.command_name for event in sent.started_events}
         run.channels = outputs.channels()
         run.drawn = {str(span.attributes.get("db.command.name")) for span in outputs.spans()}
-        run.shown = {cls.__name__ for cls in outputs.shown}
     finally:
         side.close()
     return run
@@ -281,24 +189,6 @@ def test_commands_with_credentials_have_no_span(ran: Run) -> None:
 
 def test_every_failure_was_provoked_and_the_application_got_the_servers_text(ran: Run) -> None:
     assert ran.surprises == []
-
-
-def test_every_object_that_shows_itself_was_looked_at(ran: Run) -> None:
-    classes = _classes_with_a_repr()
-    assert classes - ran.shown <= set(LIVING_TOO_SHORT) <= classes
-
-
-def _classes_with_a_repr() -> set[str]:
-    """Of both packages, but for the demo and the test bed, which have documents of their own."""
-    names = set()
-    for package in (pymongo_resilience, pymongo_resilience_instrumentation):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if ".demo" in module.name or ".testbed" in module.name:
-                continue
-            for each in vars(importlib.import_module(module.name)).values():
-                if isinstance(each, type) and each.__module__ == module.name and shows_itself(each):
-                    names.add(each.__name__)
-    return names
 
 
 @pytest.mark.parametrize("channel", CHANNELS)

@@ -90,8 +90,6 @@ class Outputs:
     reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)
     log: Log = field(default_factory=Log)
     reprs: set[str] = field(default_factory=set)
-    shown: set[type] = field(default_factory=set)
-    """Classes of ours whose objects were looked at."""
     warned: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -107,7 +105,6 @@ class Outputs:
         for each in gc.get_objects():
             cls = type(each)
             if shows_itself(cls) and not issubclass(cls, OperationTimeoutError):
-                self.shown.add(cls)
                 self.reprs.update((repr(each), str(each)))
 
     def spans(self) -> tuple[ReadableSpan, ...]:

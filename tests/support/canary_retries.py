@@ -111,7 +111,7 @@ TROUBLES = {
         None, errors.BulkWriteError, quotes=True,
     ),
     "a timeout in flight": Trouble(
-        ("find",), LATE, _read, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, OperationTimeoutError,
+        ("find",), LATE, _read, RetryReason.NO_REPLY, OperationTimeoutError,
         around=lambda: pymongo.timeout(1),
     ),
     "a timeout with the server's text": Trouble(

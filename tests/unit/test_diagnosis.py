@@ -40,7 +40,7 @@ pytestmark = pytest.mark.oldest
         ("certificate verify failed: IP address mismatch", Symptom.WRONG_HOST_NAME),
         ("certificate verify failed: self-signed certificate", Symptom.UNKNOWN_AUTHORITY),
         ("certificate verify failed: unable to get local issuer", Symptom.UNKNOWN_AUTHORITY),
-        ('("VerificationError(errors=[...])",)', Symptom.CERTIFICATE),
+        ('("VerificationError(errors=[...])",)', Symptom.WRONG_HOST_NAME),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", Symptom.PLAIN_PORT),
         ("[SSL: TLSV1_ALERT_PROTOCOL_VERSION] alert", Symptom.TLS_VERSION),
         ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]", Symptom.CLIENT_CERTIFICATE),

@@ -24,6 +24,7 @@ REASONS = {
     "WRITE_CONFLICT": ("write_conflict", False, False),
     "LOCK_TIMEOUT": ("lock_timeout", False, False),
     "SOCKET_CLOSED_WHILE_IN_FLIGHT": ("socket_closed_while_in_flight", False, False),
+    "NO_REPLY": ("no_reply", False, False),
     "DEAD_PEER": ("dead_peer", False, False),
     "INTERRUPTED": ("interrupted", False, False),
     "ATTEMPT_TIMEOUT": ("attempt_timeout", False, False),

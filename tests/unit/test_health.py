@@ -30,8 +30,8 @@ CASES = {
     "an attempt's timeout": (failure(IN_FLIGHT, R.ATTEMPT_TIMEOUT), Evidence.UNHEALTHY),
     "an interruption": (failure(IN_FLIGHT, R.INTERRUPTED), Evidence.UNHEALTHY),
     "a dead peer": (failure(IN_FLIGHT, R.DEAD_PEER), Evidence.UNHEALTHY),
-    "a timeout in flight": (
-        failure(IN_FLIGHT, R.SOCKET_CLOSED_WHILE_IN_FLIGHT, **HURRIED), Evidence.UNHEALTHY),
+    "no reply": (failure(IN_FLIGHT, R.NO_REPLY), Evidence.UNHEALTHY),
+    "a timeout in flight": (failure(IN_FLIGHT, R.NO_REPLY, **HURRIED), Evidence.UNHEALTHY),
     "no connection": (failure(NOT_SENT, R.SOCKET_NOT_AVAILABLE), Evidence.UNHEALTHY),
     "no connection in time": (failure(NOT_SENT, R.SOCKET_NOT_AVAILABLE, **HURRIED), Evidence.NONE),
     "no connection in time, with the labels": (

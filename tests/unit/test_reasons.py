@@ -7,6 +7,7 @@ import ssl
 import pytest
 from pymongo.errors import (
     AutoReconnect,
+    NetworkTimeout,
     NotPrimaryError,
     OperationFailure,
     ServerSelectionTimeoutError,
@@ -72,6 +73,7 @@ CLASSES = [
     (NotPrimaryError("not primary"), True, RetryReason.NOT_PRIMARY),
     (AutoReconnect("refused"), False, RetryReason.SOCKET_NOT_AVAILABLE),
     (AutoReconnect("closed"), True, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT),
+    (NetworkTimeout("timed out"), True, RetryReason.NO_REPLY),
     (_caused_by(DeadPeerError(5)), True, RetryReason.DEAD_PEER),
     (_caused_by(DeadPeerError(5)), False, RetryReason.SOCKET_NOT_AVAILABLE),
     (_caused_by(InterruptedAttemptError()), True, RetryReason.INTERRUPTED),

@@ -25,34 +25,29 @@ from pymongo_resilience_instrumentation.addresses import Address, address_text
 
 AUTHENTICATION_FAILED = 18
 TERMINAL: Mapping[Symptom, RetryReason] = {
-    Symptom.CERTIFICATE: RetryReason.TLS_ERROR,
-    Symptom.CLIENT_CERTIFICATE: RetryReason.TLS_ERROR,
-    Symptom.PLAIN_PORT: RetryReason.TLS_ERROR,
     Symptom.SET_NAME: RetryReason.NODE_NOT_AVAILABLE,
+    Symptom.PLAIN_PORT: RetryReason.TLS_ERROR,
+    Symptom.UNKNOWN_AUTHORITY: RetryReason.TLS_ERROR,
+    Symptom.WRONG_HOST_NAME: RetryReason.TLS_ERROR,
+    Symptom.EXPIRED: RetryReason.TLS_ERROR,
+    Symptom.CLIENT_CERTIFICATE: RetryReason.TLS_ERROR,
     Symptom.PASSWORD: RetryReason.AUTHENTICATION_ERROR,
 }
 """What does not pass by waiting. In doubt a cause is not terminal."""
-_OF_TLS: Mapping[Symptom, str] = {
-    # Of the standard library, with the reason after it, and of PyOpenSSL, which has other words for
-    # a wrong host. What is not valid yet will be.
-    Symptom.CERTIFICATE: r"certificate verify failed(?!.*not yet valid)"
-    r"|VerificationError\(errors=",
-    # Alerts of the server's, which has read the client's certificate, or found none.
-    Symptom.CLIENT_CERTIFICATE: r"alert (certificate (required|expired|revoked|unknown)"
-    r"|bad certificate|unknown ca)",
-    Symptom.PLAIN_PORT: r"wrong version number",
-}
 _OF_THE_SET = r"this node belongs to a set named '(?!None')"
 """A server that is down, or has not read its configuration yet, has the name None."""
 _TEXTS = {
     Symptom.EXPIRED: "certificate has expired",
     Symptom.NOT_YET_VALID: "not yet valid",
-    Symptom.WRONG_HOST_NAME: "mismatch|not valid for|doesn't match",
+    # Of the standard library; of PyOpenSSL with service-identity.
+    Symptom.WRONG_HOST_NAME: "certificate.*(mismatch|not valid for|doesn't match)"
+    r"|VerificationError\(errors=",
     Symptom.UNKNOWN_AUTHORITY: "certificate verify failed",
-    Symptom.CERTIFICATE: r"VerificationError\(errors=",
     Symptom.PLAIN_PORT: "wrong.version.number|record.layer.failure|http.request",
     Symptom.TLS_VERSION: "protocol.version|unsupported.protocol|no.protocols|no.shared",
-    Symptom.CLIENT_CERTIFICATE: "certificate.required|alert.(unknown.ca|bad.certificate|handshake)",
+    # Alerts of the server's, which has read the client's certificate, or found none.
+    Symptom.CLIENT_CERTIFICATE: "certificate.required"
+    "|alert.(certificate|unknown.ca|bad.certificate|handshake)",
     Symptom.NOT_MONGODB: "ProtocolError",
     Symptom.UNKNOWN_HOST: "not known|name resolution|no address associated|getaddrinfo|not resolve",
     Symptom.REFUSED: "refused",
@@ -104,7 +99,8 @@ def cause_of(error: Exception | None) -> Symptom | None:
     text = str(error)
     if isinstance(error, ConfigurationError):
         return Symptom.SET_NAME if re.search(_OF_THE_SET, text) else None
-    return next((each for each, said in _OF_TLS.items() if re.search(said, text)), None)
+    symptom = symptom_of(text)
+    return symptom if symptom in TERMINAL else None
 
 
 def diagnose(
@@ -141,13 +137,13 @@ def diagnose(
 
 
 def selection_error(
-    cause: Symptom, found: Mapping[Address, Exception | str | None], asked_for: str | None
+    cause: Symptom, found: Mapping[Address, Exception | None], asked_for: str | None
 ) -> ServerSelectionTimeoutError:
     """The error of a selection that is given up: pymongo's own class, with the cause, each server
     and what to check. Its attribute ``terminal_cause`` is the cause in one word.
 
-    ``found``: the servers and what they were found with, of one that is reached what it is;
-    ``asked_for``: the replica set's name.
+    ``found``: the servers and the errors of their last checks; ``asked_for``: the replica set's
+    name.
     """
     name = f' (replicaSet="{asked_for}")' if cause is Symptom.SET_NAME else ""
     servers = "; ".join(

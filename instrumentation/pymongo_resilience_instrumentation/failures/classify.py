@@ -6,7 +6,6 @@ Backpressure ("Terms"), Couchbase RFC 0049.
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from pymongo.errors import (
     ClientBulkWriteException,
     ConnectionFailure,
     EncryptionError,
-    ExecutionTimeout,
     NetworkTimeout,
     NotPrimaryError,
     OperationFailure,
@@ -53,6 +51,7 @@ from .reasons import (
     AttemptTimeoutError,
     InterruptedAttemptError,
     LostConnectionError,
+    is_unsent,
 )
 
 LABELS = (
@@ -74,11 +73,6 @@ UNSENT: Mapping[type[Exception], RetryReason] = {
 MAX_TIME_EXPIRED = 50
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
-REFUSAL = (
-    r"operation would exceed time limit, remaining timeout:-?\d+\.\d{5}"
-    r" (<= network round trip time:\d+\.\d{5}|< 1 ms) "
-)
-"""How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow."""
 
 
 class StoppedBulk(dict[str, Any]):
@@ -200,16 +194,14 @@ def stage_of(error: Exception) -> Stage:
     if isinstance(error, OperationTimeoutError):
         return error.stage
     cause = _cause(error)
-    if isinstance(cause, tuple(UNSENT)) or _refused_by_driver(cause, _document(cause)):
+    if isinstance(cause, tuple(UNSENT)) or is_unsent(cause):
         return Stage.NOT_SENT
     return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
 
 def _code(said: object) -> int | None:
     """A double that is a whole number is one, as for the driver."""
-    if isinstance(said, float) and said.is_integer():
-        return int(said)
-    return said if isinstance(said, int) and not isinstance(said, bool) else None
+    return int(said) if isinstance(said, (int, float)) and said % 1 == 0 else None
 
 
 def attribute(error: BaseException | None, name: str) -> Any:
@@ -232,7 +224,7 @@ def _cause(error: Exception) -> Exception:
 
 def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
     # The driver takes whatever it can iterate over, the keys of a document for example.
-    is_list = isinstance(document.get("errorLabels", []), (list, tuple))
+    is_list = isinstance(document.get("errorLabels", []), list)
     if not (isinstance(error, PyMongoError) and is_list):
         return frozenset()
     return frozenset(label for label in LABELS if error.has_error_label(label))
@@ -266,21 +258,9 @@ def _executed(error: Exception, document: Mapping[str, Any]) -> bool:
 
 
 def _stage(error: Exception, document: Mapping[str, Any], attempt: Attempt) -> Stage:
-    if not attempt.reached_connection or _refused_by_driver(error, document):
+    if not attempt.reached_connection or is_unsent(error):
         return Stage.NOT_SENT
     return Stage.ANSWERED if document else Stage.IN_FLIGHT
-
-
-def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
-    """The driver gives its own refusal, for want of time, the shape of a server's error.
-
-    The whole shape and the whole text, since a server may write the same: that one has received
-    the command. Servers answer with a double for ``ok``, the driver writes an int.
-    """
-    if not isinstance(error, ExecutionTimeout) or document.keys() != {"ok", "errmsg", "code"}:
-        return False
-    ok, text = document["ok"], document["errmsg"]
-    return type(ok) is int and isinstance(text, str) and re.match(REFUSAL, text) is not None
 
 
 def _reason(
@@ -303,6 +283,8 @@ def _reason(
         if attempt.reached_connection:
             if isinstance(lost, LostConnectionError):
                 return lost.reason
+            if isinstance(error, NetworkTimeout):
+                return RetryReason.NO_REPLY
             return RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
         if _refused_by_tls(error):
             return RetryReason.TLS_ERROR
@@ -325,6 +307,6 @@ def _refused_by_tls(error: Exception) -> bool:
 
 def _base_backoff(document: Mapping[str, Any]) -> float | None:
     value = document.get("baseBackoffMS")
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
+    if isinstance(value, (int, float)) and value > 0:
         return min(value, LONGEST_BASE_MS) / 1000
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, ExecutionTimeout
 
 from pymongo_resilience.rules.failure import RetryReason
 
@@ -61,6 +61,17 @@ NOT_LISTED: Final = BY_CODE.keys() - LISTED
 """The codes that MongoDB's specifications do not retry unless a label says so."""
 PASSING: Final = BY_CODE.keys() - {13, 18}
 """The codes after which a write that carries its transaction number is repeated."""
+
+
+def unsent(error: ExecutionTimeout) -> ExecutionTimeout:
+    """Mark the driver's refusal of a command that has too little time left: it has the class and
+    the shape of a server's error, and nothing was sent."""
+    vars(error)["unsent"] = True
+    return error
+
+
+def is_unsent(error: BaseException) -> bool:
+    return isinstance(error, ExecutionTimeout) and "unsent" in vars(error)
 
 
 class LostConnectionError(OSError):

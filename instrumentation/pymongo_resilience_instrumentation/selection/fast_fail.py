@@ -31,11 +31,10 @@ alone."""
 REFUSED_S = 1.0
 """Seconds for which a refused password fails operations that have not tried it themselves."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
-PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
 
 class Seen(NamedTuple):
-    """A server that cannot be reached, as a selection saw it. Immutable."""
+    """A server as a selection saw it. Immutable."""
 
     description: Any
     cause: Symptom | None
@@ -59,24 +58,15 @@ class TerminalDetector:
     seen: dict[Address, Seen] = field(default_factory=dict)
 
     def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
-        """The terminal cause that all servers that could serve have in common; else None. ``now``:
-        in seconds; ``refusals``: how many logins in a row a server has refused."""
-        servers = topology.server_descriptions()
-        unknown = [each for each in servers.values() if not each.is_server_type_known]
-        self.seen = {each.address: self._look_at(each, now, refusals) for each in unknown}
+        """The terminal cause that all servers have in common; else None. ``now``: in seconds;
+        ``refusals``: how many logins in a row a server has refused."""
+        servers = topology.server_descriptions().values()
         if not servers and topology.topology_type_name == NO_PRIMARY:
             # pymongo has dropped every server for being none of the set, and checks none any more.
             return Symptom.SET_NAME
-        common = {each.cause for each in self.seen.values()}
-        electing = topology.topology_type_name == NO_PRIMARY
-        reached = [each for each in servers.values() if each.is_server_type_known]
-        if (
-            len(common) != 1
-            or not all(each.is_terminal(now) for each in self.seen.values())
-            or any(self._may_serve(each, electing) for each in reached)
-        ):
-            return None
-        return common.pop()
+        self.seen = {each.address: self._look_at(each, now, refusals) for each in servers}
+        causes_seen = {each.cause if each.is_terminal(now) else None for each in self.seen.values()}
+        return causes_seen.pop() if len(causes_seen) == 1 else None
 
     def _look_at(self, description: Any, now: float, refusals: Callable[[Address], int]) -> Seen:
         before, cause = self.seen.get(description.address), causes.cause_of(description.error)
@@ -86,14 +76,6 @@ class TerminalDetector:
             return before
         times = 1 if before is None or before.cause is not cause else before.times + 1
         return Seen(description, cause, times, now)
-
-    def _may_serve(self, description: Any, electing: bool) -> bool:
-        """A server that is reached, and does not serve, may recover, catch up or be elected, unless
-        the primary that it names has an error."""
-        kind = description.server_type_name
-        if electing and kind in (SECONDARY, ARBITER):
-            return description.primary not in self.seen
-        return kind not in (PRIMARY, ARBITER)
 
 
 class RefusedLogins(Interceptor):
@@ -177,7 +159,8 @@ class SelectionWaits:
                 return causes.refused_again(newest.error, newest.address, age)
         elif cause is not None:
             seeds = driver.selection.seeds(driver.monitors.topology_of(client))
-            found = found_on(topology) or dict.fromkeys(seeds)
+            found = {at: seen.description.error for at, seen in detector.seen.items()}
+            found = found or dict.fromkeys(seeds)
             return causes.selection_error(cause, found, topology.replica_set_name)
         # pymongo takes the server for unknown until its next hello, up to ten seconds later, and no
         # login can be tried before.
@@ -186,13 +169,3 @@ class SelectionWaits:
                 self._checked.add(each.error)
                 driver.selection.cancel_checks(client, [each.address])
         return None
-
-
-def found_on(topology: Any) -> dict[Address, Exception | str | None]:
-    """What each server was found with; of one that is reached, what it is."""
-    return {
-        address: description.server_type_name.removeprefix("RS").lower()
-        if description.is_server_type_known
-        else description.error
-        for address, description in topology.server_descriptions().items()
-    }

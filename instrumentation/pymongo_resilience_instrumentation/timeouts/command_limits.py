@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.connections import LIMIT
-from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
+from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, unsent
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
     Function,
@@ -55,7 +55,11 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
         # None for a getMore, which gets no limit: it may wait for news.
         command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
         own = None if command is None else command.get(LIMIT)
-        result = original(*given, **kwargs)
+        try:
+            result = original(*given, **kwargs)
+        except ExecutionTimeout as error:
+            unsent(error)
+            raise
         try:
             # Most commands are of no cursor, and have time.
             plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
@@ -92,7 +96,7 @@ def _adjust(
         # It would be without end: refused in the driver's words and shape.
         text = f"operation would exceed time limit, remaining timeout:{driver.csot.remaining():.5f}"
         text += " < 1 ms "
-        raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
+        raise unsent(ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50}))
 
 
 def reply(enabled_flag: EnabledFlag, asynchronous: bool) -> Wrapper:
