@@ -117,7 +117,7 @@ def test_a_cut_clears_the_pool_once(
 
 
 def are_wrapped(name: str) -> set[bool]:
-    owners = {cls for cls, _ in driver.monitors.topologies()} | {*driver.monitors.monitor_classes()}
+    owners = {*driver.monitors.topologies(), *driver.monitors.monitor_classes()}
     methods = [vars(cls)[name] for cls in owners if name in vars(cls)]
     return {isinstance(each, wrapt.FunctionWrapper) for each in methods}
 

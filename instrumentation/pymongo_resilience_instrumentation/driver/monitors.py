@@ -130,9 +130,9 @@ topology_of = attrgetter("_topology")
 """A client's; None before it has begun to look for servers."""
 
 
-def topologies() -> Iterator[tuple[type, bool]]:
-    """The classes of topologies, and whether they are of asyncio."""
-    return ((module.Topology, asynchronous) for module, asynchronous in both("topology"))
+def topologies() -> Iterator[type]:
+    """The classes of topologies."""
+    return (module.Topology for module, _ in both("topology"))
 
 
 def replaced_primary(topology: Any) -> Address | None:

@@ -4,10 +4,10 @@ which a connection was lost, where pymongo knows only that it was."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from pymongo.errors import AutoReconnect
@@ -34,6 +34,7 @@ GRACE = 0.2
 """Seconds that a former primary has to answer a check."""
 LOOKS = 10
 """How many times, GRACE apart, a silent member's attempts are looked for: some connect late."""
+THREAD = "pymongo_resilience_recovery"
 BUILT_IN = tuple(type(each) for each in NAMED.values())
 """Another strategy is the application's, and is asked about failures that happened only."""
 
@@ -97,8 +98,8 @@ class Failed(Interceptor):
 def of_primaries(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of topologies and of handshakes, and with what."""
     if INTERRUPTIONS not in runtime.config.disabled_recovery:
-        for owner, asynchronous in driver.monitors.topologies():
-            yield owner, driver.monitors.CHANGE, Change(runtime, asynchronous)
+        for owner in driver.monitors.topologies():
+            yield owner, driver.monitors.CHANGE, Change(runtime)
     for owner in driver.connections.connections_with(driver.connections.HELLO):
         yield owner, driver.connections.HELLO, Handshake(runtime)
 
@@ -106,15 +107,15 @@ def of_primaries(runtime: Runtime) -> Iterator[Row]:
 class Change(Interceptor):
     """A topology takes note of a server's new description."""
 
-    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._watch = _watch_in_loop if asynchronous else _watch_in_thread
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         with shielded("after a check"):
             address = driver.monitors.replaced_primary(entered.instance)
             if address is not None:
-                self._watch(FormerPrimary(self._runtime, entered.instance, address))
+                watch = partial(_watch, self._runtime, entered.instance, address)
+                threading.Thread(target=watch, name=THREAD, daemon=True).start()
         return result
 
 
@@ -137,69 +138,36 @@ class Handshake(Interceptor):
         return result
 
 
-class FormerPrimary:
-    """A member that another one has replaced as the primary. Belongs to one thread or task."""
-
-    def __init__(self, runtime: Runtime, topology: Any, address: Address) -> None:
-        self._runtime = runtime
-        self._topology = topology
-        self._address = address
-        self._asked_at: float | None = None
-        self._looks = 0
-
-    def look(self) -> float | None:
-        """Ask the member whether it lives, then interrupt what waits for it in vain. Returns the
-        seconds to the next look; None where there is nothing left to do."""
-        with shielded("after an election"):
-            pool = driver.monitors.pool_at(self._topology, self._address)
-            if pool is None or not self._runtime.enabled_flag.on:
-                return None
-            if self._asked_at is None:
-                self._asked_at = time.monotonic()
-                driver.monitors.request_check(self._topology, self._address)
-                return GRACE
-            if driver.monitors.last_reply_at(self._topology, self._address) >= self._asked_at:
-                return None
-            self._interrupt(pool)
-            self._looks += 1
-            return GRACE if self._looks < LOOKS else None
-        return None
-
-    def _interrupt(self, pool: Any) -> None:
-        for attempt in self._runtime.attempts_in_flight():
-            with shielded("after an election"):
-                connection = attempt.connection or attempt.handshaking
-                if (
-                    connection is not None
-                    and driver.connections.is_of(connection, pool)
-                    and driver.connections.nothing_arrived_for(connection, GRACE)
-                    and would_be_repeated(self._runtime, attempt)
-                ):
-                    driver.connections.end(connection, InterruptedAttemptError())
-                    logger.info(
-                        "an attempt was interrupted on %s: no longer the primary, and silent",
-                        address_text(self._address),
-                    )
+def _watch(runtime: Runtime, topology: Any, address: Address) -> None:
+    """In a thread of its own: ask a member that is no longer the primary whether it lives, then
+    interrupt what waits for it in vain."""
+    with shielded("after an election"):
+        asked_at = time.monotonic()
+        driver.monitors.request_check(topology, address)
+        for _ in range(LOOKS):
+            time.sleep(GRACE)
+            pool = driver.monitors.pool_at(topology, address)
+            answered = driver.monitors.last_reply_at(topology, address) >= asked_at
+            if pool is None or answered or not runtime.enabled_flag.on:
+                return
+            for attempt in runtime.attempts_in_flight():
+                with shielded("after an election"):
+                    _interrupt(runtime, attempt, pool, address)
 
 
-def _watch_in_thread(member: FormerPrimary) -> None:
-    def watch() -> None:
-        while (seconds := member.look()) is not None:
-            time.sleep(seconds)
-
-    name = "pymongo_resilience_recovery"
-    threading.Thread(target=watch, name=name, daemon=True).start()
-
-
-def _watch_in_loop(member: FormerPrimary) -> None:
-    loop = asyncio.get_running_loop()
-
-    def watch() -> None:
-        seconds = member.look()
-        if seconds is not None:
-            loop.call_later(seconds, watch)
-
-    loop.call_soon(watch)
+def _interrupt(runtime: Runtime, attempt: Attempts, pool: Any, address: Address) -> None:
+    connection = attempt.connection or attempt.handshaking
+    if (
+        connection is not None
+        and driver.connections.is_of(connection, pool)
+        and driver.connections.nothing_arrived_for(connection, GRACE)
+        and would_be_repeated(runtime, attempt)
+    ):
+        driver.connections.end(connection, InterruptedAttemptError())
+        logger.info(
+            "an attempt was interrupted on %s: no longer the primary, and silent",
+            address_text(address),
+        )
 
 
 def would_be_repeated(runtime: Runtime, attempt: Attempts) -> bool:

@@ -51,7 +51,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         yield cls, driver.monitors.READ, Read()
         if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
             yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
-    for cls, _ in driver.monitors.topologies() if QUICK_CHECKS not in disabled else ():
+    for cls in driver.monitors.topologies() if QUICK_CHECKS not in disabled else ():
         yield cls, driver.monitors.CHANGE, Change()
 
 

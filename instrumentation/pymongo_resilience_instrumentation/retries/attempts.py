@@ -26,7 +26,6 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 
 
-CLOSING = 0.5
-"""Seconds after its first failure in which endSessions is repeated, and that a repetition may stay
-unanswered: close() must not take long."""
 NOT_OURS: Any = None
 """In place of a call: the driver's own ``run`` does it all."""
 
@@ -264,9 +260,6 @@ class Attempts(driver.retry_loop.DriverLoop):
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
         timeout, clock = driver.csot.timeout_in_force(), self.runtime.executor.clock
-        if self.call.operation == END_SESSIONS:
-            left, self.call.attempt_timeout = driver.csot.remaining(), CLOSING
-            return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
         if timeout is None:
             return None, None
         ends = driver.csot.deadline_on(clock)
