@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import examples
-from support.parts import Part, Parts, chosen, row, side
+from support.parts import Part, chosen
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,6 @@ class Item:
         return SimpleNamespace(id=self.nodeid.partition("[")[2].rstrip("]"))
 
 
-LONGEST_NAME = 100
 """Characters, behind the file."""
 
 OLDEST = frozenset({"oldest"})
@@ -72,30 +69,6 @@ def test_two_parts_are_the_whole(first: Part, second: Part, whole: list[Any]) ->
     assert set(halves) == set(whole)
 
 
-@pytest.mark.parametrize(("profile", "count"), [("", 200), ("quick", 50), ("chaos", 10_000)])
-def test_the_profile_says_how_many_examples_a_property_has(
-    profile: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(examples.PROFILE, profile)
-    assert examples.scaled(200) == count
-
-
-@pytest.mark.parametrize(("part", "profile"), [("quick", "quick"), ("core", "quick"), (None, "")])
-def test_a_part_that_has_to_be_quick_has_few_examples(
-    part: str | None, profile: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(examples.PROFILE, "")
-    monkeypatch.delenv(examples.PROFILE)
-    config: Any = SimpleNamespace(getoption=lambda name: part)
-    Parts().pytest_configure(config)
-    assert os.environ.get(examples.PROFILE, "") == profile
-
-
-def test_the_side_is_a_parameter_of_its_own() -> None:
-    item: Any = Item("t.py::test_a[asynchronous-sync-1]")
-    assert (side(item), row(item)) == ("sync", ("asynchronous", "1"))
-
-
 def test_what_is_marked_oldest_is_where_it_is_looked_for(request: pytest.FixtureRequest) -> None:
     """.ci/steps.py collects no more than these folders on the oldest pymongo."""
     marked = [item for item in request.session.items if item.get_closest_marker("oldest")]
@@ -111,8 +84,3 @@ def test_what_runs_alone_is_not_marked_oldest(request: pytest.FixtureRequest) ->
         if item.get_closest_marker("alone") and item.get_closest_marker("oldest")
     ]
     assert both == []
-
-
-def test_names_fit_a_line(request: pytest.FixtureRequest) -> None:
-    names = [item.nodeid.partition("::")[2] for item in request.session.items]
-    assert [name for name in names if len(name) > LONGEST_NAME] == []

@@ -18,10 +18,8 @@ import pymongo
 import pytest
 import trustme
 from pymongo.errors import ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.selection import selection_explained
-from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
 from support import fake_servers
 from support.clients import Side, wait_until
 from support.fake_servers import Peer, with_tls
@@ -32,8 +30,8 @@ from pymongo_resilience import OperationTimeoutError, Policy, override
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.strategies import BestEffort, FastFail
-from pymongo_resilience.testbed import CutBefore, EmbeddedServer, ReplicaSet
+from pymongo_resilience.strategies import BestEffort
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
@@ -281,14 +279,6 @@ def test_the_strategy_is_that_of_the_operation(
     assert hasattr(_fails(side, coll)[0], "terminal_cause")
 
 
-def test_a_client_that_was_made_before(
-    side: Side, untrusted: Trouble, instrument: Instrument
-) -> None:
-    coll = untrusted.coll(side)
-    instrument(metrics=False, traces=False)
-    assert hasattr(_fails(side, coll)[0], "terminal_cause")
-
-
 def test_a_server_that_recovers_is_used_at_once(
     side: Side, world: World, untrusted: Trouble, instrument: Instrument
 ) -> None:
@@ -335,15 +325,6 @@ def test_a_shorter_deadline_wins(side: Side, untrusted: Trouble, instrument: Ins
     assert [event.rule for event in telemetry.decisions.events] == [Rule.DEADLINE]
 
 
-def test_under_a_longer_deadline_it_is_no_timeout(
-    side: Side, untrusted: Trouble, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=PLENTY_MS)
-    error, _ = _fails(side, untrusted.coll(side))
-    assert not isinstance(error, OperationTimeoutError)
-    assert [event.rule for event in telemetry.decisions.events] == [Rule.TERMINAL]
-
-
 def test_a_transaction_is_not_repeated(
     side: Side, untrusted: Trouble, instrument: Instrument
 ) -> None:
@@ -385,31 +366,3 @@ def test_a_fault_of_ours_waits_as_ever(
     assert took >= SHORT_MS / 1000
     assert not hasattr(error, "terminal_cause")
     assert "internal error in pymongo-resilience while a server was waited for" in caplog.text
-
-
-class Stale(FastFail):
-    """Leaves behind each attempt that failed what its selection might have seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = TerminalDetector(applies=True)
-        self.found: list[Any] = []
-
-    def retry_after(self, operation: Any, failure: Any, /) -> Any:
-        call = calls.current()
-        assert call is not None
-        self.found.append(call.terminal_detector)
-        call.terminal_detector = self.left
-        return super().retry_after(operation, failure)
-
-
-def test_each_selection_looks_for_itself(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    """What an earlier one of the same operation has seen may have passed since."""
-    strategy = Stale()
-    instrument(strategy=strategy, timeout_ms=PLENTY_MS)
-    proxy.inject(CutBefore("find", times=2))
-    side.do(side.client(proxy.uri)[database].coll.find_one)
-    assert len(strategy.found) == 2
-    assert strategy.left not in strategy.found

@@ -146,13 +146,3 @@ def test_it_is_said_once_and_survives_pickling(server: str | None) -> None:
     for each in (error, again):
         assert str(each) == f"{text} ({expected})"
         assert (each.server, each.attempts, each.code) == (server, 3, 6)
-
-
-def test_an_error_of_the_application_is_left_alone(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    coll = side.client(proxy.uri)[database].coll
-    with pytest.raises(Exception, match="cannot encode object") as caught:
-        side.do(coll.insert_one, {"a": object()})
-    assert not hasattr(caught.value, "attempts")

@@ -203,14 +203,3 @@ def test_not_authorized_is_the_matter_of_the_operation(
     (description,) = client.topology_description.server_descriptions().values()
     assert description.server_type_name == "RSPrimary"
     assert [each.reason for each in telemetry.decisions.events] == [RetryReason.ACCESS_ERROR] * 2
-
-
-@pytest.mark.parametrize("strategy", ["best_effort", "mongodb", "driver"])
-def test_other_strategies_wait_as_pymongo_does(
-    strategy: str, side: Side, replica_set: ReplicaSet, instrument: Instrument
-) -> None:
-    instrument(config_strategy=strategy)
-    client = client_of(side, replica_set, "wrong", serverSelectionTimeoutMS=1000)
-    refused(side, client)
-    with pytest.raises(pymongo.errors.ServerSelectionTimeoutError):
-        side.do(client.db.coll.find_one)

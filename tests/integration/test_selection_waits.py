@@ -12,7 +12,7 @@ import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import Wait
 from pymongo_resilience_instrumentation.tools.testbed import Overload, Refuse
-from support.clients import SentCommands, Side, wait_until
+from support.clients import Side, wait_until
 from support.interruption import interrupt
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server
@@ -170,46 +170,6 @@ def test_one_that_was_interrupted(
     assert waits(telemetry) == {("find", "interrupted"): 1}
 
 
-class Interruption(BaseException):
-    """As KeyboardInterrupt, which would end the test run."""
-
-
-class Interrupting(SentCommands):
-    def started(self, event: Any) -> None:
-        if event.command_name == "insert":
-            raise Interruption
-
-
-def test_one_that_was_interrupted_afterwards(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument()
-    gate = BlackHolePort()
-    client = side.client(proxy.uri, server_selector=gate, event_listeners=[Interrupting()])
-    side.do(client.admin.command, "ping")
-    gate.closed = True
-    with pytest.raises(Interruption):
-        side.do(client[database].coll.insert_one, {})
-    (event,) = events(telemetry, f"insert {database}.coll")
-    assert event.attributes[OUTCOME] == "selected"
-
-
-def test_a_commit_s_wait_is_measured_without_a_span_of_its_own(
-    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
-    control[database].create_collection("coll")
-    telemetry = instrument(timeout_ms=20_000)
-    gate = BlackHolePort()
-    client = side.client(proxy.uri, server_selector=gate)
-    session = side.do(client.start_session)
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {}, session=session)
-    gate.closed = True
-    side.do(session.commit_transaction)
-    side.do(session.end_session)
-    assert waits(telemetry)["commitTransaction", "selected"] == 1
-
-
 @pytest.mark.parametrize("switched", [{"metrics": False}, {"traces": False}])
 def test_what_nobody_wants_to_see_is_not_shown(
     switched: dict[str, bool], side: Side, instrument: Instrument
@@ -241,22 +201,3 @@ def test_a_fault_of_ours_waits_as_ever(
     with once_it_waits(proxy.clear):
         assert side.do(client[database].coll.find_one) is None
     assert "internal error in pymongo-resilience" in caplog.text
-
-
-def test_nothing_about_a_selection_is_logged_twice(
-    side: Side, instrument: Instrument, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The text's messages are the driver's; ours is the decision that nothing is repeated."""
-    coll = side.client(NOBODY, serverSelectionTimeoutMS=SHORT_MS)["db"].coll
-    instrument()
-    caplog.clear()
-    with once_it_waits(lambda: None) as messages, caplog.at_level(logging.DEBUG):
-        with pytest.raises(ServerSelectionTimeoutError):
-            side.do(coll.find_one)
-    assert [each.partition('"message": "')[2].partition('"')[0] or each for each in messages] == [
-        "Server selection started",
-        WAITING,
-        "Server selection failed",
-    ]
-    ours = [each for each in caplog.records if each.name.startswith("pymongo_resilience")]
-    assert [each.name for each in ours] == ["pymongo_resilience.retry"]

@@ -111,16 +111,3 @@ def test_nothing_is_shown_of_what_is_fast(
     assert events(telemetry) == []
     assert not [each for each in caplog.records if each.name == LOGGER]
     assert calls.Call.runs == ()
-
-
-def test_a_slow_operation_without_spans_is_logged(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    instrument(traces=False, metrics=False, slow_ms=0)
-    coll = side.do(side.client, proxy.uri)[database].coll
-    with caplog.at_level(logging.WARNING, LOGGER):
-        side.do(coll.find_one, {"secret": "no value of a query"})
-    messages = [each.getMessage() for each in caplog.records if each.name == LOGGER]
-    assert [each.split(" took ")[0] for each in messages] == [f"find {database}.coll"]
-    assert "no value" not in messages[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import logging
 import pickle
 import re
 import socket
@@ -30,10 +28,9 @@ from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, explain_selection, override
-from pymongo_resilience.client_status import SelectionRule
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import is_active
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
@@ -236,56 +233,10 @@ def test_explain_selection_answers_for_every_server(
             instrument()
 
 
-def test_explain_selection_goes_by_the_client_s_own_options(
-    side: Side, replica_set: ReplicaSet, instrument: Instrument
-) -> None:
-    instrument(circuit_breaker="on")
-    wanted = replica_set.members[2].address
-    client = known(
-        side,
-        replica_set,
-        readPreference="secondary",
-        server_selector=lambda servers: [s for s in servers if s.address == wanted] or servers,
-    )
-    said = {each.address: each.excluded_by for each in explain_selection(client)}
-    left = [SelectionRule.MODE, SelectionRule.APPLICATION, None]
-    assert said == dict(zip(names(replica_set), left, strict=True))
-
-
-def test_in_a_sharded_cluster_every_mongos_will_do(
-    side: Side, cluster: ShardedCluster, instrument: Instrument
-) -> None:
-    client = known(side, cluster, localThresholdMS=60_000)
-    said = [str(each) for each in explain_selection(client, NOWHERE)]
-    assert said == [f"{name} mongos, eligible" for name in sorted(names(cluster))]
-
-
 def test_a_client_that_has_not_looked_for_its_servers_yet(side: Side) -> None:
     client = side.client("mongodb://db1,db2/", connect=False)
     said = sorted(str(each) for each in explain_selection(client))
     assert said == [f"db{n}:27017 unknown: not checked yet" for n in (1, 2)]
-
-
-def test_the_drivers_log_does_not_repeat_the_topology(
-    side: Side,
-    replica_set: ReplicaSet,
-    instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    instrument()
-    client = known(side, replica_set, **SOON)
-    coll = client.db.get_collection("coll", read_preference=NOWHERE)
-    with (
-        caplog.at_level(logging.DEBUG, "pymongo.serverSelection"),
-        pytest.raises(ServerSelectionTimeoutError) as caught,
-    ):
-        side.do(coll.find_one)
-    (failed,) = [each for each in caplog.messages if "Server selection failed" in each]
-    failure = json.loads(failed)["failure"]
-    assert "No replica set members match selector" in failure
-    for name in names(replica_set):
-        assert name in str(caught.value)
-        assert name not in failure
 
 
 @pytest.fixture

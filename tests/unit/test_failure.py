@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import FAST_FAIL
@@ -44,14 +42,6 @@ def test_the_reasons_are_these_with_these_flags() -> None:
     } == REASONS
 
 
-def test_a_reason_is_found_by_its_value() -> None:
-    assert RetryReason("not_primary") is RetryReason.NOT_PRIMARY
-
-
-def test_the_stages_are_the_three_of_the_text() -> None:
-    assert [stage.value for stage in Stage] == ["not_sent", "in_flight", "answered"]
-
-
 def failure(*labels: str) -> Failure:
     return Failure(ValueError(), Stage.ANSWERED, RetryReason.UNKNOWN, labels=frozenset(labels))
 
@@ -79,43 +69,12 @@ def test_labels(
     assert facts.no_writes_performed is no_writes_performed
 
 
-def test_what_is_not_said_is_the_careful_answer() -> None:
-    facts = failure()
-    assert not facts.carried_txn_number
-    assert facts.base_backoff is None
-    assert facts.server is None
-    assert (facts.min_rtt, facts.selection, facts.timed_out) == (0.0, False, False)
-
-
-def test_facts_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        failure().carried_txn_number = True  # type: ignore[misc]
-
-
-def test_an_operation_counts_what_failed() -> None:
-    operation = Operation("find", "shop.orders", Kind.READ, FAST_FAIL)
-    assert (operation.attempts, operation.overloaded, operation.reasons) == (0, False, [])
-    operation.count(failure("SystemOverloadedError"))
-    operation.count(failure())
-    assert operation.attempts == 2
-    assert operation.overloaded, "once seen, an overload stays seen"
-    assert operation.reasons == [RetryReason.UNKNOWN] * 2
-
-
 def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
     operation = Operation("insert", "shop.orders", Kind.WRITE, FAST_FAIL)
     operation.count(failure("SystemOverloadedError"))
     operation.next_command()
     assert (operation.attempts, operation.overloaded) == (0, False)
     assert operation.reasons == [RetryReason.UNKNOWN]
-
-
-def test_operations_share_no_state() -> None:
-    one, two = (Operation("find", "shop.orders", Kind.READ, FAST_FAIL) for _ in range(2))
-    one.count(failure())
-    assert two.reasons == []
-    with pytest.raises(TypeError):
-        one.data["robot"] = True  # type: ignore[index]
 
 
 @pytest.mark.parametrize("labels", [(), ("SystemOverloadedError", "RetryableError")])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.engine.failing_work import RESULT, AttemptFailed, AwaitedWork, BlockingWork, FakeWork
 from support.engine.retry_strategies import FAST_FAIL, half
-from support.engine.scenarios import CUT, READ, UNKNOWN
+from support.engine.scenarios import CUT, READ
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -79,56 +79,6 @@ def test_the_original_error_is_raised_and_the_fault_logged(
         "a retry was announced that never came"
     )
     assert_logged(caplog, step)
-
-
-@both
-def test_also_where_the_last_error_is_made(
-    kind: type[FakeWork],
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    work = broken("final_error", kind(READ, [UNKNOWN], FAST_FAIL), monkeypatch)
-    with pytest.raises(AttemptFailed):
-        run(work, RecordingListener())
-    assert_logged(caplog, "final_error")
-
-
-@both
-def test_the_latest_error_is_the_one(
-    kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = kind(READ, [CUT, CUT], FAST_FAIL)
-    classify = work.classify
-
-    def fail_at_the_second(error: Exception, operation: Any, /) -> Any:
-        if work.attempts == 2:
-            raise OurFault
-        return classify(error, operation)
-
-    monkeypatch.setattr(work, "classify", fail_at_the_second)
-    with pytest.raises(AttemptFailed, match="2"):
-        run(work, RecordingListener())
-
-
-@both
-def test_the_cause_of_the_error_is_kept(
-    kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = broken("classify", kind(READ, [CUT], FAST_FAIL), monkeypatch)
-    cause = LookupError("the driver's own")
-    attempt = work._attempt
-
-    def fail_with_a_cause() -> str:
-        try:
-            return attempt()
-        except AttemptFailed as error:
-            raise error from cause
-
-    monkeypatch.setattr(work, "_attempt", fail_with_a_cause)
-    with pytest.raises(AttemptFailed) as caught:
-        run(work, RecordingListener())
-    assert caught.value.__cause__ is cause
 
 
 @both

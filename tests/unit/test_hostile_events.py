@@ -20,7 +20,6 @@ from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
 from support.hostile_input import bson_values, error_documents, examples
@@ -29,14 +28,11 @@ from support.internal_errors import no_complaints
 from pymongo_resilience.enabled_flag import EnabledFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from opentelemetry.sdk.trace import ReadableSpan
 
 ADDRESSES = [("db1.example", 27017), ("db2.example", 27017), ("/tmp/mongodb.sock", None)]  # noqa: S108 - a name, never opened
 addresses = st.sampled_from(ADDRESSES)
 request_ids = st.integers(1, 3)
-numbers = st.floats(0, 1e6)
 documents = st.dictionaries(
     st.sampled_from(["cursor", "ok", "code", "id", "n"]),
     bson_values | st.fixed_dictionaries({"id": bson_values, "firstBatch": bson_values}),
@@ -113,10 +109,6 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     assert len(drawn) == begun + 1
 
 
-class Gone:
-    """A client that is collected at once: what is kept of it must do without it."""
-
-
 class Alive:
     """A client that knows no server but has pools."""
 
@@ -145,54 +137,3 @@ def test_a_client_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFi
     assert counts["db.client.connection.max"] == 1
     assert "while observing pymongo_resilience.server.state of one client" in caplog.text
     del made
-
-
-def _pool_event(method: str, event: Callable[..., Any], *fields: Any) -> Any:
-    return st.tuples(st.just(method), st.builds(event, addresses, *fields))
-
-
-connection_ids = st.integers(1, 3)
-pool_events = st.one_of(
-    _pool_event("pool_created", monitoring.PoolCreatedEvent, st.just({})),
-    _pool_event("pool_closed", monitoring.PoolClosedEvent),
-    _pool_event("connection_created", monitoring.ConnectionCreatedEvent, connection_ids),
-    _pool_event("connection_ready", monitoring.ConnectionReadyEvent, connection_ids, numbers),
-    _pool_event("connection_check_out_started", monitoring.ConnectionCheckOutStartedEvent),
-    _pool_event(
-        "connection_check_out_failed",
-        monitoring.ConnectionCheckOutFailedEvent,
-        st.sampled_from(["timeout", "connectionError", ""]) | st.none(),
-        numbers,
-    ),
-    _pool_event(
-        "connection_checked_out", monitoring.ConnectionCheckedOutEvent, connection_ids, numbers
-    ),
-    _pool_event("connection_checked_in", monitoring.ConnectionCheckedInEvent, connection_ids),
-    _pool_event(
-        "connection_closed", monitoring.ConnectionClosedEvent, connection_ids, st.just("error")
-    ),
-)
-
-
-@examples(40)
-@given(events=st.lists(pool_events, max_size=20))
-def test_pools_in_any_order(events: list[Any]) -> None:
-    """Never fewer connections than none, or more than were named; none once the pool is gone."""
-    clients, client = Clients(), Alive()
-    state = clients.add(client)
-    reader = InMemoryMetricReader()
-    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("test")
-    listener = listeners.Pools(EnabledFlag(on=True), state, DriverMetrics(meter))
-    gauges = ServerGauges(meter)
-    gauges.show(clients)
-    with no_complaints():
-        for method, event in events:
-            getattr(listener, method)(event)
-        reader.collect()
-        for _, states in state.connections():
-            assert all(count >= 0 for count in states.values())
-            assert sum(states.values()) <= 3
-        for address in ADDRESSES:
-            listener.pool_closed(monitoring.PoolClosedEvent(address))
-    assert not clients.alive()
-    assert not [*state.connections()]

@@ -105,7 +105,3 @@ def test_a_selection_that_fails_within_an_attempt_is_another_clients() -> None:
     failure = classify.failure_of(ServerSelectionTimeoutError("of a key vault"), SENT)
     assert failure.reason is RetryReason.UNKNOWN
     assert failure.selection, "never repeated, as pymongo has it"
-
-
-def test_the_codes_of_the_text_are_in_the_texts_and_no_others() -> None:
-    assert reasons.LISTED == OF_THE_TEXT

@@ -144,24 +144,18 @@ def test_it_keeps_what_was_added_to_it_later() -> None:
 
 
 def test_it_comes_through_a_process_pool() -> None:
-    """Both kinds of pool, which pickle what a child raises; a fresh child knows no class of ours
-    until it has unpickled or made one."""
+    """A fresh child knows no class of ours until it has unpickled or made one."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as executor:
         raised = {name: executor.submit(raise_expired, name).exception(60) for name in NAMES}
         echoed = {name: executor.submit(copy.copy, expired(name)).result(60) for name in NAMES}
-    with spawn.Pool(1) as pool:
-        for name in NAMES:
-            with pytest.raises(OperationTimeoutError) as caught:
-                pool.apply(raise_expired, (name,))
-            check_unchained(caught.value, name)
     for name in NAMES:
         check_unchained(raised[name], name)
         check(echoed[name], name)
 
 
 def check_unchained(error: Any, name: str) -> None:
-    """Both pools put the child's traceback, as text, in the place of ``__cause__``."""
+    """The pool puts the child's traceback, as text, in the place of ``__cause__``."""
     assert "raise_expired" in str(error.__cause__)
     error.__cause__ = underlying(name)
     check(error, name)
