@@ -108,15 +108,10 @@ class SentCommand:
         if error is not None:
             self.result |= _error_of(error)
         self.ended_ns = ended_ns or time.time_ns()
-        if self.span is None:
-            if self._spans.mode == NEVER:
-                call.only_command = self
-                return
-            if self is call.only_command:
-                if semconv.ERROR_TYPE not in self.result:
-                    return
-                call.only_command, call.has_command_spans = None, True
-        calls.publish(call, self.record)
+        if self._spans.mode == NEVER:
+            call.only_command = self
+        elif self is not call.only_command:
+            calls.publish(call, self.record)
 
     def record(self) -> None:
         """End its span, which is made now where there is none."""
@@ -129,12 +124,11 @@ class SentCommand:
 
     def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""
-        if self._spans.mode == NEVER:
-            # The span of an operation has no error.type.
-            self.result.pop(semconv.ERROR_TYPE, None)
-        elif error is not None or call.reasons:
+        failed = semconv.ERROR_TYPE in self.result or error is not None
+        if self._spans.mode != NEVER and (failed or call.reasons):
             self.record()
             return {}
+        self.result.pop(semconv.ERROR_TYPE, None)  # of a command's span alone
         return command_attributes(self.event, self.result, namespace=False)
 
 
