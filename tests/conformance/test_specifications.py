@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.conformance import specifications
-from support.conformance.specifications import VARIABLE, checkout, folder, parameters
+from support.conformance.specifications import VARIABLE, folder, parameters
 
 INSIDE_A_CHECKOUT = Path("source", "some-suite", "tests", "unified")
 COPIED = Path("some-suite", "unified")
@@ -22,19 +21,6 @@ def test_both_layouts_are_read(
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     found = parameters(lambda path: [path.stem], "some-suite", "unified")
     assert [parameter.values for parameter in found] == [("a",), ("b",)]
-
-
-def test_without_a_checkout_a_skip_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    [parameter] = parameters(lambda path: [path], "some-suite")
-    [mark] = parameter.marks
-    assert mark.name == "skip"
-    assert mark.kwargs["reason"] == specifications.NOT_SET
-    assert VARIABLE in specifications.NOT_SET
-
-
-def test_an_empty_variable_is_an_unset_one() -> None:
-    assert checkout({VARIABLE: ""}) is None
 
 
 def test_a_checkout_without_the_tests_is_a_mistake(

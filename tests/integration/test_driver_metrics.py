@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pymongo
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
-from pymongo.errors import ConfigurationError, PyMongoError, WaitQueueTimeoutError
+from pymongo.errors import ConfigurationError, WaitQueueTimeoutError
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side, wait_until
 from support.telemetry import Instrument, Telemetry
@@ -112,18 +112,10 @@ def test_who_waits_is_pending_until_out_of_time(
     with the_only_connection_taken(side, client, proxy):
         coll = client[database].coll
         if side.runner is None:
-            errors: list[Exception] = []
-
-            def find() -> None:
-                try:
-                    coll.find_one()
-                except PyMongoError as error:
-                    errors.append(error)
-
-            thread = threading.Thread(target=find)
-            thread.start()
-            wait_until(lambda: waiting(telemetry) == [1])
-            thread.join()
+            with ThreadPoolExecutor() as pool:
+                finding = pool.submit(coll.find_one)
+                wait_until(lambda: waiting(telemetry) == [1])
+            errors = [finding.exception()]
         else:
 
             async def find_and_look() -> list[Any]:
@@ -291,40 +283,3 @@ def test_a_client_that_could_not_be_made_hides_no_other_one(
     for metric in ("circuit_breaker.state", "server.state", "retry_budget.tokens"):
         assert telemetry.points(f"pymongo_resilience.{metric}"), metric
     assert kept.value
-
-
-def test_awaited_heartbeats_are_told_apart(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument()
-    client = side.do(side.client, proxy.uri, serverMonitoringMode="stream")
-
-    def kinds() -> set[bool]:
-        side.do(client[database].coll.find_one)
-        points = telemetry.points("pymongo_resilience.heartbeat.duration")
-        return {attributes["pymongo_resilience.awaited"] for attributes, _ in points}
-
-    wait_until(lambda: kinds() == {True, False})
-
-
-def test_durations_without_collections(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(metrics="by_database")
-    client = side.do(side.client, proxy.uri)
-    for name in ("one", "two"):
-        side.do(client[database][name].find_one)
-    expected = {
-        "db.client.operation.duration": [
-            (
-                {
-                    "db.system.name": "mongodb",
-                    "db.namespace": database,
-                    "db.operation.name": "find",
-                    **address_of(proxy),
-                },
-                2,
-            )
-        ]
-    }
-    assert shown(telemetry, *expected) == expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 from typing import Any
 
 import pymongo
@@ -214,35 +212,6 @@ def test_a_later_instrument_shows_its_clients_through_the_same_provider(
             pymongo_resilience.uninstrument()
 
 
-def test_connections_are_counted_by_state_and_gone_with_their_client(
-    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument()
-    gc.collect()
-    client: Any = pymongo.MongoClient(server.uri, appname="under-test")
-    pool = "{}:{}#1".format(*server.address)
-
-    def connections() -> dict[str, int]:
-        return {
-            attributes["db.client.connection.state"]: point.value
-            for attributes, point in telemetry.points("db.client.connection.count")
-            if attributes["db.client.connection.pool.name"] == pool
-        }
-
-    client[database].coll.find_one()
-    assert connections() == {"idle": 1, "used": 0}
-    with fail_command(control, "find", blockConnection=True, blockTimeMS=1500, times=3):
-        threads = [threading.Thread(target=client[database].coll.find_one) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: connections() == {"idle": 0, "used": 3})
-        for thread in threads:
-            thread.join()
-    assert connections() == {"idle": 3, "used": 0}
-    client.close()
-    assert connections() == {}
-
-
 def test_without_metrics_nothing_is_measured_and_the_rest_works(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
@@ -253,3 +222,21 @@ def test_without_metrics_nothing_is_measured_and_the_rest_works(
     assert telemetry.points("db.client.operation.duration") == []
     (root,) = telemetry.operations()
     assert len(telemetry.commands_of(root)) == 4
+
+
+def test_durations_by_database_and_awaited_heartbeats_are_told_apart(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(metrics="by_database")
+    client = side.do(side.client, proxy.uri, serverMonitoringMode="stream")
+    for name in ("one", "two"):
+        side.do(client[database][name].find_one)
+    ((attributes, point),) = telemetry.points("db.client.operation.duration")
+    assert "db.collection.name" not in attributes
+    assert point.count == 2
+
+    def kinds() -> set[bool]:
+        points = telemetry.points("pymongo_resilience.heartbeat.duration")
+        return {attributes["pymongo_resilience.awaited"] for attributes, _ in points}
+
+    side.wait_until(lambda: kinds() == {True, False})

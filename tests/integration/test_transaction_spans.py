@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pymongo
@@ -19,7 +20,6 @@ from support.clients import Side
 from support.span_trees import command, failed, operation, transaction, trees
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 TXN = "txn_number"
@@ -150,19 +150,6 @@ def test_a_commit_whose_result_stays_unknown_ends_with_its_session(
     assert drawn == ["unknown"]
 
 
-def test_the_events_of_a_commit_name_the_database_that_it_goes_to(
-    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
-) -> None:
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
-    proxy.inject(CutAfter("commitTransaction"))
-    side.do(session.commit_transaction)
-    (event,) = telemetry.decisions.events
-    assert isinstance(event, RetryScheduled)
-    assert (event.operation, event.namespace) == ("commitTransaction", "admin")
-
-
 def test_a_commit_that_fails_for_good_is_its_error(
     side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
@@ -209,45 +196,34 @@ def test_the_next_one_of_the_session_ends_one_that_is_open(
     assert [span.name for span in telemetry.spans()].count("transaction") == 2
 
 
-def test_each_has_its_own_operations_under_200_tasks(
-    server: EmbeddedServer, database: str, telemetry: Telemetry
+@pytest.mark.parametrize("at_once", ["16 threads", "200 tasks"])
+def test_each_has_its_own_operations(
+    at_once: str, server: EmbeddedServer, database: str, telemetry: Telemetry
 ) -> None:
-    async def work(client: Any, number: int) -> None:
-        async with client.start_session() as session, await session.start_transaction():
-            await client[database][f"coll{number}"].find_one(session=session)
-            await client[database].other.find_one()
-
-    async def main() -> None:
-        async with pymongo.AsyncMongoClient(server.uri, maxPoolSize=10) as client:
-            await asyncio.gather(*(work(client, number) for number in range(200)))
-
-    asyncio.run(main())
-    _check_each(telemetry, database, 200)
-
-
-def test_each_has_its_own_operations_under_16_threads(
-    server: EmbeddedServer, database: str, telemetry: Telemetry
-) -> None:
-    def work(client: Any, number: int) -> None:
+    def in_a_thread(client: Any, number: int) -> None:
         with client.start_session() as session, session.start_transaction():
             client[database][f"coll{number}"].find_one(session=session)
             client[database].other.find_one()
 
-    with pymongo.MongoClient(server.uri) as client:
-        threads = [threading.Thread(target=work, args=(client, n)) for n in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    _check_each(telemetry, database, 16)
+    async def in_a_task(client: Any, number: int) -> None:
+        async with client.start_session() as session, await session.start_transaction():
+            await client[database][f"coll{number}"].find_one(session=session)
+            await client[database].other.find_one()
 
+    async def tasks() -> None:
+        async with pymongo.AsyncMongoClient(server.uri, maxPoolSize=10) as client:
+            await asyncio.gather(*(in_a_task(client, number) for number in range(200)))
 
-def _check_each(telemetry: Telemetry, database: str, count: int) -> None:
+    if at_once == "200 tasks":
+        asyncio.run(tasks())
+    else:
+        with pymongo.MongoClient(server.uri) as client, ThreadPoolExecutor(16) as pool:
+            list(pool.map(partial(in_a_thread, client), range(200)))
     drawn = trees(telemetry.spans())
     below = [[each[0] for each in below] for name, _, below in drawn if name == "transaction"]
     expected = [
-        [f"find {database}.coll{number}", "commitTransaction admin"] for number in range(count)
+        [f"find {database}.coll{number}", "commitTransaction admin"] for number in range(200)
     ]
     assert sorted(below) == sorted(expected)
     alone = [name for name, _, _ in drawn if name != "transaction"]
-    assert sorted(alone) == ["endSessions admin"] + [f"find {database}.other"] * count
+    assert sorted(alone) == ["endSessions admin"] + [f"find {database}.other"] * 200

@@ -1,4 +1,4 @@
-"""How to call each public method of pymongo's and GridFS's classes: those that send, and the rest.
+"""How to call each public method of pymongo's and GridFS's classes that sends something; the rest.
 
 By the class of the sync half; the async one has the same names, but for the letter in ``__anext__``
 and its like. What every_operation.py has already is taken from there.
@@ -22,11 +22,8 @@ from pymongo.asynchronous import (
     command_cursor as async_command_cursor,
     cursor as async_cursor,
     database as async_database,
-    encryption as async_encryption,
     mongo_client as async_mongo_client,
 )
-from pymongo.driver_info import DriverInfo
-from pymongo.errors import InvalidOperation
 from pymongo.synchronous import (
     change_stream,
     client_session,
@@ -34,10 +31,8 @@ from pymongo.synchronous import (
     command_cursor,
     cursor,
     database,
-    encryption,
     mongo_client,
 )
-from support import every_method_of_encryption
 from support.every_operation import FILE, OF_EVERY_VERSION, TOO_NEW, Scene
 
 CLASSES: dict[str, tuple[type, type]] = {
@@ -53,26 +48,15 @@ CLASSES: dict[str, tuple[type, type]] = {
     "GridIn": (grid_file.GridIn, async_grid_file.AsyncGridIn),
     "GridOut": (grid_file.GridOut, async_grid_file.AsyncGridOut),
     "GridOutCursor": (grid_file.GridOutCursor, async_grid_file.AsyncGridOutCursor),
-    "ClientEncryption": (encryption.ClientEncryption, async_encryption.AsyncClientEncryption),
 }
-OPERATORS = frozenset({"__getitem__", "__iter__", "__next__", "__exit__", "__del__", "__call__"})
-"""The special methods that may send something; in the async half with an ``a`` before the name."""
-ONE_HALF_ALONE = {"Cursor.__getitem__": "sync", "GridOutCursor.__getitem__": "sync"}
+ONE_HALF_ALONE = {"Cursor.__getitem__": "sync"}
 """The other half's refuses."""
-UNSUPPORTED = (NotImplementedError,)
 Call = Callable[[Scene], Any]
 
 
-def public_methods(cls: type) -> set[str]:
-    found = {name for name, _ in inspect.getmembers(cls, callable) if name[0] != "_"}
-    own = {name for each in cls.__mro__ if each is not object for name in vars(each)}
-    found |= {name for name in OPERATORS if {name, asynchronous(name)} & own}
-    return found
-
-
-def asynchronous(operator: str) -> str:
+def asynchronous(method: str) -> str:
     """``__anext__`` for ``__next__``; of another name, that name."""
-    return operator.replace("__", "__a", 1) if operator in OPERATORS else operator
+    return method.replace("__", "__a", 1) if method in {"__next__", "__exit__"} else method
 
 
 def exists(owner: str, method: str, scene: Scene) -> bool:
@@ -85,38 +69,15 @@ def exists(owner: str, method: str, scene: Scene) -> bool:
     return hasattr(cls, method) or hasattr(cls, asynchronous(method))
 
 
-def methods_of(name: str) -> set[str]:
-    """Of both halves; ``aclose`` and ``aconnect`` are the async half's own."""
-    sync, asynchronous = CLASSES[name]
-    return public_methods(sync) | public_methods(asynchronous)
-
-
-def instances(scene: Scene) -> dict[str, Any]:
-    """One of each class, to read the properties of."""
-    return {
-        "Collection": scene.coll,
-        "Database": scene.db,
-        "MongoClient": scene.client,
-        "Cursor": scene.coll.find(),
-        "ChangeStream": scene.do(scene.coll.watch),
-        "ClientSession": scene.client.start_session(),
-        "GridOut": scene.do(scene.files.get, FILE),
-    }
+def methods_of(owner: str) -> set[str]:
+    """The public ones of both halves; ``aclose`` and ``aconnect`` are the async half's own."""
+    halves = [inspect.getmembers(cls, callable) for cls in CLASSES[owner]]
+    return {name for members in halves for name, _ in members if name[0] != "_"}
 
 
 def _on(make: Call, method: str, *args: Any, **kwargs: Any) -> Call:
     """The method of what was made, where that sends nothing."""
     return lambda s: s.do(getattr(make(s), method), *args, **kwargs)
-
-
-def _refused(call: Call, *errors: type[Exception]) -> Call:
-    def refused(scene: Scene) -> None:
-        with suppress(TypeError, InvalidOperation, io.UnsupportedOperation, *errors):
-            result = call(scene)
-            if inspect.isawaitable(result):
-                scene.do(lambda: result)
-
-    return refused
 
 
 def _step(scene: Scene, iterable: Any) -> Any:
@@ -209,12 +170,6 @@ def _close_a_client(scene: Scene, how: str) -> None:
         scene.do(getattr(client, how, client.close))
 
 
-def _connect(scene: Scene) -> None:
-    """Monitors and handshakes alone."""
-    client = scene.side.client(scene.uri)
-    scene.do(getattr(client, "aconnect", lambda: None))
-
-
 def _set_after_close(scene: Scene) -> None:
     """Before, it only keeps the value; and sync streams do it by assigning."""
     stream = _written(scene)
@@ -236,7 +191,6 @@ _AGAIN: dict[str, dict[str, Call]] = {
 }
 SENDING: dict[str, dict[str, Call]] = {
     **_AGAIN,
-    "ClientEncryption": every_method_of_encryption.SENDING,
     "MongoClient": _AGAIN["MongoClient"] | {
         "aclose": lambda s: _close_a_client(s, "aclose"),
         "__exit__": lambda s: _close_a_client(s, "__exit__"),
@@ -306,114 +260,31 @@ SENDING: dict[str, dict[str, Call]] = {
 }  # fmt: skip
 
 
-_OF_A_CURSOR = [
-    ("add_option", (2,)), ("allow_disk_use", (True,)), ("batch_size", (2,)), ("clone", ()),
-    ("collation", (None,)), ("comment", ("text",)), ("hint", (None,)), ("limit", (1,)),
-    ("max", ([("n", 1)],)), ("max_await_time_ms", (1,)), ("max_scan", (1,)), ("max_time_ms", (1,)),
-    ("min", ([("n", 1)],)), ("remove_option", (2,)), ("rewind", ()), ("skip", (1,)),
-    ("sort", ("n",)), ("where", ("true",)), ("__iter__", ()), ("__del__", ()),
-]  # fmt: skip
-
-
-def _cursors(make: Call) -> dict[str, Call]:
-    def call(name: str, args: tuple[Any, ...]) -> Call:
-        def quiet(scene: Scene) -> None:
-            made = make(scene)
-            method = getattr(made, name, None) or getattr(made, asynchronous(name))
-            scene.do(method, *args)
-
-        return quiet
-
-    return {name: call(name, args) for name, args in _OF_A_CURSOR}
-
-
-def _unread(scene: Scene) -> Any:
-    kind = CLASSES["CommandCursor"][scene.side.runner is not None]
-    return kind(scene.coll, {"id": 0, "firstBatch": [{}]}, None)
-
-
-def _no_stream(scene: Scene) -> Any:
-    kind = CLASSES["ChangeStream"][scene.side.runner is not None]
-    return kind.__new__(kind)
-
-
-def _operator(make: Call, name: str) -> Call:
-    def quiet(scene: Scene) -> None:
-        made = make(scene)
-        method = getattr(made, name, None) or getattr(made, asynchronous(name))
-        method()
-
-    return quiet
-
-
-QUIET: dict[str, dict[str, Call]] = {
-    "ClientEncryption": every_method_of_encryption.QUIET,
-    "Collection": {
-        "with_options": lambda s: s.coll.with_options(),
-        "next": _refused(lambda s: s.coll.next()),
-        "__getitem__": lambda s: s.coll["sub"],
-        "__iter__": _refused(lambda s: iter(s.coll)),
-        "__next__": _refused(lambda s: s.coll.__next__()),
-        "__call__": _refused(lambda s: s.coll()),
-    },
-    "Database": {
-        "with_options": lambda s: s.db.with_options(),
-        "get_collection": lambda s: s.db.get_collection("coll"),
-        "next": _refused(lambda s: s.db.next()),
-        "__getitem__": lambda s: s.db["coll"],
-        "__iter__": _refused(lambda s: iter(s.db)),
-        "__next__": _refused(lambda s: s.db.__next__()),
-    },
+_OF_A_CURSOR = {
+    "add_option", "allow_disk_use", "batch_size", "clone", "collation", "comment", "hint", "limit",
+    "max", "max_await_time_ms", "max_scan", "max_time_ms", "min", "remove_option", "rewind", "skip",
+    "sort", "where",
+}  # fmt: skip
+QUIET: dict[str, set[str]] = {
+    "Collection": {"next", "with_options"},
+    "Database": {"get_collection", "next", "with_options"},
     "MongoClient": {
-        "append_metadata": lambda s: s.client.append_metadata(DriverInfo("test")),
-        "eq_props": lambda s: s.client.eq_props(),
-        "get_database": lambda s: s.client.get_database("db"),
-        "get_default_database": lambda s: s.client.get_default_database("db"),
-        "start_session": lambda s: s.do(s.client.start_session().end_session),
-        "aconnect": _connect,
-        "next": _refused(lambda s: s.client.next()),
-        "__getitem__": lambda s: s.client["db"],
-        "__iter__": _refused(lambda s: iter(s.client)),
-        "__next__": _refused(lambda s: s.client.__next__()),
-        "__del__": lambda s: None,  # warns, where nobody has closed it
+        "aconnect", "append_metadata", "eq_props", "get_database", "get_default_database", "next",
+        "start_session",
     },
-    "Cursor": _cursors(lambda s: s.coll.find()),
-    "GridOutCursor": {
-        **_cursors(lambda s: s.bucket.find({})),
-        "add_option": _refused(lambda s: s.bucket.find({}).add_option(2), *UNSUPPORTED),
-        "remove_option": _refused(lambda s: s.bucket.find({}).remove_option(2), *UNSUPPORTED),
-        "close": lambda s: s.do(s.bucket.find({}).close),
-        "__getitem__": lambda s: s.bucket.find({})[1:2],
-        "__exit__": lambda s: _leave(s, s.bucket.find({})),
-    },
-    "CommandCursor": {
-        "batch_size": lambda s: _unread(s).batch_size(2),
-        "__iter__": _operator(_unread, "__iter__"),
-        "__del__": _operator(_unread, "__del__"),
-    },
-    "ChangeStream": {"__iter__": _operator(_no_stream, "__iter__")},
+    "Cursor": _OF_A_CURSOR,
+    "GridOutCursor": _OF_A_CURSOR | {"close"},
+    "CommandCursor": {"batch_size"},
+    "ChangeStream": set(),
     "ClientSession": {
-        "start_transaction": lambda s: s.do(s.client.start_session().start_transaction),
-        "advance_cluster_time": lambda s: None,  # keeps what another session has
-        "advance_operation_time": lambda s: None,
-        "bind": lambda s: s.client.start_session().bind(),
+        "advance_cluster_time", "advance_operation_time", "bind", "start_transaction",
     },
-    "GridFSBucket": {},
-    "GridFS": {},
-    "GridIn": {
-        "read": _refused(lambda s: s.do(_upload(s).read)),
-        "readable": _on(_upload, "readable"),
-        "seekable": _on(_upload, "seekable"),
-        "writeable": _on(_upload, "writeable"),
-    },
+    "GridFSBucket": set(),
+    "GridFS": set(),
+    "GridIn": {"read", "readable", "seekable", "writeable"},
     "GridOut": {
-        name: _refused(_on(_download, name, *args))
-        for name, args in {
-            "fileno": (), "flush": (), "isatty": (), "readable": (), "seekable": (),
-            "tell": (), "truncate": (), "writable": (), "write": (b"",), "writelines": ([],),
-        }.items()
-    } | {
-        "__iter__": _operator(_download, "__iter__"),
-        "__del__": lambda s: None,  # of io.IOBase
+        "fileno", "flush", "isatty", "readable", "seekable", "tell", "truncate", "writable",
+        "write", "writelines",
     },
 }  # fmt: skip
+"""What sends nothing."""
