@@ -186,6 +186,12 @@ class Config:
         integer(0, LONGEST_MS),
         "Operations that take this long are logged with their timeline; unset, timeouts alone.",
     )
+    command_comment: bool = _option(
+        False,
+        BOOLEAN,
+        "Whether commands carry their operation's trace as a comment, for the server's logs.",
+        telemetry=True,
+    )
     metrics: bool | str = _option(
         True,
         boolean_or(ALL, BY_DATABASE),
@@ -245,6 +251,7 @@ class Options(TypedDict, total=False):
     traces: bool
     command_spans: str
     slow_ms: int | None
+    command_comment: bool
     metrics: bool | str
 
 

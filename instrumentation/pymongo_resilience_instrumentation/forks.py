@@ -16,6 +16,7 @@ import os
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
 
 from . import calls, deferred
 from .clients import background_work
@@ -36,7 +37,11 @@ def _in_child() -> None:
     if runtime is None:
         return
     steps = [deferred.forget_deferred, calls.detach_in_child, calls.clear_inherited]
-    steps += [background_work.reset_after_fork, runtime.in_flight.clear]
+    steps += [
+        background_work.reset_after_fork,
+        runtime.in_flight.clear,
+        transaction_spans.open_spans.clear,
+    ]
     for name in HAVE_LOCKS:
         part = getattr(runtime, name)
         if part is not None:

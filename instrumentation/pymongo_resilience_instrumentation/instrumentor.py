@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation.runtime import Runtime, meter_of
 from pymongo_resilience_instrumentation.selection import selection_explained
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, settings_of
-from pymongo_resilience_instrumentation.telemetry import client_tracing
+from pymongo_resilience_instrumentation.telemetry import client_tracing, transaction_spans
 from pymongo_resilience_instrumentation.telemetry.server_gauges import (
     OF_POOLS,
     ServerGauges,
@@ -167,6 +167,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)
         forks.watch(None)
+        transaction_spans.end_all()
         deferred.run_deferred()
         deferred.run_at_exit(False)
         self._runtime = None

@@ -35,6 +35,7 @@ from pymongo_resilience_instrumentation.retries import deprioritized, loop_subcl
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
+from pymongo_resilience_instrumentation.telemetry import command_spans
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
 
@@ -144,6 +145,9 @@ def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
     waiting = runtime.clients.waiting if runtime.shows_calls else None
     yield from bounded_waits.wrapped(runtime.enabled_flag, waiting)
     yield from session_methods.wrapped(runtime)
+    if runtime.config.command_comment:
+        for owner in driver.connections.connections_with(driver.connections.PASSED):
+            yield owner, driver.connections.PASSED, command_spans.comment(runtime.enabled_flag)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)
     yield from command_limits.wrapped(runtime.enabled_flag)

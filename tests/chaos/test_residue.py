@@ -120,6 +120,7 @@ def test_nothing_is_left_after(
 
 WHAT_IS_OFF = {
     "circuit_breaker": "always",
+    "command_comment": True,
     "retry_budget": "tokens",
 }
 

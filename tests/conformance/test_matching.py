@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -93,10 +92,11 @@ OTHER_EVENTS: list[tuple[Any, Any]] = [
 def test_what_is_expected_matches_and_nothing_else(
     rule: Callable[[Any, Any], None], matching: list[Any], others: list[Any]
 ) -> None:
-    for expected, actual in [*matching, *others]:
-        fails = (expected, actual) in others
-        with pytest.raises(CaseFailed) if fails else nullcontext():
-            rule(expected, actual)
+    for each in matching:
+        rule(*each)
+    for each in others:
+        with pytest.raises(CaseFailed):
+            rule(*each)
 
 
 def test_what_is_not_known_is_no_mismatch() -> None:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pymongo
 import pytest
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from support.clients import Side
-from support.telemetry import Instrument, Telemetry
+from support.telemetry import Instrument
 
-import pymongo_resilience
-from pymongo_resilience import Config
 from pymongo_resilience.testbed import CutAfter, CutAtHandshake, ReplicaSet
-from pymongo_resilience.testing import RecordingListener
 
 OF_A_COMMAND = {
     "db.command.name", "db.query.summary", "server.address", "server.port", "network.transport",
@@ -26,20 +19,6 @@ OF_A_COMMAND = {
 }  # fmt: skip
 
 pytestmark = pytest.mark.oldest
-
-
-class Watching(SpanProcessor):
-    """Sees spans as they start: then each has to be a live one."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-
-    def on_start(self, span: Any, parent_context: Any = None) -> None:
-        self.started.append(span.name)
-
-
-def _names(telemetry: Telemetry, database: str) -> list[str]:
-    return [span.name.replace(database, "db") for span in telemetry.spans()]
 
 
 @pytest.mark.parametrize("mode", ["on_retry", "never"])
@@ -127,39 +106,6 @@ def test_a_refused_command_has_its_span(
         side.do(coll.insert_one, {"_id": 1})
     (operation,) = telemetry.operations()
     assert [span.name for span in telemetry.commands_of(operation)] == ["insert"]
-
-
-@pytest.mark.parametrize("mode", ["always", "on_retry", "never"])
-def test_hooks_get_the_span_that_shows_the_command(
-    mode: str, side: Side, proxy: ReplicaSet, database: str
-) -> None:
-    exporter, watching = InMemorySpanExporter(), Watching()
-    provider = TracerProvider(shutdown_on_exit=False)
-    for each in (SimpleSpanProcessor(exporter), watching):
-        provider.add_span_processor(each)
-
-    def hook(name: str) -> Any:
-        return lambda span, event: span.set_attribute(name, event.command_name)
-
-    pymongo_resilience.instrument(
-        Config(metrics=False, command_spans=mode),
-        tracer_provider=provider,
-        listeners=[RecordingListener()],
-        **{name: hook(name) for name in ("request_hook", "response_hook", "failed_hook")},
-    )
-    try:
-        coll = side.do(side.client, proxy.uri)[database].coll
-        side.do(coll.find_one)
-        *others, shown = exporter.get_finished_spans()
-        if mode == "always":
-            (shown,) = others
-        assert shown.attributes["request_hook"] == shown.attributes["response_hook"] == "find"
-        with pytest.raises(pymongo.errors.OperationFailure):
-            side.do(coll.find_one, {"$no": 1})
-        assert any("failed_hook" in span.attributes for span in exporter.get_finished_spans())
-        assert len(watching.started) == len(exporter.get_finished_spans())
-    finally:
-        pymongo_resilience.uninstrument()
 
 
 @pytest.mark.parametrize("mode", ["always", "on_retry", "never"])

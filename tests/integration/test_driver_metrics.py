@@ -11,12 +11,12 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
-from pymongo.errors import ConfigurationError, WaitQueueTimeoutError
+from pymongo.errors import WaitQueueTimeoutError
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience.testbed import CutAfter, Overload, Refuse, ReplicaSet
+from pymongo_resilience.testbed import Overload, Refuse, ReplicaSet
 
 CONNECTION = "db.client.connection."
 POOL = CONNECTION + "pool.name"
@@ -218,23 +218,6 @@ def test_a_clients_retry_budget(
     assert shown(telemetry, *expected) == expected
 
 
-def test_delays_before_retries_by_reason(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    coll = side.do(side.client, proxy.uri)[database].coll
-    proxy.inject(CutAfter("insert", times=3))
-    side.do(coll.insert_one, {})
-    reason = {"pymongo_resilience.reason": "socket_closed_while_in_flight"}
-    expected = {"pymongo_resilience.backoff": [(reason, 3)]}
-    assert shown(telemetry, *expected) == expected
-    ((_, point),) = telemetry.points("pymongo_resilience.backoff")
-    assert point.min == 0
-    assert point.sum == pytest.approx(
-        sum(getattr(event, "delay", 0) for event in telemetry.decisions.events)
-    )
-
-
 def test_heartbeats_that_succeed_and_fail(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
@@ -270,16 +253,3 @@ def test_a_client_that_is_closed_fails_no_heartbeat(
     side.do(client.close)
     side.do(asyncio.sleep if side.runner is not None else time.sleep, 0.7)
     assert telemetry.points("pymongo_resilience.heartbeat.failures") == []
-
-
-def test_a_client_that_could_not_be_made_hides_no_other_one(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(circuit_breaker="always")
-    with pytest.raises(ConfigurationError) as kept:
-        side.do(side.client, proxy.uri, nonsense=1)
-    client = side.do(side.client, proxy.uri)
-    side.do(client[database].coll.find_one)
-    for metric in ("circuit_breaker.state", "server.state", "retry_budget.tokens"):
-        assert telemetry.points(f"pymongo_resilience.{metric}"), metric
-    assert kept.value

@@ -70,6 +70,12 @@ def test_retries_and_attempts_are_counted_by_reason_and_outcome(
     proxy.inject(CutAfter("update", times=1))
     with pytest.raises(pymongo.errors.AutoReconnect):
         side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+    ((attributes, delays),) = telemetry.points("pymongo_resilience.backoff")
+    assert attributes == {"pymongo_resilience.reason": "socket_closed_while_in_flight"}
+    assert delays.count == 2
+    assert delays.sum == pytest.approx(
+        sum(getattr(event, "delay", 0) for event in telemetry.decisions.events)
+    )
     retries = {
         (
             attributes["db.operation.name"],
@@ -137,11 +143,13 @@ def test_the_error_type_is_the_servers_name_of_its_code(
     assert attributes["error.type"] == "BadValue"
 
 
+@pytest.mark.parametrize("mode", ["stream", "poll"])
 def test_servers_have_a_state_and_a_round_trip_time(
-    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+    mode: str, side: Side, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
+    """All heartbeats but the first are awaited while they stream, and no round trips."""
     telemetry = instrument()
-    client = side.do(side.client, server.uri)
+    client = side.do(side.client, server.uri, serverMonitoringMode=mode)
     address = {"server.address": "127.0.0.1", "server.port": server.address[1]}
 
     def primary() -> bool:
@@ -166,22 +174,6 @@ def test_servers_have_a_state_and_a_round_trip_time(
     ((attributes, average),) = telemetry.points("pymongo_resilience.server.rtt")
     assert attributes == address
     assert 0 < minimum.value <= average.value < 1
-
-
-def test_round_trip_times_are_known_while_heartbeats_stream(
-    side: Side, proxy: ReplicaSet, instrument: Instrument
-) -> None:
-    """All heartbeats but the first are awaited then, and no round trips."""
-    telemetry = instrument()
-    client = side.client(proxy.uri, serverMonitoringMode="stream")
-    side.do(client.admin.command, "ping")
-
-    def minimum() -> list[Any]:
-        return telemetry.points("pymongo_resilience.server.rtt.min")
-
-    ((attributes, point),) = side.wait_until(minimum)
-    assert attributes["server.port"] == proxy.address[1]
-    assert 0 < point.value < 1
 
 
 def test_a_later_instrument_shows_its_clients_through_the_same_provider(

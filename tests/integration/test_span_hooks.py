@@ -17,10 +17,10 @@ from pymongo_resilience import Config, instrument, uninstrument
 from pymongo_resilience.testing import is_active
 
 
-def _hooked(exporter: InMemorySpanExporter, **hooks: Any) -> None:
+def _hooked(exporter: InMemorySpanExporter, mode: str = "always", **hooks: Any) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    instrument(Config(metrics=False, command_spans="always"), tracer_provider=provider, **hooks)
+    instrument(Config(metrics=False, command_spans=mode), tracer_provider=provider, **hooks)
 
 
 @pytest.fixture
@@ -60,6 +60,24 @@ def test_each_is_called_with_its_span_and_event(
     ]
     assert find.attributes["response_hook"] == "find"
     assert nonsense.attributes["failed_hook"] == "nonsense"
+
+
+@pytest.mark.parametrize("mode", ["on_retry", "never"])
+def test_they_get_the_operations_span_where_that_shows_the_command(
+    mode: str, side: Side, server: EmbeddedServer, database: str, exporter: InMemorySpanExporter
+) -> None:
+    def hook(name: str) -> Any:
+        return lambda span, event: span.set_attribute(name, event.command_name)
+
+    names = ("request_hook", "response_hook", "failed_hook")
+    _hooked(exporter, mode, **{name: hook(name) for name in names})
+    coll = side.do(side.client, server.uri)[database].coll
+    side.do(coll.find_one)
+    (shown,) = exporter.get_finished_spans()
+    assert shown.attributes["request_hook"] == shown.attributes["response_hook"] == "find"
+    with pytest.raises(OperationFailure):
+        side.do(coll.find_one, {"$no": 1})
+    assert any("failed_hook" in span.attributes for span in exporter.get_finished_spans())
 
 
 def _is_operation(span: Any) -> bool:

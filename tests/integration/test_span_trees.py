@@ -6,21 +6,18 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import gridfs
 import pytest
 from pymongo import DeleteOne, InsertOne, UpdateOne
-from pymongo.errors import OperationFailure
-from pymongo.operations import IndexModel, SearchIndexModel
+from pymongo.operations import IndexModel
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.servers import cases
-from support.span_trees import command, failed, operation, trees
+from support.span_trees import command, operation, trees
 from support.telemetry import Instrument
 
 SET = {"$set": {"a": 1}}
 TXN, CURSOR = "txn_number", "cursor_id"
 MIXED = [InsertOne({"_id": 9}), UpdateOne({"_id": 9}, SET), DeleteOne({"_id": 9})]
-SEARCH = SearchIndexModel({"mappings": {"dynamic": True}}, name="search")
 
 Call = Callable[[Any], tuple[Any, ...]]
 Command = tuple[Any, ...]
@@ -108,44 +105,6 @@ def test_an_operation_on_a_collection(
             *(command(each, database, "coll", port, *ids) for each, *ids in commands),
         )
     ]  # fmt: skip
-
-
-SEARCHES: dict[str, tuple[Call, str]] = {
-    "create_search_index": (_of("create_search_index", SEARCH), "createSearchIndexes"),
-    "create_search_indexes": (_of("create_search_indexes", [SEARCH]), "createSearchIndexes"),
-    "update_search_index": (_of("update_search_index", "search", {}), "updateSearchIndex"),
-    "drop_search_index": (_of("drop_search_index", "search"), "dropSearchIndex"),
-}
-
-
-@pytest.mark.parametrize("method", SEARCHES)
-def test_a_search_index_which_this_server_refuses(
-    method: str, side: Side, server: EmbeddedServer, database: str, drawn: Any
-) -> None:
-    call, name = SEARCHES[method]
-
-    def refused(client: Any) -> None:
-        with pytest.raises(OperationFailure) as caught:
-            side.do(*call(client[database].coll))
-        errors.append(caught.value)
-
-    errors: list[OperationFailure] = []
-    (tree,) = drawn(refused)
-    code = errors[0].code
-    code_name = (errors[0].details or {}).get("codeName")
-    error = (
-        "pymongo.errors.OperationFailure",
-        f"OperationFailure, code {code}" + (f" ({code_name})" if code_name else ""),
-    )
-    sent = command(name, database, "coll", server.address[1])
-    sent = failed(sent, *error, **{"db.response.status_code": str(code), "error.type": str(code)})
-    declined = {
-        "pymongo_resilience.reason": "unknown",
-        "pymongo_resilience.server": f"127.0.0.1:{server.address[1]}",
-        "pymongo_resilience.rule": "unknown_reason",
-    }
-    expected = operation(name, database, "coll", sent, events=[("retry.declined", declined)])
-    assert tree == failed(expected, *error, **{"pymongo_resilience.outcome": "not_retryable"})
 
 
 ELSEWHERE: dict[str, tuple[Callable[[Any, str], Any], str, str, str | None, list[Command]]] = {
@@ -289,37 +248,6 @@ def test_a_change_stream(side: Side, server: EmbeddedServer, database: str, draw
     # As many as the server needs to have the event.
     assert more
     assert [each for each in more if each != one("getMore", CURSOR)] == []
-
-
-def test_files(side: Side, server: EmbeddedServer, database: str, drawn: Any) -> None:
-    """GridFS is made of operations on its two collections."""
-
-    def upload(client: Any) -> None:
-        async def bucket() -> Any:  # it looks for the running loop
-            return gridfs.AsyncGridFSBucket(client[database])
-
-        files = side.do(bucket) if side.runner else gridfs.GridFSBucket(client[database])
-        side.do(files.upload_from_stream_with_id, "id", "file", b"data")
-        stream = side.do(files.open_download_stream, "id")
-        assert side.do(stream.read) == b"data"
-        side.do(files.delete, "id")
-
-    def one(name: str, coll: str, *ids: str) -> Any:
-        sent = command(name, database, coll, server.address[1], *ids)
-        return operation(name, database, coll, sent)
-
-    *preparing, chunks, file, found, read, gone, chunks_gone = drawn(upload)
-    assert {name.partition(" ")[0] for name, _, _ in preparing} == {
-        "find", "listIndexes", "createIndexes",
-    }  # fmt: skip
-    assert [chunks, file, found, read, gone, chunks_gone] == [
-        one("insert", "fs.chunks", TXN),
-        one("insert", "fs.files", TXN),
-        one("find", "fs.files"),
-        one("find", "fs.chunks"),
-        one("delete", "fs.files", TXN),
-        one("delete", "fs.chunks"),
-    ]
 
 
 def test_the_end_of_a_client(side: Side, server: EmbeddedServer, database: str, drawn: Any) -> None:

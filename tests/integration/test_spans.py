@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -168,36 +167,6 @@ def test_cancellation_ends_every_span_and_the_wait_between_attempts(
     command = telemetry.commands_of(in_flight)[0]
     assert command.attributes["exception.type"] == "asyncio.exceptions.CancelledError"
     assert root.attributes["pymongo_resilience.attempts"] > 3
-
-
-def test_a_coroutine_that_is_never_finished_ends_its_span_wherever_it_is_collected(
-    server: EmbeddedServer,
-    database: str,
-    control: Any,
-    instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    telemetry = instrument()
-
-    async def begin(client: Any) -> Any:
-        operation = client[database].coll.find_one()
-        operation.send(None)
-        return operation
-
-    async def main() -> None:
-        async with pymongo.AsyncMongoClient(server.uri, appname="under-test") as client:
-            await client.admin.command("ping")
-            telemetry.clear()
-            caplog.clear()
-            operation = await asyncio.create_task(begin(client))
-            # pymongo's own context variable cannot be restored from here either, and says so.
-            with contextlib.suppress(ValueError):
-                operation.close()
-
-    asyncio.run(main())
-    assert len(telemetry.operations(f"find {database}.coll")) == 1
-    ours = ("pymongo_resilience", "opentelemetry")
-    assert [record for record in caplog.records if record.name.startswith(ours)] == []
 
 
 def test_a_task_started_inside_of_an_operation_outlives_its_span_and_deadline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pymongo
@@ -80,17 +81,21 @@ def test_the_clients_own_option_wins(
     assert all("db.query.text" not in (span.attributes or {}) for span in telemetry.spans())
 
 
+@pytest.mark.parametrize("off", ["option", "suppressed"])
 def test_a_client_without_spans_is_retried_and_measured(
-    side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry
+    off: str, side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
-    client = side.do(side.client, proxy.uri, tracing={"enabled": False})
-    side.do(client.admin.command, "ping")
-    proxy.inject(CutAfter("insert", times=2))
-    _insert(side, client, database)
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.find_one, session=session)
-    side.do(session.end_session)
+    options = {"tracing": {"enabled": False}} if off == "option" else {}
+    with suppress_instrumentation() if off == "suppressed" else nullcontext():
+        client = side.do(side.client, proxy.uri, **options)
+        side.do(client.admin.command, "ping")
+        proxy.inject(CutAfter("insert", times=2))
+        _insert(side, client, database)
+        side.do(client[database].coll.find(batch_size=1).to_list)
+        session = client.start_session()
+        side.do(session.start_transaction)
+        side.do(client[database].coll.find_one, session=session)
+        side.do(session.end_session)
     assert telemetry.spans() == []
     assert len(telemetry.decisions.events) == 2
     (point,) = (
@@ -99,6 +104,8 @@ def test_a_client_without_spans_is_retried_and_measured(
         if attributes["db.operation.name"] == "insert"
     )
     assert point.count == 1
+    side.do(client[database].coll.find_one)
+    assert _names(telemetry) == ([] if off == "option" else ["find", "find"])
 
 
 @pytest.mark.parametrize(
@@ -181,25 +188,3 @@ def test_a_bad_length_is_told_and_shows_nothing(
     assert CANARY not in "".join(span.to_json() for span in telemetry.spans())
     (complaint,) = [each for each in caplog.messages if LENGTH_VARIABLE in each]
     assert complaint.startswith(f"{LENGTH_VARIABLE}='lots': expected an integer from 0 to 16777216")
-
-
-def test_suppressed_operations_draw_nothing_and_are_retried(
-    side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry
-) -> None:
-    client = side.do(side.client, proxy.uri)
-    side.do(client.admin.command, "ping")
-    telemetry.clear()
-    session = client.start_session()
-    proxy.inject(CutAfter("insert", times=2))
-    with suppress_instrumentation():
-        _insert(side, client, database)
-        cursor = client[database].coll.find(batch_size=1)
-        side.do(cursor.to_list)
-        side.do(session.start_transaction)
-        side.do(client[database].coll.find_one, session=session)
-        side.do(session.commit_transaction)
-        side.do(session.end_session)
-    assert telemetry.spans() == []
-    assert len(telemetry.decisions.events) == 2
-    side.do(client[database].coll.find_one)
-    assert _names(telemetry) == ["find", "find"]

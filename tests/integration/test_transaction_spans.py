@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,12 +17,15 @@ import pymongo
 import pytest
 from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo_resilience_instrumentation import deferred
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.tools.testbed import Fail
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.span_trees import command, failed, operation, transaction, trees
 from support.telemetry import Instrument, Telemetry
 
+import pymongo_resilience
 from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 TXN = "txn_number"
@@ -39,6 +45,14 @@ def client(side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry) -
     return made
 
 
+def begun(side: Side, client: Any, database: str) -> Any:
+    """A session in a transaction that has inserted something."""
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    return session
+
+
 def _end(name: str, port: int) -> Any:
     return operation(name, "admin", None, command(name, "admin", None, port, TXN))
 
@@ -48,9 +62,7 @@ def test_operations_and_the_end_are_its_children(
     end: str, side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
     coll, port = client[database].coll, proxy.address[1]
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(coll.insert_one, {"_id": 1}, session=session)
+    session = begun(side, client, database)
     side.documents(coll.find(session=session, batch_size=1))
     side.do(session.commit_transaction if end[0] == "c" else session.abort_transaction)
     side.do(coll.insert_one, {"_id": 2}, session=session)
@@ -82,9 +94,7 @@ def test_operations_and_the_end_are_its_children(
 def test_a_block_that_raises_and_a_session_that_ends_abort_it(
     side: Side, client: Any, database: str, telemetry: Telemetry
 ) -> None:
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    session = begun(side, client, database)
     side.do(session.end_session)
     ((name, facts, below),) = trees(telemetry.spans())
     assert (name, below[-1][0]) == ("transaction", "abortTransaction admin")
@@ -119,9 +129,7 @@ def _inserting(side: Side, coll: Any) -> Callable[[Any], Any]:
 def test_a_commit_whose_result_is_unknown_may_be_called_again(
     side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    session = begun(side, client, database)
     proxy.inject(CutAfter("commitTransaction", times=2))
     with pytest.raises(AutoReconnect):
         side.do(session.commit_transaction)
@@ -136,26 +144,26 @@ def test_a_commit_whose_result_is_unknown_may_be_called_again(
     ]
 
 
-def test_a_commit_whose_result_stays_unknown_ends_with_its_session(
+def test_a_commit_whose_result_stays_unknown_and_one_that_never_came(
     side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    session = begun(side, client, database)
     proxy.inject(CutAfter("commitTransaction", times=2))
     with pytest.raises(AutoReconnect):
         side.do(session.commit_transaction)
     side.do(session.end_session)
+    other = client.start_session()
+    side.do(other.start_transaction)
+    pymongo_resilience.uninstrument()
     drawn = [facts[OUTCOME] for name, facts, _ in trees(telemetry.spans()) if name == "transaction"]
-    assert drawn == ["unknown"]
+    assert drawn == ["unknown", "unfinished"]
+    side.do(other.end_session)
 
 
 def test_a_commit_that_fails_for_good_is_its_error(
     side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    session = begun(side, client, database)
     proxy.inject(Fail("commitTransaction", code=8000))
     with pytest.raises(OperationFailure):
         side.do(session.commit_transaction)
@@ -170,9 +178,7 @@ def test_a_commit_that_fails_for_good_is_its_error(
 def test_one_that_is_never_ended_ends_with_the_operation_after_its_session(
     side: Side, client: Any, database: str, telemetry: Telemetry
 ) -> None:
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    session = begun(side, client, database)
     assert "transaction" not in {span.name for span in telemetry.spans()}
     del session
     gc.collect()
@@ -184,9 +190,7 @@ def test_one_that_is_never_ended_ends_with_the_operation_after_its_session(
 def test_the_next_one_of_the_session_ends_one_that_is_open(
     side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    session = begun(side, client, database)
     proxy.inject(CutAfter("commitTransaction", times=2))
     with suppress(AutoReconnect):
         side.do(session.commit_transaction)
@@ -227,3 +231,50 @@ def test_each_has_its_own_operations(
     assert sorted(below) == sorted(expected)
     alone = [name for name, _, _ in drawn if name != "transaction"]
     assert sorted(alone) == ["endSessions admin"] + [f"find {database}.other"] * 200
+
+
+EXITING = """
+import sys, pymongo, pymongo_resilience
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter()))
+trace.set_tracer_provider(provider)
+pymongo_resilience.instrument()
+client = pymongo.MongoClient(sys.argv[1])
+session = client.start_session()
+session.start_transaction()
+client[sys.argv[2]].coll.insert_one({}, session=session)
+"""
+
+
+def test_one_that_is_open_when_the_process_exits_is_exported(
+    server: EmbeddedServer, database: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING, server.uri, database],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.count('"name": "transaction"') == 1, done.stderr
+
+
+def test_an_ended_transaction_leaves_nothing_to_a_collection(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri)
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {}, session=session)
+    # As the traceback of an error would keep it.
+    kept = transaction_spans.span_of(session)
+    side.do(session.commit_transaction)
+    side.do(session.end_session)
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert kept is not None
+    assert gone() is None
+    assert not deferred.pending

@@ -186,6 +186,7 @@ def test_wrong_variables_of_telemetry_do_not_switch_retries_off(
     wrong = {
         "PYMONGO_RESILIENCE_TRACES": "2",
         "PYMONGO_RESILIENCE_METRICS": "everything",
+        "PYMONGO_RESILIENCE_COMMAND_COMMENT": "perhaps",
     }
     done = _run(application, server, PYMONGO_RESILIENCE_TIMEOUT_MS="20000", **wrong)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ and its like. What every_operation.py has already is taken from there.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 from collections.abc import Callable
@@ -13,41 +14,29 @@ from contextlib import suppress
 from typing import Any
 
 import gridfs
-from gridfs.asynchronous import grid_file as async_grid_file
-from gridfs.synchronous import grid_file
-from pymongo.asynchronous import (
-    change_stream as async_change_stream,
-    client_session as async_client_session,
-    collection as async_collection,
-    command_cursor as async_command_cursor,
-    cursor as async_cursor,
-    database as async_database,
-    mongo_client as async_mongo_client,
-)
-from pymongo.synchronous import (
-    change_stream,
-    client_session,
-    collection,
-    command_cursor,
-    cursor,
-    database,
-    mongo_client,
-)
+from gridfs.asynchronous.grid_file import AsyncGridOut
 from support.every_operation import FILE, OF_EVERY_VERSION, TOO_NEW, Scene
 
+MODULES = {
+    "Collection": "pymongo.{}.collection",
+    "Database": "pymongo.{}.database",
+    "MongoClient": "pymongo.{}.mongo_client",
+    "Cursor": "pymongo.{}.cursor",
+    "CommandCursor": "pymongo.{}.command_cursor",
+    "ChangeStream": "pymongo.{}.change_stream",
+    "ClientSession": "pymongo.{}.client_session",
+    "GridFS": "gridfs.{}.grid_file",
+    "GridFSBucket": "gridfs.{}.grid_file",
+    "GridIn": "gridfs.{}.grid_file",
+    "GridOut": "gridfs.{}.grid_file",
+    "GridOutCursor": "gridfs.{}.grid_file",
+}
 CLASSES: dict[str, tuple[type, type]] = {
-    "Collection": (collection.Collection, async_collection.AsyncCollection),
-    "Database": (database.Database, async_database.AsyncDatabase),
-    "MongoClient": (mongo_client.MongoClient, async_mongo_client.AsyncMongoClient),
-    "Cursor": (cursor.Cursor, async_cursor.AsyncCursor),
-    "CommandCursor": (command_cursor.CommandCursor, async_command_cursor.AsyncCommandCursor),
-    "ChangeStream": (change_stream.ChangeStream, async_change_stream.AsyncChangeStream),
-    "ClientSession": (client_session.ClientSession, async_client_session.AsyncClientSession),
-    "GridFS": (grid_file.GridFS, async_grid_file.AsyncGridFS),
-    "GridFSBucket": (grid_file.GridFSBucket, async_grid_file.AsyncGridFSBucket),
-    "GridIn": (grid_file.GridIn, async_grid_file.AsyncGridIn),
-    "GridOut": (grid_file.GridOut, async_grid_file.AsyncGridOut),
-    "GridOutCursor": (grid_file.GridOutCursor, async_grid_file.AsyncGridOutCursor),
+    name: (
+        getattr(importlib.import_module(module.format("synchronous")), name),
+        getattr(importlib.import_module(module.format("asynchronous")), f"Async{name}"),
+    )
+    for name, module in MODULES.items()
 }
 ONE_HALF_ALONE = {"Cursor.__getitem__": "sync"}
 """The other half's refuses."""
@@ -147,7 +136,7 @@ def _written(scene: Scene) -> Any:
 
 def _download(scene: Scene) -> Any:
     """It reads what it is about with the first method."""
-    kind = async_grid_file.AsyncGridOut if scene.side.runner else gridfs.GridOut
+    kind = AsyncGridOut if scene.side.runner else gridfs.GridOut
     return kind(scene.db.fs, FILE)
 
 

@@ -53,6 +53,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
     "traces": (True, ON, NO_BOOLEAN),
     "command_spans": ("on_retry", {"ALWAYS": "ALWAYS", "never": "never"}, (None, True, "some")),
     "slow_ms": (None, {"0": 0, "500": 500}, (*NO_NUMBER, "1s")),
+    "command_comment": (False, ON, NO_BOOLEAN),
     "metrics": (True, {"all": "all", "By_Database": "By_Database", **ON},
                 (None, 2, "some", ["all"])),
 }  # fmt: skip

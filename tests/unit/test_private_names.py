@@ -18,7 +18,8 @@ MODULES = sorted(
     if path.relative_to(ROOT).parts[0] not in APART
 )
 UNDOCUMENTED = {
-    driver.clients.LOOK, driver.connections.LIMITED, driver.selection.SELECTION_TIMEOUT,
+    driver.clients.LOOK, driver.connections.LIMITED, driver.connections.PASSED,
+    driver.selection.SELECTION_TIMEOUT,
 }  # fmt: skip
 PARTS = [*driver.private_names.parts(), *driver.private_names.attributes()]
 PRIVATE = UNDOCUMENTED | {

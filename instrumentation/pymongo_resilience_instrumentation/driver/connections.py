@@ -159,6 +159,7 @@ def places_to_wait(client: Any, address: Any) -> tuple[Any, ...]:
     return () if pool is None else (pool, *(getattr(pool, name) for name in PLACES))
 
 
+PASSED = "send_cluster_time"
 LIMIT = "maxTimeMS"
 LIMITED = "apply_timeout"
 """A connection's method that gives a command its limit of time."""
@@ -197,6 +198,12 @@ def connections_with(method: str) -> set[type]:
         cls = getattr(importlib.import_module(module), name)
         found.add(next(each for each in cls.__mro__ if method in vars(each)))
     return found
+
+
+def passing_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The command and its client, None for the driver's own, given the method's arguments."""
+    given = dict(zip(("command", "session", "client"), args, strict=False)) | kwargs
+    return given["command"], given["client"]
 
 
 def lift_limits(connection: Any, command: Any) -> None:

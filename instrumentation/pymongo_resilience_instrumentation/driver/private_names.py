@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
-from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PLACES
+from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PASSED, PLACES
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, CHECK, CONNECTORS, READ
@@ -92,7 +92,7 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
     ("{half}.pool:Pool", (HANDSHAKE,), ("operation_count", IDLE, IN_USE, *PLACES)),
     (
         "{half}.pool:{a}Connection",
-        (LIMITED, HELLO, "set_conn_timeout", f"{FAILED}(self, error)"),
+        (LIMITED, PASSED, HELLO, "set_conn_timeout", f"{FAILED}(self, error)"),
         (
             "cancel_context", "generation", "is_standalone", "max_wire_version", "pool_ref",
             "service_id", "supports_sessions",

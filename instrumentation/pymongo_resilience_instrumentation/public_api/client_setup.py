@@ -105,9 +105,10 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     chosen: list[Any] = []
     # Where pymongo's own loop decides, only a command's event shows which server it went to.
     if spans is not None or not runtime.owns_retries:
-        if spans is not None and client_tracing.recorded_by_contrib(runtime.warn_once):
-            spans = None
-        chosen.append(Commands(flag, spans, tracing))
+        contrib = spans is not None and client_tracing.contrib_is_active()
+        if contrib:
+            runtime.warn_once(client_tracing.CONTRIB_IS_ACTIVE)
+        chosen.append(Commands(flag, spans, tracing, contrib))
     if metrics is not None:
         chosen.append(Heartbeats(flag, metrics))
     # Only pool events name the connection of a command, so spans need them too.

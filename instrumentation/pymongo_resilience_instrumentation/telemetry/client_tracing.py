@@ -27,6 +27,11 @@ LENGTH_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
 KEPT = "_pymongo_resilience_tracing"
 """A client's attribute."""
 CONTRIB = "opentelemetry.instrumentation.pymongo"
+CONTRIB_IS_ACTIVE = (
+    "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
+    "pymongo-resilience only those of operations; to get both from here, uninstrument it "
+    "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
+)
 
 
 class Tracing(NamedTuple):
@@ -113,14 +118,7 @@ def settle(client: object, options: Mapping[str, Any], warn: Callable[[str], Non
     return tracing
 
 
-def recorded_by_contrib(warn: Callable[[str], None]) -> bool:
-    """Whether OpenTelemetry's own instrumentation listens to a client that is being made."""
+def contrib_is_active() -> bool:
+    """Whether OpenTelemetry's own instrumentation of pymongo records spans now."""
     instrumentor = getattr(sys.modules.get(CONTRIB), "PymongoInstrumentor", None)
-    if instrumentor is None or not instrumentor().is_instrumented_by_opentelemetry:
-        return False
-    warn(
-        "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
-        "pymongo-resilience only those of operations; to get both from here, uninstrument it "
-        "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
-    )
-    return True
+    return instrumentor is not None and bool(instrumentor().is_instrumented_by_opentelemetry)

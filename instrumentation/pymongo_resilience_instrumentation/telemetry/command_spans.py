@@ -7,6 +7,10 @@ recorded operation has no span.
 The application's hooks are called as opentelemetry-instrumentation-pymongo calls them:
 ``request_hook(span, CommandStartedEvent)``, ``response_hook(span, CommandSucceededEvent)`` and
 ``failed_hook(span, CommandFailedEvent)``, in the thread or task of the operation.
+
+Where it is asked for, a comment on commands leads from the server's profiler and slow-query log to
+the operation span, which all attempts of an operation share: a repeated write is the same to the
+last byte, and the server recognises it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +28,17 @@ from bson import json_util
 from bson.binary import Binary
 from opentelemetry import context, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pymongo import monitoring
 
 from pymongo_resilience.config import NEVER, ON_RETRY
-from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
+from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 from . import semconv
 from .operation_spans import error_attributes
@@ -112,6 +119,10 @@ class SentCommand:
             call.only_command = self
         elif self is not call.only_command:
             calls.publish(call, self.record)
+        elif semconv.ERROR_TYPE in self.result:
+            # At once: the process may end before the operation does.
+            call.only_command, call.has_command_spans = None, True
+            calls.publish(call, self.record)
 
     def record(self) -> None:
         """End its span, which is made now where there is none."""
@@ -124,8 +135,7 @@ class SentCommand:
 
     def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""
-        failed = semconv.ERROR_TYPE in self.result or error is not None
-        if self._spans.mode != NEVER and (failed or call.reasons):
+        if self._spans.mode != NEVER and (error is not None or call.reasons):
             self.record()
             return {}
         self.result.pop(semconv.ERROR_TYPE, None)  # of a command's span alone
@@ -233,17 +243,66 @@ def text_of(command: Mapping[str, Any], length: int) -> str:
     shown = {name: value for name, value in command.items() if name not in LEFT_OUT}
     text = ""
     # Piece by piece: a command may be as long as 48 MB.
-    for piece in json.JSONEncoder(default=_extended_json).iterencode(shown):
+    for piece in _extended_json(shown):
         text += piece
         if len(text) >= length:
             break
     return text[:length]
 
 
-def _extended_json(value: object) -> Any:
+def _extended_json(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        return dict(value)
-    try:
-        return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
-    except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
-        return f"<{type(value).__name__}>"
+        yield "{"
+        for index, (name, each) in enumerate(value.items()):
+            yield f"{', ' if index else ''}{json.dumps(str(name))}: "
+            yield from _extended_json(each)
+        yield "}"
+    elif isinstance(value, (list, tuple)):
+        yield "["
+        for index, each in enumerate(value):
+            yield ", " if index else ""
+            yield from _extended_json(each)
+        yield "]"
+    else:
+        try:
+            yield json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS)
+        except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
+            yield f'"<{type(value).__name__}>"'
+
+
+COMMENTED = frozenset({
+    "abortTransaction", "aggregate", "bulkWrite", "collMod", "commitTransaction", "count", "create",
+    "createIndexes", "delete", "distinct", "drop", "dropDatabase", "dropIndexes", "find",
+    "findAndModify", "getMore", "insert", "killCursors", "listCollections", "listDatabases",
+    "listIndexes", "renameCollection", "update",
+})  # fmt: skip
+"""What shows up in the profiler. mongod takes a comment with any command (generic arguments)."""
+MONGODB_4_4 = 9
+"""Its wire version. Before, a server refuses an argument that it does not know."""
+PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def comment(enabled_flag: EnabledFlag) -> Wrapper:
+    """A connection's method that each command passes on its way, with the command."""
+
+    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
+        with shielded("before a command was sent"):
+            call = calls.current()
+            if enabled_flag.on and call is not None and connection.max_wire_version >= MONGODB_4_4:
+                _add_comment(call, *driver.connections.passing_command(args, kwargs))
+        return original(*args, **kwargs)
+
+    return wrapper
+
+
+def _add_comment(call: Call, command: Any, client: Any) -> None:
+    # Without a client it is a handshake, an authentication or a monitor's; the document of a
+    # runCommand is the application's own: what is put there would stay there.
+    if call.span is None or client is None or call.operation == "runCommand":
+        return
+    if next(iter(command)) in COMMENTED and command.get("comment") is None:
+        carrier: dict[str, str] = {}
+        PROPAGATOR.inject(carrier, trace.set_span_in_context(call.span))
+        carrier.pop("tracestate", None)
+        if carrier:
+            command["comment"] = carrier

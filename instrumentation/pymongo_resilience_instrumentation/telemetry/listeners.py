@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 
-from . import semconv
+from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
 from .command_spans import SENSITIVE, CommandSpans, SentCommand, cursor_of, failure_of, text_of
 from .metrics import DriverMetrics
@@ -74,6 +74,8 @@ class Commands(OurListener, monitoring.CommandListener):
     spans: CommandSpans | None
     tracing: Tracing = DEFAULT
     """The client's."""
+    beside_contrib: bool = False
+    """OpenTelemetry's own instrumentation listens to the client, too."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         call = calls.found()
@@ -91,6 +93,8 @@ class Commands(OurListener, monitoring.CommandListener):
     ) -> None:
         if not event.command or event.command_name.lower() in SENSITIVE:
             call.withholds = True
+            return
+        if self.beside_contrib and client_tracing.contrib_is_active():
             return
         earlier = call.command_spans.pop(event.request_id, None)
         if earlier is not None:
@@ -135,8 +139,8 @@ class Commands(OurListener, monitoring.CommandListener):
 
 
 NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())
-"""Async clients' monitors have inherited the context of the first operation, whose trace theirs is
-not. The SDK takes an empty context for none (opentelemetry-sdk 1.45.2)."""
+"""Async clients' monitors and background tasks have inherited the context of the first operation,
+whose trace theirs is not. The SDK takes an empty context for none (opentelemetry-sdk 1.45.2)."""
 
 
 @dataclass(eq=False, repr=False)
@@ -191,7 +195,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     @guarded
     def _measure(self, address: Address, record: Callable[..., None], value: float | None) -> None:
         if value is not None and (pool := self.client.pools.get(address)) is not None:
-            record(value, pool.attributes)
+            record(value, pool.attributes, None if calls.current() else NO_CONTEXT)
 
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
         self._measure(event.address, self.metrics.create_time.record, event.duration)

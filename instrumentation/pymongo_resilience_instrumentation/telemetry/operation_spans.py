@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryEvent, RetryScheduled
 from pymongo_resilience.internal_errors import ForeignError, foreign
 from pymongo_resilience.redaction import stack
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import (
@@ -31,6 +31,8 @@ EVENTS = {
     For.SERVER: "server_selection.waited",
     For.CONNECTION: "connection.waited",
 }
+SHOWN_WAITS = 32
+"""The last of a call. An SDK keeps the last 128 events of a span; decisions need a place, too."""
 
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
@@ -80,23 +82,15 @@ class OperationSpans:
             # A cancelled task or an interrupted thread leaves a command without its end.
             while call.command_spans:
                 call.command_spans.popitem()[1].end(call, error, ended_ns)
-            for wait in call.waits or ():
+            for wait in (call.waits or ())[-SHOWN_WAITS:]:
                 waited = {
                     semconv.WAITED: wait.seconds,
                     semconv.OUTCOME: wait.outcome,
                     "pymongo_resilience.connecting": wait.connecting,
                 }
                 _add_event(span, EVENTS[wait.what], waited, wait.ended_ns)
-            attributes: dict[str, Any] = {
-                semconv.ATTEMPTS: 1 + len(call.reasons),
-                semconv.OUTCOME: outcome_of(call, error),
-            }
-            if call.reasons:
-                reasons = tuple(reason.value for reason in call.reasons)
-                attributes["pymongo_resilience.retry.reasons"] = reasons
-                attributes["pymongo_resilience.backoff.total"] = call.backoff
-            if call.timeout:
-                attributes["pymongo_resilience.deadline"] = call.timeout
+            attributes = _retry_attributes(call)
+            attributes[semconv.OUTCOME] = outcome_of(call, error)
             if call.only_command is not None:
                 attributes |= call.only_command.settle(call, error)
             span.set_attributes(attributes)
@@ -108,18 +102,26 @@ class OperationSpans:
 
     def on_event(self, event: Event, /) -> None:
         call = calls.current()
-        if call is None or call.span is None or isinstance(event, BreakerEvent):
+        if call is None or isinstance(event, BreakerEvent):
             return
+        span = call.span
+        if span is None:
+            if not driver.clients.records_spans(call.client):
+                return
+            # The driver's own span of the operation is current around all attempts, and ends
+            # before the call: what is known is added as it happens.
+            span = trace.get_current_span()
+            span.set_attributes(_retry_attributes(call))
         if isinstance(event, ReadHedged):
             attributes = {
                 semconv.SERVER: event.server,
                 semconv.WAITED: event.waited,
                 "pymongo_resilience.hedge.server": event.second_server,
             }
-            _add_event(call.span, "read.hedged", attributes)
-            call.span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
+            _add_event(span, "read.hedged", attributes)
+            span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
         else:
-            add_decision(call.span, event)
+            add_decision(span, event)
 
 
 def add_decision(span: Span, event: RetryEvent) -> None:
@@ -138,6 +140,17 @@ def add_decision(span: Span, event: RetryEvent) -> None:
 def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None = None) -> None:
     known = {key: value for key, value in attributes.items() if value is not None}
     span.add_event(name, known, at)
+
+
+def _retry_attributes(call: Call) -> dict[str, Any]:
+    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.reasons)}
+    if call.reasons:
+        reasons = tuple(reason.value for reason in call.reasons)
+        attributes["pymongo_resilience.retry.reasons"] = reasons
+        attributes["pymongo_resilience.backoff.total"] = call.backoff
+    if call.timeout:
+        attributes["pymongo_resilience.deadline"] = call.timeout
+    return attributes
 
 
 def error_attributes(error: BaseException, quotes: bool = False) -> dict[str, Any]:

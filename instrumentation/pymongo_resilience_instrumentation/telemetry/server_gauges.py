@@ -33,10 +33,11 @@ class ServerGauges:
     def __init__(self, meter: Meter) -> None:
         self.show(None)
         for name, unit, description, observe in ROWS:
-            make: Callable[..., object] = meter.create_observable_gauge
+            callbacks = [partial(self._observe, name, observe)]
             if unit in ADDED_UP:
-                make = meter.create_observable_up_down_counter
-            make(name, [partial(self._observe, name, observe)], unit, description)
+                meter.create_observable_up_down_counter(name, callbacks, unit, description)
+            else:
+                meter.create_observable_gauge(name, callbacks, unit, description)
 
     def show(
         self,

@@ -1,12 +1,12 @@
 """The span of a transaction: from ``start_transaction`` to the end of its commit or abort.
 
 A commit whose result is unknown may be called again and leaves it open; what ends it then is that
-call, the session's next transaction, or ``end_session()``.
+call, the session's next transaction, ``end_session()``, or the end of the process.
 """
 
 from __future__ import annotations
 
-import os
+import atexit
 import time
 import weakref
 from functools import partial
@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import foreign, shielded
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.deferred import defer
+from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 
@@ -32,25 +32,24 @@ _SPAN = "_pymongo_resilience_transaction_span"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 
 
+open_spans: set[TransactionSpan] = set()
+"""Of this process. Each change is one step, so thread- and task-safe."""
+
+
 class TransactionSpan:
-    """One transaction's. Ended once, and by the process that began it."""
+    """One transaction's. Ended once."""
 
     def __init__(self, span: Span, session: object, quotes: bool) -> None:
         self.span = span
         self._quotes = quotes
         self._unknown = False
-        self._process = os.getpid()
-        # Last: an exception of a signal handler may leave it at that.
-        self._finalizer = weakref.finalize(session, self._collected)
-        self._finalizer.atexit = False
+        self._session = weakref.ref(session, self._collected)
+        open_spans.add(self)
         setattr(session, _SPAN, self)
 
-    @property
-    def open(self) -> bool:
-        return self._finalizer.alive
-
-    def _collected(self) -> None:
-        defer(partial(self._end, ended_ns=time.time_ns()))
+    def _collected(self, _: object) -> None:
+        if self in open_spans:
+            defer(partial(self.end, ended_ns=time.time_ns()))
 
     def end(
         self,
@@ -65,16 +64,8 @@ class TransactionSpan:
         """
         if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
             self._unknown = True
-        elif self._finalizer.detach() is not None:
-            self._end(error, operation, ended_ns)
-
-    def _end(
-        self,
-        error: BaseException | None = None,
-        operation: str | None = None,
-        ended_ns: int | None = None,
-    ) -> None:
-        if self._process == os.getpid():
+        elif self in open_spans:
+            open_spans.discard(self)
             self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
             calls.reported(end_span, self.span, error, self._quotes, ended_ns)
 
@@ -91,7 +82,7 @@ class TransactionSpan:
 def span_of(session: object) -> TransactionSpan | None:
     """That of the transaction which the session is in, or whose commit is called again."""
     found: TransactionSpan | None = getattr(session, _SPAN, None)
-    return found if found is not None and found.open else None
+    return found if found in open_spans else None
 
 
 def parent_of(session: Any) -> TransactionSpan | None:
@@ -124,6 +115,17 @@ class StartTransaction(Interceptor):
         if tracing.enabled and is_instrumentation_enabled():
             span = calls.reported(foreign, self._start_span)
             TransactionSpan(span, session, tracing.quotes)
+            # As late as can be: what is registered last runs first, so before an SDK shuts down.
+            atexit.unregister(end_all)
+            atexit.register(end_all)
+
+
+def end_all() -> None:
+    """No span stays open: the process exits, or the instrumentation ends."""
+    atexit.unregister(end_all)
+    run_deferred()
+    for each in list(open_spans):
+        each.end()
 
 
 def end_session(enabled_flag: EnabledFlag) -> Wrapper:

@@ -1,0 +1,116 @@
+"""The comment that leads from the server's profiler to the trace: who has it, and that it changes
+nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from pymongo import InsertOne, UpdateOne
+from pymongo.errors import PyMongoError
+from pymongo_resilience_instrumentation.telemetry.command_spans import COMMENTED
+from support.clients import SentCommands, Side
+from support.every_operation import BY_CLASS, Scene
+from support.servers import has
+from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
+
+APPLICATIONS = trace.SpanContext(trace_id=1, span_id=2, is_remote=False)
+TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[13]")
+
+
+def _traceparent(span: ReadableSpan) -> str:
+    context = span.context
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def test_all_attempts_of_a_write_say_the_same_and_it_is_applied_once(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000, command_comment=True)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    coll = client[database].coll
+    side.do(coll.insert_one, {"_id": 1, "n": 0})
+    proxy.inject(CutAfter("update", times=2))
+    side.do(coll.update_one, {"_id": 1}, {"$inc": {"n": 1}})
+    assert side.do(coll.find_one, {"_id": 1})["n"] == 1
+    (update,) = telemetry.operations(f"update {database}.coll")
+    assert [command["comment"] for command in sent.named("update")] == [
+        {"traceparent": _traceparent(update)}
+    ] * 3
+    sent.started_events.clear()
+    proxy.inject(CutAfter("update"))
+    side.do(coll.bulk_write, [InsertOne({"_id": 2}), UpdateOne({"_id": 2}, {"$inc": {"n": 1}})])
+    assert side.do(coll.find_one, {"_id": 2})["n"] == 1
+    (bulk,) = telemetry.operations(f"bulkWrite {database}.coll")
+    assert [command["comment"] for command in sent.named("insert", "update")] == [
+        {"traceparent": _traceparent(bulk)}
+    ] * 3
+
+
+def test_every_command_that_takes_one_has_one(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """But those that an application spells out itself: their document is its own."""
+    instrument(command_comment=True)
+    sent = SentCommands()
+    scene = Scene(side, proxy.uri, side.client(proxy.uri, event_listeners=[sent]), database)
+    scene.prepare()
+    for owner, calls in BY_CLASS.items():
+        for each in calls:
+            if owner == "Database" and "command" in each.name:
+                continue
+            try:
+                each.call(scene)
+            except PyMongoError:  # of a server without Atlas Search
+                continue
+    silent = {e.command_name for e in sent.started_events if "comment" not in e.command}
+    said = [e for e in sent.started_events if "comment" in e.command]
+    unsent = {"collMod"} if has("8.0") else {"collMod", "bulkWrite"}
+    assert {event.command_name for event in said} >= COMMENTED - unsent
+    # What the background task sends belongs to no trace.
+    assert silent & COMMENTED <= {"killCursors"}
+    assert all(TRACEPARENT.fullmatch(event.command["comment"]["traceparent"]) for event in said)
+
+
+def test_what_the_application_says_itself_stays(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(command_comment=True)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    coll = client[database].coll
+    side.do(coll.insert_many, [{}, {}, {}], comment="mine")
+    assert len(side.documents(coll.find(comment="mine", batch_size=1))) == 3
+    document: dict[str, Any] = {"count": "coll"}
+    side.do(client[database].command, document)
+    assert "comment" not in document
+    assert [event.command.get("comment") for event in sent.started_events] == [
+        "mine", "mine", "mine", "mine", "mine", None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ({}, {}),
+        ({"command_comment": True, "traces": False}, {}),
+        ({"command_comment": True}, {"tracing": {"enabled": False}}),
+    ],
+)
+def test_without_the_option_or_a_span_there_is_nothing_to_say(
+    options: dict[str, Any], own: dict[str, Any], side: Side, proxy: ReplicaSet, database: str,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(**options)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], **own)
+    # A span of the application's is not one of ours.
+    with trace.use_span(trace.NonRecordingSpan(APPLICATIONS)):
+        side.do(client[database].coll.find_one)
+    assert ["comment" in event.command for event in sent.started_events] == [False]
