@@ -190,7 +190,6 @@ class Config:
         False,
         BOOLEAN,
         "Whether commands carry their operation's trace as a comment, for the server's logs.",
-        telemetry=True,
     )
     metrics: bool | str = _option(
         True,
