@@ -103,7 +103,7 @@ class Runtime:
         self.senders: dict[str, list[Sender]] = {}
         """By the method of the public API, or ``_run_operation``: what features put around it."""
         self.in_flight: dict[int, ref[Any]] = {}
-        """The runs of the retry loop that are making an attempt, each an Attempts (retries/).
+        """The runs of the retry loop that are making an attempt, each a RetryLoop (retries/).
         Weakly: a client whose event loop was given up must be collected with its operations."""
 
     def _telemetry(self, settings: Settings) -> Iterator[Listener]:

@@ -13,7 +13,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.retries.attempts import Attempts
+from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
@@ -101,7 +101,7 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_
     side.do(coll.insert_one, {})
     runtime = PymongoResilienceInstrumentor()._runtime
     assert runtime is not None
-    owner: Any = Attempts if prepared else runtime.limits
+    owner: Any = RetryLoop if prepared else runtime.limits
     monkeypatch.setattr(owner, "operation" if prepared else "of", broken)
     proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9 if prepared else 1))
     with pytest.raises(AutoReconnect) if prepared else nullcontext():
@@ -121,7 +121,7 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """``after``: so many failures that were judged."""
-    classify = Attempts.classify
+    classify = RetryLoop.classify
     faults: list[Exception] = []
 
     def broken(self: Any, error: Exception, operation: Any) -> Any:
@@ -133,7 +133,7 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
     telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
     sent = SentCommands()
     coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
-    monkeypatch.setattr(Attempts, "classify", broken)
+    monkeypatch.setattr(RetryLoop, "classify", broken)
     proxy.inject(CutAfter("insert", times=after + 1))
     side.do(coll.insert_one, {})
     assert len(faults) == faults_logged(caplog) == 1

@@ -27,7 +27,8 @@ from pymongo_resilience_instrumentation.failures.reasons import (
     LostConnectionError,
 )
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
-from pymongo_resilience_instrumentation.retries.attempts import Attempts
+from pymongo_resilience_instrumentation.retries.failed_attempts import described
+from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 GRACE = 0.2
@@ -155,7 +156,7 @@ def _watch(runtime: Runtime, topology: Any, address: Address) -> None:
                     _interrupt(runtime, attempt, pool, address)
 
 
-def _interrupt(runtime: Runtime, attempt: Attempts, pool: Any, address: Address) -> None:
+def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, address: Address) -> None:
     connection = attempt.connection or attempt.handshaking
     if (
         connection is not None
@@ -170,11 +171,11 @@ def _interrupt(runtime: Runtime, attempt: Attempts, pool: Any, address: Address)
         )
 
 
-def would_be_repeated(runtime: Runtime, attempt: Attempts) -> bool:
+def would_be_repeated(runtime: Runtime, attempt: RetryLoop) -> bool:
     """Whether the rules would repeat the attempt, were it interrupted now. In another thread or
     task: what only its own context says counts as no."""
     call, executor = attempt.call, runtime.executor
-    operation = attempt.described()
+    operation = described(attempt)
     if call.timeout:
         operation.deadline = Deadline.after(executor.clock, call.timeout - call.elapsed())
     if not isinstance(operation.strategy, BUILT_IN):

@@ -12,6 +12,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.interceptor import Function
@@ -55,6 +56,30 @@ def keep_away(loop: Any, server: str) -> None:
     loop.avoiding = avoid(kept, loop.avoiding)
     if loop.avoided is None:
         loop.avoided = before
+
+
+def avoid_failed(loop: Any, failure: Failure) -> None:
+    """The next attempt goes to none of the servers that failed, where there are others and that
+    helps."""
+    if (
+        driver.retry_loop.is_sharded(loop)
+        or failure.elsewhere
+        or failure.reason is RetryReason.ATTEMPT_TIMEOUT
+        or (failure.overloaded and _avoids_overloaded(loop))
+    ):
+        before = avoided()
+        loop.avoiding = avoid(driver.next_attempt.deprioritize(loop), loop.avoiding)
+        if loop.avoided is None:
+            loop.avoided = before
+
+
+def _avoids_overloaded(loop: Any) -> bool:
+    """Unless asked to, a read that prefers the primary or secondaries is not moved to the other
+    kind of member: it would read older data, or overload the primary."""
+    asked = driver.clients.retargets_on_overload(driver.retry_loop.client(loop))
+    if asked is None:
+        asked = loop.runtime.config.overload_retargeting
+    return not driver.retry_loop.prefers_members(loop) if asked is None else asked
 
 
 def end(mark: Mark | None) -> None:

@@ -8,19 +8,248 @@ the next ones. What is no part of a call yet, such as a commit or a method that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from sys import exception
 from typing import Any
+from weakref import ref
 
+from pymongo.errors import AutoReconnect
+
+from pymongo_resilience.breakers import Permit
+from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
+from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
+from pymongo_resilience.option_types import NORMAL
+from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
+from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.interceptor import CallInterceptor, Subclass
 from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
+from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
-from .attempts import Attempts
+from . import deprioritized, failed_attempts
+from .final_errors import REFUSED, final_error
+from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
 Run = Callable[..., Any]
 """A method of the loop."""
+NOT_OURS: Any = None
+"""In place of a call: the driver's own ``run`` does it all."""
+
+
+class RetryLoop(driver.retry_loop.DriverLoop):
+    """Work for both executors, in one thread or task; mixed into the driver's loop.
+
+    What a healthy operation does not need is an attribute of the class until it is set.
+    """
+
+    runtime: Runtime
+    drivers_run: Callable[[], Any]
+    call: Call
+    limits: ClientLimits
+    """The client's; known where it may refuse attempts, and once one has failed."""
+    permit: Permit | None = None
+    """The breaker's, until the attempt's outcome is reported to it."""
+    last: Failure | None = None
+    """The one whose error is raised, unless a later one says more."""
+    avoided: tuple[Address, ...] | None = None
+    """What the operation around this one avoids, where this one avoids something else."""
+    avoiding: deprioritized.Mark | None = None
+    txn_number: TxnNumber
+    """Known once an attempt has failed."""
+    only_reads = False
+    resumption: Any = None
+    """A Fetch (features/resumable_finds/), of a batch."""
+    progress: tuple[Any, int] | None = None
+    """Of a bulk, where it stood after the last failure."""
+    began = 0.0
+    """When the last attempt did, on the executor's clock; known once one has failed."""
+    final_error = final_error
+
+    def begin(self) -> bool:
+        """Before the first attempt. False where a fault of ours leaves it all to the driver."""
+        call, runtime = self.call, self.runtime
+        call.terminal_detector = None
+        self.connection, self.was_retryable = None, driver.retry_loop.is_retryable(self)
+        runtime.in_flight[id(self)] = ref(self)
+        try:
+            if avoided := deprioritized.avoided():
+                self.avoided = avoided
+                self.avoiding = deprioritized.begin()
+            if call.only_reads:
+                # The runner's own command comes first; what others run inside comes later.
+                self.only_reads, call.only_reads = True, False
+                if call.resumption is not None:
+                    self.resumption, call.resumption = call.resumption, None
+                    self.resumption.begin(self)
+                if call.hedge is not None:
+                    call.hedge.began(self)
+            if runtime.admits:
+                self.limits = runtime.limits.of(driver.retry_loop.client(self))
+        except faults():
+            logger.exception("internal error in pymongo-resilience before the driver's loop")
+            self.release(None)
+            self.leave_to_driver()
+            return False
+        return True
+
+    def leave_to_driver(self, error: Exception | None = None) -> None:
+        self.call = NOT_OURS
+        super().leave_to_driver(error)
+
+    def undecided(self, error: Exception) -> Callable[[], Any]:
+        self.release(error)
+        self.leave_to_driver(error)
+        return self.drivers_run
+
+    def lost_race(self, error: Exception) -> bool:
+        """Whether a try of a hedged read ends with its ``error``, since the other one goes on."""
+        self.runtime.in_flight.pop(id(self), None)
+        return self.call.hedge is not None and self.call.hedge.ends(self, error)
+
+    def release(self, error: BaseException | None) -> None:
+        """The run is over. Once more, it changes nothing.
+
+        ``error``: what the run ends with, None where its last attempt succeeded.
+        """
+        call, runtime = self.call, self.runtime
+        runtime.in_flight.pop(id(self), None)
+        if call is NOT_OURS:
+            return
+        unfinished = error is not None and is_closing(error)
+        if error is None and not self.began:
+            limits = runtime.limits.get(id(driver.retry_loop.client(self)))
+            if limits is not None and limits.budget is not None and not limits.budget.full:
+                limits.budget.succeeded(retried=False)
+        if self.permit is not None:
+            # An unacknowledged write has no outcome; a failed attempt was reported before.
+            no_reply = error is not None or (call.public and not call.acknowledged)
+            shown = Evidence.NONE if no_reply else Evidence.HEALTHY
+            self._report(shown, unfinished=unfinished)
+        if self.avoided is not None:
+            if not unfinished:
+                deprioritized.end(self.avoiding)
+            self.avoided = None
+        if self.began:
+            # An error's frames hold the loop: nothing may keep the two alive together.
+            self.last, self.txn_number.bound_to = None, None
+        if call.waits:
+            bounded_waits.over(call, None if self.reached_connection else error)
+        if not call.ended:
+            call.selected = driver.retry_loop.server(self)
+
+    def _report(self, shown: Evidence, *, unfinished: bool = False) -> None:
+        """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
+        no lock may be taken."""
+        permit, self.permit = self.permit, None
+        if permit is None:
+            return
+        with shielded("after an attempt"):
+            if unfinished:
+                defer(partial(permit.report, shown))
+            else:
+                permit.report(shown)
+
+    def checked(self, *args: Any) -> Any:
+        """Of a repeated attempt, the library says whether it is sent as a retryable write; of the
+        first, the driver does. Raises TxnNumberLostError where it must not be sent."""
+        session, connection, retryable = args
+        if self.call is NOT_OURS:
+            return self.driver_func(*args)
+        try:
+            if self.was_retryable is None:
+                retryable = self.txn_number.take(self, connection)
+            elif not retryable:
+                refuse_lost(self, connection)
+        except TxnNumberLostError:
+            raise
+        except faults():
+            logger.exception("internal error in pymongo-resilience before a write was sent")
+        self.connection = connection
+        return self.driver_func(session, connection, retryable)
+
+    def selected(self, server: Any) -> None:
+        """Before anything is sent to the server that was selected.
+
+        Raises CircuitBreakerOpenError or OverloadShedError, both also pymongo's AutoReconnect.
+        """
+        if self.call is NOT_OURS or not self.call.has_operations:
+            return
+        try:
+            priority = self.call.wanted(self.runtime.rules, "priority") or NORMAL
+            self.permit = self.limits.admit(self, server, priority)
+        except (CircuitBreakerOpenError, OverloadShedError):
+            driver.selection.note_server(self, server)
+            raise
+        except faults():
+            logger.exception("internal error in pymongo-resilience after a server was selected")
+
+    def operation(self) -> Operation:
+        self.check_repeated()
+        clock = self.runtime.executor.clock
+        self.began = clock.now() - self.call.elapsed()
+        self.limits = self.runtime.limits.of(driver.retry_loop.client(self))
+        self.txn_number = TxnNumber(clock)
+        operation = failed_attempts.described(self)
+        operation.deadline, operation.retry_window = failed_attempts.deadlines(self)
+        return operation
+
+    def attempt(self) -> Any:
+        self.runtime.in_flight[id(self)] = ref(self)
+        self.call.terminal_detector = None
+        self.began = self.runtime.executor.clock.now()
+        return self.again()
+
+    def classify(self, error: Exception, operation: Operation) -> Failure:
+        self.runtime.in_flight.pop(id(self), None)
+        if self.call.waits:
+            bounded_waits.over(self.call, None if self.reached_connection else error)
+        progress = driver.retry_loop.bulk_progress(self)
+        if self.progress is not None and progress != self.progress:
+            self._next_command(operation)
+        self.progress = progress
+        if isinstance(error, TxnNumberUnsupportedError):
+            self._report(Evidence.NONE)
+            if (earlier := self.txn_number.unsupported()) is not None:
+                return earlier
+        if isinstance(error, TxnNumberLostError):
+            error = AutoReconnect(str(error))
+        return failed_attempts.classified(self, error, operation)
+
+    def _next_command(self, operation: Operation) -> None:
+        """A bulk has gone on: the retry of its last command has succeeded."""
+        if operation.attempts:
+            self.limits.succeeded(retried=True)
+        operation.next_command()
+        self.txn_number.next_command()
+
+    def report(self, failure: Failure, operation: Operation) -> Callable[[], Any] | None:
+        self._report(evidence(failure))
+        with shielded("after an attempt"):
+            self.limits.failed(failure, retried=operation.attempts > 0)
+            if failure.overloaded and self.runtime.hedges is not None:
+                self.runtime.hedges.of(driver.retry_loop.client(self)).budget.overloaded()
+        check = driver.next_attempt.needed_check(self, failure)
+        return driver.next_attempt.needed_unpin(self, failure) if check is None else check
+
+    def prepare(self, failure: Failure, operation: Operation) -> None:
+        if self.last is None or not (failure.no_writes_performed or failure.reason in REFUSED):
+            self.last = failure
+        driver.next_attempt.prepare_retry(self, failure)
+        if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
+            rules = self.runtime.executor.retry_rules
+            command_limits.lift_attempt_timeout(self.call, rules, operation, failure)
+        if self.resumption is not None:
+            self.resumption.prepare(self)
+        self.txn_number.bind(failure, operation)
+        if driver.next_attempt.stays_pinned(self, failure):
+            driver.next_attempt.pin_again(self)
+        else:
+            deprioritized.avoid_failed(self, failure)
 
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
@@ -44,7 +273,7 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         if runtime.admits:
             select = driver.selection.SELECT
             more[select] = get_server(runtime, getattr(drivers, select))
-        return driver.retry_loop.subclass(drivers, Attempts, ("call",), more)
+        return driver.retry_loop.subclass(drivers, RetryLoop, ("call",), more)
 
     return Subclass(derive)
 
@@ -82,7 +311,7 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
     """``outside``: what runs a loop that is no part of a call yet."""
     enabled_flag, found, executor = runtime.enabled_flag, calls.found, runtime.executor
 
-    def run(self: Attempts) -> Any:
+    def run(self: RetryLoop) -> Any:
         failed: Exception | None = None
         call = found()
         if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
@@ -114,7 +343,7 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
 def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
     enabled_flag, found, executor = runtime.enabled_flag, calls.found, runtime.async_executor
 
-    async def run(self: Attempts) -> Any:
+    async def run(self: RetryLoop) -> Any:
         failed: Exception | None = None
         call = found()
         if (
