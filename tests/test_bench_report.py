@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import re
@@ -37,30 +36,6 @@ def test_tables_say_what_the_report_says(documents: Any, report: dict[str, Any],
     assert documents.as_it_should_be(document, report) == document.read_text(), (
         "run: python bench/make_report.py --documents"
     )
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_another_figure_in_the_report_makes_another_document(
-    documents: Any, report: dict[str, Any], name: str
-) -> None:
-    document = ROOT / name
-    before = documents.as_it_should_be(document, report)
-    for section in {"healthy", "healthy-async"} & set(report):
-        changed = copy.deepcopy(report)
-        for row in changed[section]["rows"]:
-            row["us"] *= 2 + (row["setup"] != "plain pymongo")
-        assert (documents.as_it_should_be(document, changed) != before) == (
-            name == "docs/performance.md" or (name, section) == ("README.md", "healthy")
-        )
-    fleet = copy.deepcopy(report)
-    for outcome in fleet["fleet"]["outcomes"]:
-        outcome["goodput"] += 0.1
-    assert (documents.as_it_should_be(document, fleet) != before) == (name == "bench/overload.md")
-    changed = copy.deepcopy(report)
-    changed["recovery"]["rows"][0]["ours"] = "0 / 0"
-    assert (documents.as_it_should_be(document, changed) != before) == (name == "bench/recovery.md")
-    report["overload"]["points"][0]["goodput"] += 0.1
-    assert (documents.as_it_should_be(document, report) != before) == (name == "bench/overload.md")
 
 
 @pytest.mark.parametrize("figure", ["overload", "fleet"])
@@ -100,36 +75,3 @@ def test_each_section_names_its_command_and_versions(
             continue
         assert report[name]["command"] == command
         assert report[name]["versions"]["pymongo"]
-
-
-def test_a_section_measured_anew_replaces_itself_alone(
-    monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    module = importlib.import_module("make_report")
-    found = {"start_ms": 12.345678, "client_kib": 4.0, "plain_client_kib": 50.0}
-
-    merged = module.merged(report, "footprint", found)
-
-    assert merged["footprint"]["start_ms"] == 12.35
-    assert {name: kept for name, kept in merged.items() if name != "footprint"} == {
-        name: kept for name, kept in report.items() if name != "footprint"
-    }
-
-
-def test_what_is_not_measured_is_said_with_the_command_that_does(documents: Any) -> None:
-    text = documents.as_it_should_be(documents.PERFORMANCE, {})
-
-    assert 'make report ARGS="--only footprint"' in text
-    assert 'make report ARGS="--only healthy"' in text
-
-
-def test_a_document_without_its_marks_is_an_error(documents: Any, tmp_path: Path) -> None:
-    broken = tmp_path / "performance.md"
-    broken.write_text("no marks")
-    documents.BLOCKS[broken] = documents.BLOCKS[documents.PERFORMANCE]
-    try:
-        with pytest.raises(ValueError, match="has no marks for 'healthy'"):
-            documents.as_it_should_be(broken, {})
-    finally:
-        del documents.BLOCKS[broken]

@@ -160,12 +160,6 @@ def test_what_failed_beside_others_is_run_once_more_alone(
     ]
 
 
-def test_many_failures_are_no_accident(ci: Any, tmp_path: Path) -> None:
-    file = tmp_path / "test" / "newest.xml"
-    report(file, *((f"test_{i}", 1, "<failure/>") for i in range(ci.MOST_REPEATED + 1)))
-    assert not ci.pass_alone([sys.executable, "-c", "pass", f"--junitxml={file}"])
-
-
 def test_a_failed_run_says_how_to_repeat_what_failed(ci: Any, capsys: Any, tmp_path: Path) -> None:
     report(tmp_path / "test" / "newest.xml", ("test_a", 2, "<failure/>"), ("test_b", 1, ""))
     command = ["python", "-m", "pytest", f"--junitxml={tmp_path}/test/newest.xml", "-n", "4"]
@@ -177,14 +171,6 @@ def test_a_failed_run_says_how_to_repeat_what_failed(ci: Any, capsys: Any, tmp_p
     assert last == "1 passed, 1 failed, 0 skipped in 3 s"
     assert ci.repeating(command) == ["python", "-m", "pytest", "tests/test_steps.py::test_a"]
     assert ci.repeating(["ruff", "check", "."]) == ["ruff", "check", "."]
-
-
-def test_the_slowest_ten_of_this_part_are_shown(ci: Any, capsys: Any, tmp_path: Path) -> None:
-    report(tmp_path / "test" / "newest.xml", *((f"test_{n}", n, "") for n in range(12)))
-    report(tmp_path / "rest" / "oldest.xml", ("test_slow", 99, ""))
-    assert ci.finish("test", 1.0) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "tests/test_steps.py" in line]
-    assert [line.rpartition("_")[2] for line in lines] == [str(n) for n in range(11, 1, -1)]
 
 
 def test_fewer_tests_than_recorded_fail(ci: Any, capsys: Any, tmp_path: Path) -> None:
@@ -217,20 +203,3 @@ def test_what_the_machine_lacks_is_not_missed(
 def test_a_report_that_broke_off_counts_nothing(ci: Any, tmp_path: Path) -> None:
     (tmp_path / "test" / "newest.xml").write_text("<testsuites><testsuite>")
     assert ci.finish("test", 1.0) == 1
-
-
-@pytest.mark.parametrize(
-    ("classname", "name", "expected"),
-    [
-        ("tests.test_steps", "test_a[1.5-x]", "tests/test_steps.py::test_a[1.5-x]"),
-        ("tests.test_steps.TestA", "test_b", "tests/test_steps.py::TestA::test_b"),
-        ("", "a report of another tool", "::a report of another tool"),
-    ],
-    ids=["function", "method", "other"],
-)
-def test_names_are_those_of_the_command_line(
-    ci: Any, monkeypatch: pytest.MonkeyPatch, classname: str, name: str, expected: str
-) -> None:
-    monkeypatch.chdir(CI.parent)
-    reports = importlib.import_module("reports")
-    assert reports.node_id(classname, name) == expected
