@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pymongo import InsertOne, MongoClient, UpdateOne, WriteConcern
-from pymongo.errors import AutoReconnect, NotPrimaryError
 from support.clients import SentCommands, wait_until
 
-from pymongo_resilience.testbed import (
-    CutAfter,
-    CutAtHandshake,
-    CutBefore,
-    Election,
-    EmbeddedServer,
-    NotPrimary,
-    ReplicaSet,
-)
+from pymongo_resilience.testbed import CutAfter, CutAtHandshake, EmbeddedServer, ReplicaSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,39 +45,6 @@ def let_connections_age() -> None:
     time.sleep(2 * IDLE_MS / 1000)
 
 
-def test_a_client_sees_the_proxy_and_not_the_server(
-    proxy: ReplicaSet, client: MongoClient[dict[str, Any]]
-) -> None:
-    hello = client.admin.command("hello")
-    address = "{}:{}".format(*proxy.address)
-    assert (hello["hosts"], hello["me"], hello["primary"]) == ([address], address, address)
-    assert hello["setName"] == "rs0"
-    assert hello["topologyVersion"]["counter"] == 1
-    assert client.nodes == {proxy.address}
-
-
-def test_cut_before_leaves_no_trace_of_the_command(
-    server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
-) -> None:
-    fault = CutBefore("insert", times=2)
-    proxy.inject(fault)
-    with pytest.raises(AutoReconnect):
-        orders.insert_one({})
-    assert fault.injected == 2
-    assert stored(server, orders) == 0
-
-
-def test_cut_after_leaves_the_command_executed_once(
-    server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
-) -> None:
-    fault = CutAfter("insert", times=2)
-    proxy.inject(fault)
-    with pytest.raises(AutoReconnect):
-        orders.insert_one({})
-    assert fault.injected == 2
-    assert stored(server, orders) == 1
-
-
 def test_a_cut_aims_at_the_command_it_names(
     proxy: ReplicaSet, orders: Collection[dict[str, Any]]
 ) -> None:
@@ -97,32 +55,6 @@ def test_a_cut_aims_at_the_command_it_names(
     )
     assert (result.inserted_count, result.upserted_count, fault.injected) == (2, 1, 1)
     assert (orders.find_one({"_id": 1}) or {})["n"] == 1
-
-
-def test_not_primary_carries_the_label_and_executes_nothing(
-    server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
-) -> None:
-    proxy.inject(NotPrimary("insert", times=2))
-    with pytest.raises(NotPrimaryError) as raised:
-        orders.insert_one({})
-    assert raised.value.has_error_label("RetryableWriteError")
-    assert stored(server, orders) == 0
-
-
-def test_a_step_down_is_a_gap_without_a_primary(
-    server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
-) -> None:
-    gap = 2.5
-    fault = Election(gap)
-    started = time.monotonic()
-    proxy.inject(fault)
-    # Plain pymongo sends a write without a transaction number, and raises, if it hears of the
-    # step-down between selecting the server and sending.
-    wait_until(lambda: not orders.database.client.topology_description.has_writable_server())
-    orders.insert_one({})
-    assert time.monotonic() - started >= gap
-    assert fault.injected == 1
-    assert stored(server, orders) == 1
 
 
 def test_cursors_and_large_batches_pass_unchanged(

@@ -17,16 +17,9 @@ from support.clients import wait_until
 from support.free_ports import consecutive_free_ports
 from support.servers import mongod_version
 
-from pymongo_resilience.testbed import (
-    CutAfter,
-    EmbeddedServer,
-    ReplicaSet,
-    ShardedCluster,
-    Standalone,
-    TestbedError,
-)
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, TestbedError
 
-KINDS = (EmbeddedServer, ReplicaSet, ShardedCluster, Standalone)
+KINDS = (EmbeddedServer, ReplicaSet)
 Kind = Callable[[], Any]
 
 
@@ -85,27 +78,10 @@ def test_it_starts_and_stops_inside_of_a_running_loop(kind: Kind, asynchronous: 
 
 
 @pytest.mark.usefixtures("processes")
-def test_faults_are_injected_from_a_running_loop() -> None:
-    async def use() -> None:
-        async with ReplicaSet(members=1) as replica_set:
-            done = replica_set.inject(CutAfter("insert"))
-            async with pymongo.AsyncMongoClient[dict[str, Any]](replica_set.uri) as client:
-                await client.test.coll.insert_one({"_id": 1})
-            await asyncio.wait_for(asyncio.wrap_future(done), 5)
-            assert replica_set.repeats == 1
-
-    asyncio.run(use())
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("how", ["no loop", "with", "async with"])
+@pytest.mark.parametrize("how", ["no loop", "async with"])
 def test_a_start_that_fails_leaves_no_server(how: str) -> None:
     with socket.create_server(("127.0.0.1", consecutive_free_ports(2) + 1)) as other:
         deployment = ReplicaSet(members=2, port=other.getsockname()[1] - 1)
-
-        async def sync_block() -> None:
-            with deployment:
-                pass
 
         async def async_block() -> None:
             async with deployment:
@@ -113,14 +89,13 @@ def test_a_start_that_fails_leaves_no_server(how: str) -> None:
 
         start: dict[str, Callable[[], object]] = {
             "no loop": deployment.start,
-            "with": lambda: asyncio.run(sync_block()),
             "async with": lambda: asyncio.run(async_block()),
         }
         with pytest.raises(TestbedError, match="Address already in use"):
             start[how]()
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_asynchronous_block_that_is_cancelled_leaves_no_server(
     kind: Kind, processes: list[subprocess.Popen[str]]
 ) -> None:
@@ -141,20 +116,6 @@ def test_an_asynchronous_block_that_is_cancelled_leaves_no_server(
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_block_that_raises_leaves_no_server(asynchronous: bool) -> None:
-    async def block() -> None:
-        if asynchronous:
-            async with ReplicaSet():
-                raise KeyError
-        with ReplicaSet():
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        asyncio.run(block())
-
-
-@pytest.mark.usefixtures("processes")
 def test_a_deployment_that_cannot_close_its_members_ends_its_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,7 +133,7 @@ def test_a_deployment_that_cannot_close_its_members_ends_its_server(
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_runs_is_not_started_again(kind: Kind) -> None:
     with kind() as running:
         with pytest.raises(TestbedError, match="is running already"):
