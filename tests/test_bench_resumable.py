@@ -40,7 +40,7 @@ def test_random_faults_lose_and_double_nothing(side: str) -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of a benchmark that keeps its bars: ten batches, three faults, three commands more for each."""
+    """A scan that keeps its bars: ten batches, three faults, three commands more for each."""
     monkeypatch.syspath_prepend(str(BENCH))
     bench, rng = importlib.import_module("resumable"), random.Random(1)  # noqa: S311 - no secret
     run = bench.Run(None, rng, EXPECTED, faults=3, most_more=bench.MORE)

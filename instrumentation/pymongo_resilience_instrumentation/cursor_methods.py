@@ -57,19 +57,6 @@ def made(runtime: Runtime) -> Wrapper:
     return wrapper
 
 
-def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Wrapper:
-    """Another ``find``; ``collection``: from whatever has it to the collection that it finds in."""
-
-    def wrapper(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
-        cursor = original(*args, **kwargs)
-        if runtime.enabled_flag.on and calls.current() is None:
-            with shielded("after a cursor was made"):
-                _attach_policy(policy_of(collection(instance)), cursor)
-        return cursor
-
-    return wrapper
-
-
 def clone(runtime: Runtime) -> Wrapper:
     """What copies a cursor: the copy has what the original was made with."""
 
@@ -184,8 +171,6 @@ class Batch(CallInterceptor):
         try:
             if cursor is not None and call.transaction is None:
                 _apply(runtime, call, cursor, first=call.batch_of is None)
-            if call.timeout is not None and driver.csot.max_time(operation) is not None:
-                runtime.deprecated.warn(call.client, maxTimeMS=driver.csot.max_time(operation))
             if runtime.before_batch is not None and cursor is not None:
                 runtime.before_batch(call, operation, method)
         except BaseException as error:

@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation.telemetry.server_gauges import (
     ServerGauges,
     server_gauges,
 )
+from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
 from pymongo_resilience_instrumentation.transactions.repeated_transactions import RetryTransaction
 
 from . import deferred, driver, forks, self_check
@@ -201,7 +202,7 @@ def _check_client(client: object, function: str) -> None:
 def _reach_existing_clients(runtime: Runtime) -> None:
     count = 0
     for client in driver.clients.existing_clients():
-        runtime.deprecated.register(client)
+        warn_of_ignored_options(client, runtime.config.timeout_ms)
         client_tracing.keep_for_existing(client)
         count += not client_setup.carry_over(runtime, client)
     if count:

@@ -142,8 +142,7 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
 def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
     """Whoever decides on retries."""
     yield from _of_cursors(runtime)
-    waiting = runtime.clients.waiting if runtime.shows_calls else None
-    yield from bounded_waits.wrapped(runtime.enabled_flag, waiting)
+    yield from bounded_waits.wrapped(runtime.enabled_flag, runtime.clients.waiting)
     yield from session_methods.wrapped(runtime)
     if runtime.config.command_comment:
         for owner in driver.connections.connections_with(driver.connections.PASSED):

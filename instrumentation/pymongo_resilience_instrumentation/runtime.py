@@ -39,7 +39,6 @@ from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, 
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, timeout_errors
-from pymongo_resilience_instrumentation.timeouts.command_limits import DeprecatedOptions
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, transaction_of
 
 from . import calls, driver
@@ -92,7 +91,6 @@ class Runtime:
         self.async_executor: AsyncExecutor = AsyncExecutor(retry_rules, clock, listener)
         self.rules: NamespaceRules = _rules(config, settings.strategy)
         self.timeouts = TimeoutRules(self.rules, config, csot_available=state is State.ALL)
-        self.deprecated = DeprecatedOptions(config.timeout_ms)
         limited = config if self.owns_retries else None
         self.limits = ByClient(partial(ClientLimits, limited, clock, listener))
         self.admits = self.owns_retries and (config.circuit_breaker != OFF or config.load_shedding)

@@ -256,15 +256,14 @@ def test_a_file_that_was_only_found_begins_its_life_with_the_first_read(
 def test_a_cursor_over_files_takes_its_timeout_along_and_has_a_life(
     where: str, side: Side, proxy: ReplicaSet, stored: str, control: Any, instrument: Instrument
 ) -> None:
-    """Whatever mode is set: the text leaves GridFS no other."""
     control[stored].fs.files.insert_many([{"_id": n, "length": 0} for n in range(5)])
-    instrument(timeout_mode="iteration")
+    instrument()
     sent = SentCommands()
     own = {"timeoutMS": LOW} if where == "client" else {}
     db = side.client(proxy.uri, event_listeners=[sent], **own)[stored]
     if where == "bind":
-        db = bind(db, Policy(timeout_ms=LOW, timeout_mode="iteration"))
-    block = override(timeout_ms=LOW, timeout_mode="iteration")
+        db = bind(db, Policy(timeout_ms=LOW))
+    block = override(timeout_ms=LOW)
     with block if where == "override" else contextlib.nullcontext():
         cursor = bucket_of(side, db).find({}, batch_size=2)
     side.do(cursor.next)

@@ -39,8 +39,10 @@ OPTIONS = (
              why="By `timeoutMS`, rules and `bind`, and `override`."),
         held("option-3", "what does not say inherits from the level above",
              "timeout_precedence::test_the_nearest_holds", "bind::test_the_timeout_is_carried"),
-        held("option-4", "once set, it cannot be unset further down",
-             "nested_timeouts::test_of_any_nested_timeouts_the_shortest_holds"),
+        differs("option-4", "once set, it cannot be unset further down",
+                "As in plain pymongo, `pymongo.timeout` of 0 or None lifts one around it. What "
+                "`override` and `bind` set cannot be unset.",
+                "nested_timeouts::test_of_any_nested_timeouts_the_shortest_holds"),
         not_applicable("option-5", "types for durations: their special values mean what they do",
                        "Timeouts are numbers here."),
         not_applicable("option-6", "types for durations: there is a way to say infinite",
@@ -63,13 +65,12 @@ OPTIONS = (
     )),
     Section("Deprecations", (
         held("deprecated-1", "socketTimeoutMS, waitQueueTimeoutMS and wTimeoutMS are deprecated",
-             "deprecated_options::test_of_a_client_that_has_a_timeout",
-             "deprecated_options::test_of_a_client_that_was_made_before",
+             "deprecated_options::test_a_client_with_a_timeout_names_its_older_options",
              why="A warning where a timeout sets them aside; without one, pymongo has not "
                  "deprecated "
                  "them."),
-        held("deprecated-2", "so are maxTimeMS and maxCommitTimeMS of operations",
-             "deprecated_options::test_of_a_call_that_begins_under_a_deadline"),
+        documented("deprecated-2", "so are maxTimeMS and maxCommitTimeMS of operations",
+                   "Older timeouts", "timeouts.md#older-timeouts"),
     )),
 )  # fmt: skip
 

@@ -211,8 +211,7 @@ SESSIONS = (
                                  "document",
              "Older timeouts", "timeouts.md#older-timeouts"),
         held("command-runner-2", "the document is not searched for one",
-             "time_limits::test_the_applications_own_limits",
-             "deprecated_options::test_of_a_call_that_begins_under_a_deadline"),
+             "time_limits::test_the_applications_own_limits"),
     )),
 )  # fmt: skip
 

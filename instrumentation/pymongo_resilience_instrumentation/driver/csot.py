@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from typing import NamedTuple
 
 from pymongo import _csot
 
-from pymongo_resilience.clock import SHORTEST, Clock
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.internal_errors import is_closing
 
 # Where the self-check misses one of these, what needs it stays off.
@@ -29,18 +29,17 @@ def now() -> float:
 
 def timeout_in_force() -> float | None:
     """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
-    timeout = _csot.get_timeout()
-    return None if timeout is None else float(timeout)
+    return TIMEOUT.get()
 
 
 def forget_timeout() -> None:
     """In this task or thread, no timeout is in force any more."""
-    _csot.reset_all()
+    _set(None, math.inf, 0.0)
 
 
 def remaining() -> float | None:
     """Seconds until the driver's deadline; None without one."""
-    return _csot.remaining()
+    return DEADLINE.get() - now() if TIMEOUT.get() else None
 
 
 def deadline_on(clock: Clock) -> float | None:
@@ -52,14 +51,7 @@ def deadline_on(clock: Clock) -> float | None:
 
 def min_rtt() -> float:
     """The minimum round-trip time of the selected server, under a deadline; else 0."""
-    return _csot.get_rtt()
-
-
-def max_time(batch: Any) -> int | None:
-    """The ``maxTimeMS`` of its own that a cursor's first batch was given."""
-    # The driver makes a dict of what is more than a filter; a filter may be any mapping.
-    spec = getattr(batch, "spec", None)
-    return spec.get("$maxTimeMS") if type(spec) is dict else None
+    return RTT.get()
 
 
 class _Ours(float):
@@ -71,11 +63,10 @@ class _Ours(float):
 class InForce(AbstractContextManager[None]):
     """Puts a length and an end in force, in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_ends", "_rtt", "_seconds", "_token", "before")
+    __slots__ = ("_ends", "_rtt", "_seconds", "before")
 
     before: tuple[float | None, float, float] | None
     """What it is in place of; None while it is not in force."""
-    _token: Token[float] | None
 
     def __init__(self, seconds: float | None, ends: float | None = None, rtt: float = 0.0) -> None:
         """Without ``ends`` as ``pymongo.timeout``: from now on, and it ends with the one in force
@@ -87,31 +78,23 @@ class InForce(AbstractContextManager[None]):
         self._seconds = seconds
         self._ends = ends
         self._rtt = rtt
-        self.before = self._token = None
+        self.before = None
 
     def __enter__(self) -> None:
-        self.before = TIMEOUT.get(None), RTT.get(), DEADLINE.get()
-        TIMEOUT.set(self._seconds)
-        RTT.set(self._rtt)
-        self._token = DEADLINE.set(self._ends)
+        self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get()
+        _set(self._seconds, self._ends, self._rtt)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        before = self.before
-        if before is None or (error is not None and is_closing(error)):
-            return
-        try:
-            if self._token is None:
-                DEADLINE.set(before[2])  # its beginning was interrupted
-            else:
-                DEADLINE.reset(self._token)
-        except ValueError:  # it ends in another context than it began in
+        # A coroutine that is closed unfinished may be so in another context.
+        if self.before is not None and (error is None or not is_closing(error)):
+            _set(*self.before)
             self.before = None
-            return
-        except RuntimeError:  # reset already: an exit before this one was interrupted
-            pass
-        TIMEOUT.set(before[0])
-        RTT.set(before[1])
-        self.before = None
+
+
+def _set(seconds: float | None, ends: float, rtt: float) -> None:
+    TIMEOUT.set(seconds)
+    DEADLINE.set(ends)
+    RTT.set(rtt)
 
 
 def within(seconds: float) -> InForce:
@@ -139,7 +122,7 @@ class Timeout(NamedTuple):
 
     @classmethod
     def in_force(cls) -> Timeout:
-        return cls(TIMEOUT.get(None), DEADLINE.get())
+        return cls(TIMEOUT.get(), DEADLINE.get())
 
     def until(self, end: float) -> Timeout:
         """It, but no longer than to ``end``."""
@@ -157,15 +140,4 @@ class Timeout(NamedTuple):
 
 def runs_already() -> bool:
     """Whether the timeout in force is one that was resumed."""
-    return isinstance(TIMEOUT.get(None), _Ours)
-
-
-def hidden_timeout() -> Timeout | None:
-    """What is left of a ``pymongo.timeout`` around one of 0 or None, which lifts it in pymongo.
-
-    Client Side Operations Timeout, "timeoutMS": once set, it cannot be unset further down.
-    """
-    ends = DEADLINE.get()
-    if ends == math.inf:
-        return None
-    return Timeout(max(ends - now(), SHORTEST), ends)
+    return isinstance(TIMEOUT.get(), _Ours)

@@ -17,8 +17,6 @@ RUN_OPERATION = "_run_operation"
 """A client's method that sends for a batch of a cursor."""
 AGGREGATE = "_run_aggregation_cmd"
 """A change stream's: sends its aggregate, to begin and to resume."""
-of_files: tuple[type, ...] = ()
-"""The cursors over the files of GridFS; none while that is not imported."""
 
 
 def cursor_classes() -> tuple[type, ...]:
@@ -45,10 +43,6 @@ def pinned_address(operation: Any) -> Address | None:
     would note its server; else None."""
     connection = getattr(getattr(operation, "conn_mgr", None), "conn", None)
     return getattr(connection, "address", None)
-
-
-def is_of_files(cursor: Any) -> bool:
-    return isinstance(cursor, of_files)
 
 
 def is_tailable(cursor: Any) -> bool:

@@ -7,18 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gridfs.asynchronous.grid_file import (
-    AsyncGridFS,
-    AsyncGridFSBucket,
-    AsyncGridIn,
-    AsyncGridOut,
-    AsyncGridOutCursor,
-)
-from gridfs.synchronous.grid_file import GridFS, GridFSBucket, GridIn, GridOut, GridOutCursor
-
-from . import cursors
-
-cursors.of_files = GridOutCursor, AsyncGridOutCursor
+from gridfs.asynchronous.grid_file import AsyncGridFS, AsyncGridFSBucket, AsyncGridIn, AsyncGridOut
+from gridfs.synchronous.grid_file import GridFS, GridFSBucket, GridIn, GridOut
 
 
 def gridfs_buckets() -> tuple[type, ...]:

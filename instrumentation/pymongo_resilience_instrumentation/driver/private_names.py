@@ -106,8 +106,7 @@ def parts() -> Iterator[Part]:
     for place, names, _ in _in_each_half():
         yield Part(place, names)
     topology = "pymongo.topology_description:TopologyDescription"
-    timeouts = "get_timeout", "get_rtt", "remaining", "reset_all", "TIMEOUT", "DEADLINE", "RTT"
-    yield Part("pymongo._csot", timeouts)
+    yield Part("pymongo._csot", ("TIMEOUT", "DEADLINE", "RTT"))
     yield Part("pymongo.client_options:ClientOptions", ("_options",))
     yield Part("pymongo.message", ("_CursorAddress",))
     yield Part("pymongo.message:_CursorAddress", ("namespace",))
@@ -145,6 +144,6 @@ def _in_each_half() -> Iterator[tuple[str, Names, Names]]:
 def parts_of_gridfs() -> Iterator[Part]:
     """What is imported only where the application does."""
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
-        classes = ("FS", "FSBucket", "In", "Out", "OutCursor")
+        classes = ("FS", "FSBucket", "In", "Out")
         names = tuple(f"{prefix}Grid{each}" for each in classes)
         yield Part(f"gridfs.{half}.grid_file", names)

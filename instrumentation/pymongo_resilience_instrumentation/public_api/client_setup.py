@@ -23,6 +23,7 @@ from pymongo_resilience_instrumentation.telemetry.listeners import (
     Pools,
 )
 from pymongo_resilience_instrumentation.telemetry.metrics import NOT_MEASURED
+from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
 
 
 def constructor(runtime: Runtime) -> Wrapper:
@@ -44,8 +45,7 @@ def constructor(runtime: Runtime) -> Wrapper:
             kwargs["event_listeners"] = ours
             _select_for(runtime, client, kwargs)
         original(*args, **kwargs)
-        with shielded("after a client was made"):
-            runtime.deprecated.register(client)
+        warn_of_ignored_options(client, runtime.config.timeout_ms)
 
     return construct
 

@@ -68,8 +68,6 @@ class PublicMethod(CallInterceptor):
             session = driver.sessions.BOUND[self.asynchronous].get()
         call.session = session
         runtime.begin(call)
-        if kwargs and call.timeout is not None:
-            runtime.deprecated.of_method(call, kwargs)
         if self._after is not None:
             try:
                 cursor_methods.prepare(runtime, operation.gives, call, args, kwargs)

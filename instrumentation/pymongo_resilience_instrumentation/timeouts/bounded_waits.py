@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import lock
 from pymongo.errors import NetworkTimeout, ServerSelectionTimeoutError, WaitQueueTimeoutError
@@ -34,11 +34,6 @@ from pymongo_resilience_instrumentation.interceptor import (
     Wrapper,
 )
 
-if TYPE_CHECKING:
-    Waiting = MutableMapping["Wait", weakref.ref[Any]]
-    """Who waits for a connection, and the driver's place to wait in, or the pool that makes one."""
-
-
 GRACE = 0.005
 """Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
 RESOLUTION = 0.001
@@ -48,8 +43,11 @@ CONNECTING = 1.0
 authentication are several round trips."""
 
 
-def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Row]:
-    """``waiting``: where waits for a connection are noted; None measures no wait."""
+def wrapped(
+    enabled_flag: EnabledFlag, waiting: MutableMapping[Wait, weakref.ref[Any]]
+) -> Iterator[Row]:
+    """``waiting``: who waits for a connection, and the driver's place to wait in, or the pool that
+    makes one."""
     for half, connecting in (
         (driver.selection.SYNC_HALF, Connect()),
         (driver.selection.ASYNC_HALF, ConnectAsync()),
@@ -73,12 +71,9 @@ def time_to_wait() -> float | None:
     if driver.csot.TIMEOUT.get() is None:
         return None
     left, call = driver.csot.remaining(), calls.current()
-    if call is None:
-        return left
-    own = call.waits_until - driver.csot.now()
-    if left is None:
-        return None if own == NEVER else own
-    return min(left, own)
+    own = NEVER if call is None else call.waits_until - driver.csot.now()
+    limit = own if left is None else min(left, own)
+    return None if limit == NEVER else limit
 
 
 def within_wait(seconds: float) -> AbstractContextManager[None]:
@@ -167,100 +162,103 @@ def _in_progress(call: Call, what: For) -> Wait:
     return wait
 
 
-class _Waited(Entered):
+class _Limited(Entered):
     __slots__ = ("ends", "seconds")
 
     def __init__(
-        self, place: object, seconds: float | None, around: AbstractContextManager[None]
+        self, place: Any, seconds: float | None, deadline: AbstractContextManager[None]
     ) -> None:
-        super().__init__(place, around)
+        super().__init__(place, deadline)
         self.seconds = seconds
-        """That the driver, or an attempt, is given; None is without end."""
+        """None is without end."""
         self.ends = driver.csot.now() + (seconds or 0.0)
 
 
 class _MeasuredWait(Interceptor):
-    def __init__(self, what: For, waiting: Waiting | None) -> None:
+    def __init__(self, what: For, waiting: MutableMapping[Wait, weakref.ref[Any]]) -> None:
         self._what = what
         self._waiting = waiting
 
     @contextmanager
-    def _measured(
-        self, place: object, limit: AbstractContextManager[None] = NO_DEADLINE
-    ) -> Iterator[None]:
-        call, waiting, wait = calls.current(), self._waiting, None
-        if call is not None and waiting is not None:
-            with shielded("before a wait"):
-                wait = _in_progress(call, self._what)
-                if self._what is For.CONNECTION:
-                    waiting[wait] = weakref.ref(place)
+    def _measured(self, call: Call, place: object) -> Iterator[None]:
+        wait = _in_progress(call, self._what)
+        if self._what is For.CONNECTION:
+            self._waiting[wait] = weakref.ref(place)
         began = time.perf_counter()
         try:
-            with limit:
-                yield
+            yield
         finally:
-            if wait is not None and waiting is not None:
-                with shielded("after a wait"):
-                    waiting.pop(wait, None)
-                    seconds = time.perf_counter() - began
-                    wait.add(seconds, connecting=isinstance(self, Handshake))
+            self._waiting.pop(wait, None)
+            seconds = time.perf_counter() - began
+            wait.add(seconds, connecting=isinstance(self, Handshake))
 
 
 class ConditionWait(_MeasuredWait):
     """A wait for a server, or for a place in the pool. The sync one runs under their lock."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited:
-        condition = given[0] if given else kwargs["condition"]
-        timeout = given[1] if len(given) > 1 else kwargs["timeout"]
-        left = time_to_wait()
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Limited:
+        condition, timeout = given
+        left, call = time_to_wait(), calls.current()
         if left is not None:
             left = max(left, RESOLUTION)
             # Under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which any timeout
             # sets aside.
             aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
             timeout = left if timeout is None or aside else min(timeout, left)
-        return _Waited(condition, timeout, self._measured(condition))
+        measured = NO_DEADLINE if call is None else self._measured(call, condition)
+        return _Limited(condition, timeout, measured)
 
-    def send(self, waited: _Waited, original: Function, *_given: Any, **_kwargs: Any) -> Any:
-        return original(waited.instance, waited.seconds)
+    def send(self, limited: _Limited, original: Function, *_given: Any, **_kwargs: Any) -> Any:
+        return original(limited.instance, limited.seconds)
 
 
 class Handshake(_MeasuredWait):
     """A connection until it is ready, hello and authentication included: it has what selecting a
     server has left of ``min(serverSelectionTimeoutMS, remaining)``, and what an attempt has."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited | None:
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Limited | None:
         if calls.reporting():
             return None
-        pool, call, left = given[0], calls.current(), time_to_wait()
         # Monitors, and what keeps minPoolSize, have no handler.
         handler = given[1] if len(given) > 1 else kwargs.get("handler")
+        pool, call, left = given[0], calls.current(), time_to_wait()
         attempt: float | None = None
         if call is not None and handler is not None and call.attempt_timeout is not None:
             attempt = max(call.attempt_timeout, CONNECTING)
-        limits = [each for each in (left, attempt) if each is not None]
-        limit = within_wait(min(limits)) if limits else NO_DEADLINE
-        return _Waited(pool, attempt, limit if handler is None else self._measured(pool, limit))
+            left = attempt if left is None else min(left, attempt)
+            if left < attempt:
+                attempt = None
+        return _Limited(pool, attempt, self._limit(None if handler is None else call, pool, left))
 
-    def failed(self, waited: _Waited | None, error: BaseException, *_: Any) -> BaseException:
-        if waited is not None and waited.seconds is not None and isinstance(error, NetworkTimeout):
-            left = driver.csot.remaining()
-            if driver.csot.now() >= waited.ends and (left is None or left > 0):
-                error.__cause__ = AttemptTimeoutError(waited.seconds)
-                # The driver's text names a timeoutMS that was not set.
-                error.args = (f"{address_text(waited.instance.address)}: {error.__cause__}",)
+    @contextmanager
+    def _limit(self, call: Call | None, pool: object, seconds: float | None) -> Iterator[None]:
+        limit = NO_DEADLINE if seconds is None else within_wait(seconds)
+        with NO_DEADLINE if call is None else self._measured(call, pool), limit:
+            yield
+
+    def failed(self, limited: _Limited | None, error: BaseException, *_: Any) -> BaseException:
+        if (
+            isinstance(error, NetworkTimeout)
+            and limited is not None
+            and limited.seconds is not None
+            and driver.csot.now() >= limited.ends
+        ):
+            error.__cause__ = AttemptTimeoutError(limited.seconds)
+            # The driver's text names a timeoutMS that was not set.
+            error.args = (f"{address_text(limited.instance.address)}: {error.__cause__}",)
         return error
 
 
 class Connect(Interceptor):
     """``min(connectTimeoutMS, remaining)`` until the socket is there."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited:
-        seconds = time_to_wait()
-        if seconds is not None:
-            own = (given[1] if len(given) > 1 else kwargs["options"]).connect_timeout
-            seconds = seconds if own is None else min(seconds, own)
-        return _Waited(None, seconds, NO_DEADLINE if seconds is None else within_wait(seconds))
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Limited:
+        options = given[1]
+        seconds = driver.csot.remaining()
+        if seconds is None:
+            return _Limited(None, None, NO_DEADLINE)
+        seconds = min(seconds, options.connect_timeout or seconds)
+        return _Limited(None, seconds, driver.csot.within(seconds))
 
 
 class ConnectAsync(Connect):
@@ -268,7 +266,7 @@ class ConnectAsync(Connect):
     end in time as well; a cancellation that arrives with the socket is kept."""
 
     async def send(
-        self, connecting: _Waited, original: Function, *given: Any, **kwargs: Any
+        self, connecting: _Limited, original: Function, *given: Any, **kwargs: Any
     ) -> Any:
         task, seconds = asyncio.current_task(), connecting.seconds
         before = 0 if task is None else task.cancelling()
@@ -293,12 +291,8 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
             await original(*args, **kwargs)
             return
         conn, buf = args
-        seconds = conn.gettimeout
         try:
-            if seconds is not None and seconds <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(seconds):
-                await conn.write(buf)
+            await wait_for(conn.write(buf), conn.gettimeout)
         except TimeoutError as error:
             # asyncio's own has no text.
             raise TimeoutError("timed out") from error

@@ -7,7 +7,7 @@ options" and "Deprecations".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.connections import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, unsent
 from pymongo_resilience_instrumentation.interceptor import (
@@ -149,42 +148,21 @@ def lift_attempt_timeout(
         call.attempt_timeout = call.reply_within = None
 
 
-class DeprecatedOptions:
-    """The older options already warned of, by the identity of clients. Two threads may both log the
-    first warning."""
-
-    def __init__(self, timeout_ms: int | None) -> None:
-        self._default = timeout_ms
-        self._warned: dict[int, set[str]] = {}
-
-    def register(self, client: Any) -> None:
-        """The options of a client, where all it does has a timeout."""
-        with shielded("before the calls of a client"):
-            options, pool = client.options, client.options.pool_options
-            if options.timeout is not None or self._default is not None:
-                self.warn(
-                    client,
-                    socketTimeoutMS=pool.socket_timeout,
-                    waitQueueTimeoutMS=pool.wait_queue_timeout,
-                    wtimeout=options.write_concern.document.get("wtimeout"),
-                )
-
-    def of_method(self, call: Call, keywords: Mapping[str, Any]) -> None:
-        """What a method is called with under a timeout; a ``command()`` is the application's."""
-        with shielded(f"before {call.operation}"):
-            if call.operation != "runCommand":
-                own = keywords.get("max_time_ms", keywords.get("maxTimeMS"))
-                self.warn(call.client, maxTimeMS=own)
-
-    def warn(self, client: object, **options: Any) -> None:
-        """Log options that are ignored; None is one that was not given."""
-        for option, value in options.items():
-            warned = None if value is None else keep(self._warned, client, set())
-            if warned is not None and option not in warned:
-                warned.add(option)
-                logger.warning(
-                    "%s is ignored where an operation has a timeout (timeout_ms, timeoutMS or "
-                    "pymongo.timeout): give a shorter one there; further cases of this client are "
-                    "not logged",
-                    option,
-                )
+def warn_of_ignored_options(client: Any, default_ms: int | None) -> None:
+    """Where all that a client does has a timeout, name its older options, which have no effect."""
+    with shielded("before the calls of a client"):
+        options, pool = client.options, client.options.pool_options
+        if options.timeout is None and default_ms is None:
+            return
+        older = {
+            "socketTimeoutMS": pool.socket_timeout,
+            "waitQueueTimeoutMS": pool.wait_queue_timeout,
+            "wtimeout": options.write_concern.document.get("wtimeout"),
+        }
+        ignored = [name for name, value in older.items() if value is not None]
+        if ignored:
+            logger.warning(
+                "ignored where an operation has a timeout (timeout_ms, timeoutMS or "
+                "pymongo.timeout): %s; give a shorter timeout there",
+                ", ".join(ignored),
+            )

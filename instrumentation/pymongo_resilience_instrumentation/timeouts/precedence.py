@@ -7,7 +7,6 @@ The first row that applies holds:
 |---|---|---|
 | in a ``with_transaction``, with its session | the transaction's | the transaction's |
 | in ``pymongo.timeout`` and ``override`` | the shorter of the two | the sooner of the two |
-| in ``pymongo.timeout``, one of 0 or None inside of it | what is left of the outer one | the same |
 | in ``pymongo.timeout`` | its own | its own |
 | in ``override(timeout_ms=...)`` | its own | anew for each operation |
 | on what ``bind()`` or ``default_timeout_ms`` gave one | its own | anew |
@@ -40,7 +39,7 @@ from pymongo_resilience.policies.blocks import Block
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy, shorter
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.operations import Target
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
@@ -90,23 +89,14 @@ class TimeoutRules:
         else:
             seconds = milliseconds / 1000
         call.own_timeout = seconds, configured
-        if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
-            return self._within_another(around.timeout_ms, in_force)
+        if in_force is not None:
+            own_block = around.timeout_ms
+            if own_block is None or shorter(in_force, own_block / 1000) == in_force:
+                return in_force, NO_DEADLINE
+            # pymongo keeps the earlier of both ends.
+            return own_block / 1000, driver.csot.InForce(own_block / 1000)
         call.configured = configured
         # Also where it is the client's own: pymongo's loop over several batches has none.
-        return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
-
-    def _within_another(
-        self, own: int | None, in_force: float | None
-    ) -> tuple[float | None, AbstractContextManager[None]]:
-        """``own``: milliseconds that blocks give, inside of a ``pymongo.timeout``."""
-        hidden = None if in_force else driver.csot.hidden_timeout()
-        if hidden is not None and not own:
-            return hidden.seconds, hidden.resume()
-        if in_force is not None and (not own or shorter(in_force, own / 1000) == in_force):
-            return in_force, NO_DEADLINE
-        seconds = None if own is None else own / 1000
-        # pymongo keeps the earlier of both ends.
         return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
 
     def of_several(
@@ -215,7 +205,7 @@ class CursorTimeout:
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (around or 0) / 1000)
         in_force = driver.csot.timeout_in_force()
-        if not seconds and (in_force is not None or driver.csot.hidden_timeout() is not None):
+        if not seconds and in_force is not None:
             return None
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
@@ -241,7 +231,7 @@ def cursor_timeout(
     Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
     for an aggregate by iteration that ``writes`` ($out or $merge), and for a server that would wait
     longer than the operation has. The mode of the process is a default, and no error where it
-    cannot hold. GridFS's cursors have a life, whatever mode is set.
+    cannot hold.
     """
     if not rules.csot_available:
         return None
@@ -259,7 +249,7 @@ def cursor_timeout(
     within_another = driver.csot.runs_already()
     if tailable:
         mode = ITERATION
-    elif within_another or writes or (driver.cursors.is_of_files(cursor) and not call.configured):
+    elif within_another or writes:
         mode = CURSOR_LIFETIME
     blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
     default = ITERATION if call.configured else CURSOR_LIFETIME

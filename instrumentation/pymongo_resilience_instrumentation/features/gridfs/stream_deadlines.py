@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import policy_of
-from pymongo_resilience_instrumentation import cursor_methods, driver
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.failures import classify
@@ -51,7 +51,6 @@ OF_A_STREAM = (
 def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Interceptor]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
     for owner in gridfs.gridfs_buckets():
-        yield owner, "find", cursor_methods.find(runtime, gridfs.files_of_bucket)
         for name in (*OPENING, *WHOLE):
             if name in vars(owner):
                 yield owner, name, BucketMethod(runtime, opens=name in OPENING)
