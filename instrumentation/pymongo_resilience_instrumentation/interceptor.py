@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from sys import exception
-from types import MethodType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from pymongo.errors import InvalidOperation
@@ -174,8 +174,6 @@ def _unbound(original: Function, instance: Any) -> Function:
     """For who sends the original itself: it takes its instance first."""
     if instance is None:
         return original
-    if type(original) is MethodType:
-        return original.__func__
     return lambda _instance, *args, **kwargs: original(*args, **kwargs)
 
 

@@ -118,14 +118,3 @@ def test_without_the_library_it_is_an_ordinary_collection(side: Side, db: Any) -
     side.do(coll.insert_one, {"_id": 1})
     assert side.do(coll.count_documents, {}) == 1
     assert side.documents(coll.find()) == [{"_id": 1}]
-
-
-@pytest.mark.parametrize("target", [None, "coll", object(), pymongo.MongoClient(connect=False)])
-def test_nothing_else_can_be_bound(target: Any) -> None:
-    with pytest.raises(TypeError, match=r"cannot bind \w+: expected a collection or a database"):
-        bind(target, BOUND)
-
-
-def test_the_policy_must_be_one(db: Any) -> None:
-    with pytest.raises(TypeError, match="policy is of type dict: expected a Policy"):
-        bind(db.coll, {"timeout_ms": 500})  # type: ignore[arg-type]  # the mistake under test

@@ -84,11 +84,6 @@ def test_in_each_order(steps: list[str], expected: list[bool]) -> None:
     assert log == ""
 
 
-def test_it_is_not_imported_for_itself() -> None:
-    program = f"{HELPERS}\ninstrument()\ntell('gridfs' in sys.modules)"
-    assert told(program) == (False, "")
-
-
 @pytest.fixture
 def another(tmp_path: Path) -> str:
     """The place of a gridfs that has neither the names nor the classes of pymongo's."""
@@ -158,25 +153,6 @@ importing.join()
 tell(wrapped())
 """
     assert told(program) == (PLAIN, "")
-
-
-def test_many_threads_may_import_it_at_once() -> None:
-    program = f"""{HELPERS}
-instrument()
-at_once = threading.Barrier(8)
-def do():
-    at_once.wait(30)
-    import gridfs.synchronous
-threads = [threading.Thread(target=do) for _ in range(8)]
-for each in threads:
-    each.start()
-for each in threads:
-    each.join()
-found = wrapped()
-uninstrument()
-tell([found, wrapped()])
-"""
-    assert told(program) == ([NOT_PLAIN, PLAIN], "")
 
 
 def test_one_that_is_half_imported_when_instrument_is_called_is_waited_for() -> None:

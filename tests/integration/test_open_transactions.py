@@ -110,17 +110,3 @@ def test_a_cancelled_abort_is_sent_in_the_background(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert control[database].coll.distinct("n") == [1]
-
-
-def test_what_the_server_has_ended_is_left_alone(
-    side: Side, proxy: ReplicaSet, database: str, control: Any, sent: SentCommands,
-    instrument: Instrument,
-) -> None:  # fmt: skip
-    """An answered abort is the last one, whatever the answer."""
-    instrument()
-    control[database].coll.insert_one({"_id": 1, "n": 0})
-    client = side.client(proxy.uri, event_listeners=[sent])
-    with pytest.raises(Own):
-        _with_transaction(side, client[database].coll)
-    side.do(client.close)  # its background task runs once more
-    assert len(sent.named("abortTransaction")) == 1

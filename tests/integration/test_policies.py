@@ -14,12 +14,12 @@ from support.clients import POLLING, Side
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
-from pymongo_resilience import Config, ConfigurationError, OperationTimeoutError, Policy, override
+from pymongo_resilience import Config, OperationTimeoutError, Policy, override
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.strategies import BestEffort, MongoDB, RetryAction
 from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet, Slow
-from pymongo_resilience.testing import is_active, set_active
+from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
@@ -44,10 +44,6 @@ class Awaited(Own):
 
     async def retry_after(self, operation: Any, failure: Any, /) -> Any:
         return super().retry_after(operation, failure)
-
-
-def refuse() -> None:
-    return None
 
 
 @pytest.fixture
@@ -107,24 +103,6 @@ def test_the_strategy_of_a_namespace_sees_its_data_unless_a_block_says_otherwise
     assert len(by_rule.seen) == len(globally.seen) == 1
 
 
-def test_a_rule_and_a_block_may_refuse(
-    side: Side, proxy: ReplicaSet, db: Any, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(
-        timeout_ms=20_000, policies={f"{database}.orders": Policy(strategy=Own(refuse))}
-    )
-    proxy.inject(CutBefore("find"))
-    with pytest.raises(AutoReconnect):
-        side.do(db.orders.find_one)
-    proxy.inject(CutBefore("find"))
-    with override(strategy=BestEffort()):
-        assert side.do(db.orders.find_one) is None
-    proxy.inject(CutBefore("find"))
-    with override(strategy=Own(refuse)), pytest.raises(AutoReconnect):
-        side.do(db.users.find_one)
-    assert retries(telemetry) == 1
-
-
 def test_a_coroutine_by_rule_is_awaited_in_async_clients_and_counts_as_no_in_sync_ones(
     side: Side,
     proxy: ReplicaSet,
@@ -149,8 +127,7 @@ def test_a_coroutine_by_rule_is_awaited_in_async_clients_and_counts_as_no_in_syn
     if side.name == "async":
         assert (len(strategy.seen), retries(telemetry), errors) == (2, 2, [])
     else:
-        (error,) = errors
-        assert "Awaited" in error
+        assert ["Awaited" in error for error in errors] == [True] * 2
         assert [event.rule for event in telemetry.decisions.events] == [Rule.STRATEGY] * 2
 
 
@@ -370,13 +347,6 @@ def test_rules_of_a_file_hold_and_those_in_code_replace_them(
         find()
     finally:
         pymongo_resilience.uninstrument()
-
-
-@pytest.mark.parametrize("policies", [{"shop": Policy()}, {"shop.*": BestEffort()}, [], "shop.*"])
-def test_wrong_rules_are_refused_when_they_are_given(policies: Any) -> None:
-    with pytest.raises(ConfigurationError, match="policies"):
-        pymongo_resilience.instrument(policies=policies)
-    assert not is_active()
 
 
 def test_the_driver_strategy_leaves_policies_without_effect_and_says_so(

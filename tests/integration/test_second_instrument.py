@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gridfs
 import pymongo
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -25,7 +24,7 @@ from support.telemetry import Telemetry
 import pymongo_resilience
 from pymongo_resilience import Config, ConfigurationError, Policy
 from pymongo_resilience.strategies import BestEffort
-from pymongo_resilience.testbed import CutAfter, ReplicaSet, Slow
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 from pymongo_resilience.testing import RecordingListener, is_active, set_active
 
 pytestmark = pytest.mark.oldest
@@ -216,35 +215,6 @@ def test_with_replace_everything_goes_by_the_new_arguments(
     assert tokens == [8, 1000, None]
 
 
-@pytest.mark.usefixtures("plain")
-def test_an_existing_client_draws_as_the_configuration_in_force_says(
-    side: Side, server: EmbeddedServer, database: str, again: Again
-) -> None:
-    first = again()
-    client = side.client(server.uri)
-    silent = again(Config(traces=False), replace=True)
-    side.do(client[database].coll.find_one)
-    assert silent.spans() == first.spans() == []
-    assert _points(silent, "db.client.operation.duration") == 1
-    third = again(replace=True)
-    side.do(client[database].coll.find_one)
-    (operation,) = third.operations()
-    assert len(third.commands_of(operation)) == 1
-
-
-@pytest.mark.usefixtures("plain")
-def test_what_an_existing_client_cannot_get_is_one_warning(
-    side: Side, server: EmbeddedServer, again: Again, caplog: pytest.LogCaptureFixture
-) -> None:
-    again(Config(traces=False, metrics=False))
-    client = side.client(server.uri)
-    caplog.clear()
-    again(replace=True)
-    (warning,) = _warnings(caplog)
-    assert "need a new client" in warning
-    assert client.options.event_listeners == []
-
-
 @pytest.mark.parametrize("replace", [False, True])
 def test_the_application_can_switch_off_what_the_loader_switched_on(
     replace: bool, plain: dict[tuple[type, str], Any]
@@ -335,23 +305,3 @@ def test_operations_in_progress_survive_an_exchange(
     with set_active(False):
         found = {each["_id"] for each in control[database].coll.find()}
     assert found >= {f"{thread}.{number}" for thread, number in acknowledged}
-
-
-@pytest.mark.usefixtures("plain")
-def test_gridfs_goes_by_the_new_arguments_as_well(
-    side: Side, proxy: ReplicaSet, database: str, again: Again
-) -> None:
-    again(Config(timeout_ms=20_000))
-    client = side.client(proxy.uri)
-
-    async def asynchronous() -> Any:  # it looks for the running loop
-        return gridfs.AsyncGridFSBucket(client[database])
-
-    bucket = side.do(asynchronous) if side.runner else gridfs.GridFSBucket(client[database])
-    side.do(bucket.upload_from_stream, "file", b"data")
-    again(Config(timeout_ms=100), replace=True)
-    proxy.inject(Slow(0.5))
-    with pytest.raises(pymongo.errors.PyMongoError) as error:
-        side.do(bucket.upload_from_stream, "file", b"data")
-    assert error.value.timeout
-    proxy.clear()

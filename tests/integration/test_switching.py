@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation import driver, instrumentor, patches, self_check
 from support.clients import Side, fail_command, retry_loops
 from support.telemetry import Instrument
@@ -54,24 +54,6 @@ def test_threads_that_switch_it_on_at_once_put_one_layer_on(
     finally:
         pymongo_resilience.uninstrument()
     assert attributes() == before
-
-
-def test_there_is_one_switch_whoever_makes_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    cls = instrumentor.PymongoResilienceInstrumentor
-    monkeypatch.setattr(cls, "_instance", None)
-    made: list[Any] = []
-    barrier = threading.Barrier(4)
-
-    def make() -> None:
-        barrier.wait()
-        made.append(cls())
-
-    threads = [threading.Thread(target=make) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(set(map(id, made))) == 1
 
 
 def test_who_asks_does_not_wait_for_who_switches(side: Side, proxy: ReplicaSet) -> None:
@@ -178,20 +160,3 @@ def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(
             pymongo_resilience.uninstrument()
         for place, original in zip(places, originals, strict=True):
             setattr(place, driver.retry_loop.LOOP, original)
-
-
-def test_a_client_that_exists_is_covered_and_left_again(
-    side: Side, proxy: ReplicaSet, database: str, control: MongoClient[Any], instrument: Instrument
-) -> None:
-    before = retry_loops()
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.insert_one, {})
-    telemetry = instrument(timeout_ms=5000)
-    with fail_command(control, "find", errorCode=91, times=3):
-        side.do(coll.find_one, {})
-    assert len(telemetry.decisions.events) == 3
-    pymongo_resilience.uninstrument()
-    assert retry_loops() == before
-    with fail_command(control, "find", errorCode=91, times=3), pytest.raises(AutoReconnect):
-        side.do(coll.find_one, {})
-    assert len(telemetry.decisions.events) == 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo.errors import DuplicateKeyError, OperationFailure, WriteConcernError
+from pymongo.errors import DuplicateKeyError, WriteConcernError
 from pymongo_resilience_instrumentation.telemetry import semconv
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
@@ -161,17 +161,6 @@ def test_an_option_that_no_transaction_has_is_refused_before_the_first_attempt(
         retry_transaction(side.client(proxy.uri), **wrong)
 
 
-def test_max_time_expired_of_a_commit_is_raised(
-    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument()
-    control[database].create_collection("coll")
-    client = side.client(proxy.uri)
-    proxy.inject(Fail("commitTransaction", **{**UNKNOWN, "code": 50}))
-    with pytest.raises(OperationFailure):
-        run(side, client, lambda session: client[database].coll.insert_one({}, session=session))
-
-
 def test_a_repeated_transaction_is_an_event_a_retry_and_a_line_of_the_log(
     side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument,
     caplog: pytest.LogCaptureFixture,
@@ -249,24 +238,6 @@ def test_what_it_cannot_make_a_transaction_is_refused(
     for each in wrong:
         with pytest.raises(TypeError, match="takes"):
             decorate(each)
-
-
-def test_it_is_no_loop(
-    side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
-) -> None:
-    """A ``return`` or ``break`` in one would lose a transaction whose commit is to be repeated."""
-    instrument()
-    made: Any = retry_transaction(side.client(proxy.uri, event_listeners=[sent]))
-
-    async def async_loop() -> None:
-        async for _ in made:
-            pass
-
-    with pytest.raises(TypeError, match="'RetryTransaction' object is not iterable"):
-        iter(made)
-    with pytest.raises(TypeError, match="__aiter__"):
-        asyncio.run(async_loop())
-    assert sent.started_events == []
 
 
 @pytest.mark.parametrize("timeout_ms", [None, LOW])

@@ -142,44 +142,6 @@ def test_an_application_survives_and_is_seen_without_a_line_of_code(
     assert "find zero_code.coll" in names
 
 
-def test_the_configuration_of_the_application_wins_over_the_loaders(
-    application: Path, server: EmbeddedServer
-) -> None:
-    configured = """
-import pymongo_resilience
-pymongo_resilience.instrument(pymongo_resilience.Config(timeout_ms=20_000))
-"""
-    application.write_text(configured + APPLICATION)
-    done = _run(application, server, PYMONGO_RESILIENCE_STRATEGY="driver")
-    assert done.returncode == 0, done.stderr
-    assert "survived of the application" in done.stdout
-    spans = [each for each in _exported(done.stdout) if "name" in each]
-    assert [span["name"] for span in spans].count("insert") == 4
-
-
-def test_the_variables_switch_it_off(application: Path, server: EmbeddedServer) -> None:
-    done = _run(application, server, PYMONGO_RESILIENCE_ENABLED="false")
-    assert done.returncode == 0, done.stderr
-    assert "failed of the application" in done.stdout
-    assert "insert zero_code.coll" not in done.stdout
-
-
-def test_a_wrong_variable_is_one_clear_error_and_the_application_runs(
-    application: Path, server: EmbeddedServer
-) -> None:
-    done = _run(
-        application,
-        server,
-        PYMONGO_RESILIENCE_TIMEOUT_MS="soon",
-        PYMONGO_RESILIENCE_STRATEGY="hope",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "failed of the application" in done.stdout
-    assert "PYMONGO_RESILIENCE_TIMEOUT_MS='soon': expected an integer from 0 to" in done.stderr
-    assert "PYMONGO_RESILIENCE_STRATEGY='hope': expected one of fast_fail" in done.stderr
-    assert done.stderr.count("stays switched off") == 1
-
-
 def test_wrong_variables_of_telemetry_do_not_switch_retries_off(
     application: Path, server: EmbeddedServer
 ) -> None:
@@ -194,12 +156,3 @@ def test_wrong_variables_of_telemetry_do_not_switch_retries_off(
     for name, value in wrong.items():
         assert f"{name}={value!r}: expected " in done.stderr
     assert "insert zero_code.coll" in done.stdout
-
-
-def test_a_variable_of_a_feature_that_does_not_exist_is_warned_about(
-    application: Path, server: EmbeddedServer
-) -> None:
-    done = _run(application, server, PYMONGO_RESILIENCE_MAX_RETRYS="3")
-    assert done.returncode == 0, done.stderr
-    assert "unknown variable PYMONGO_RESILIENCE_MAX_RETRYS is ignored" in done.stderr
-    assert "did you mean PYMONGO_RESILIENCE_MAX_RETRIES?" in done.stderr

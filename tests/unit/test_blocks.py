@@ -216,26 +216,6 @@ def test_a_finalizer_sets_no_context_variable(monkeypatch: pytest.MonkeyPatch) -
     assert ended.ended
 
 
-class Waits:
-    """To be awaited for ever, without a loop."""
-
-    def __await__(self) -> Iterator[None]:
-        yield
-
-
-def test_a_coroutine_that_is_never_finished_leaves_nothing_in_force() -> None:
-    async def waits() -> None:
-        async with override(idempotent=True):
-            await Waits()
-
-    context, held = contextvars.copy_context(), [waits()]
-    context.run(held[0].send, None)
-    assert context.run(declared) is True
-    held.clear()
-    gc.collect()
-    assert context.run(declared) is None
-
-
 def test_tasks_and_threads_that_a_loop_body_starts_are_not_inside() -> None:
     async def child() -> bool | None:
         await asyncio.sleep(0)
@@ -252,21 +232,6 @@ def test_tasks_and_threads_that_a_loop_body_starts_are_not_inside() -> None:
         context = contextvars.copy_context()
         found.append(in_thread(functools.partial(context.run, declared)))
     assert found == [None] * 3
-
-
-def test_a_thread_is_not_inside_while_the_generator_runs_in_another() -> None:
-    """It may have been started by the loop body: from inside of the block it looks the same."""
-    contexts: list[contextvars.Context] = []
-
-    def generator() -> Iterator[bool | None]:
-        with override(idempotent=True):
-            yield declared()
-            yield in_thread(functools.partial(contexts[0].run, declared))
-
-    steps = generator()
-    assert next(steps) is True
-    contexts.append(contextvars.copy_context())
-    assert next(steps) is None
 
 
 @contextlib.contextmanager
@@ -417,14 +382,6 @@ def test_one_instance_in_two_contexts_that_leave_in_any_order() -> None:
     assert second(declared) is None
 
 
-def test_one_instance_within_itself() -> None:
-    with (block := override(idempotent=True)):
-        with block:
-            assert declared() is True
-        assert declared() is True
-    assert current() is NOTHING
-
-
 def test_a_decorated_generator_function_holds_for_each_step() -> None:
     closed = []
 
@@ -505,28 +462,6 @@ def test_a_decorated_async_generator_function_holds_for_each_step() -> None:
     assert closed == [True] * 4
 
 
-def test_a_decorated_generator_as_a_context_manager() -> None:
-    @contextlib.contextmanager
-    @override(idempotent=True)
-    def manager() -> Iterator[None]:
-        yield
-
-    @contextlib.asynccontextmanager
-    @override(idempotent=True)
-    async def async_manager() -> AsyncIterator[None]:
-        yield
-
-    async def main() -> None:
-        async with async_manager():
-            assert declared() is True
-        assert current() is NOTHING
-
-    with manager():
-        assert declared() is True
-    assert current() is NOTHING
-    asyncio.run(main())
-
-
 def test_what_is_called_like_a_coroutine_or_generator_function_is_one() -> None:
     class Coroutine:
         async def __call__(self) -> bool | None:
@@ -545,15 +480,6 @@ def test_what_is_called_like_a_coroutine_or_generator_function_is_one() -> None:
     assert asyncio.run(decorate(functools.partial(coroutine, 1))()) is True
     assert list(decorate(Steps())()) == [True]
     assert isinstance(decorate(Coroutine)(), Coroutine)
-
-
-def test_recursion_does_not_go_deeper_than_the_application() -> None:
-    @override(idempotent=True)
-    def down(depth: int) -> bool | None:
-        return down(depth - 1) if depth else declared()
-
-    assert down(sys.getrecursionlimit() // 4) is True
-    assert current() is NOTHING
 
 
 def test_ended_blocks_are_not_kept() -> None:

@@ -13,7 +13,7 @@ from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policies import namespaces
 from pymongo_resilience.policies.namespaces import NamespaceRules, matches
-from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.policies.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,12 +70,6 @@ def test_a_star_is_any_text_and_nothing_else_is_special(pattern: str, name: str)
     assert matches(pattern, name) == bool(re.fullmatch(expression, name, re.DOTALL))
 
 
-@given(name=st.text())
-def test_any_name_matches_itself_and_the_star(name: str) -> None:
-    assert matches("*", name)
-    assert "*" in name or (matches(name, name) and not matches(name, name + "x"))
-
-
 def test_a_pattern_of_many_stars_takes_no_time_on_a_long_name() -> None:
     """A regular expression would try every way to share out the name's characters."""
     assert not matches("*a" * 50 + "*b", "a" * 10_000)
@@ -122,72 +116,11 @@ def test_all_rules_that_match_hold_field_by_field() -> None:
     assert made.policy_of("log", "audit") == Policy(True, None, {"other": 1})
 
 
-patterns = st.builds("{}.{}".format, *[st.text("ab*", min_size=1, max_size=3)] * 2)
-policies = st.builds(
-    Policy,
-    idempotent=st.none() | st.booleans(),
-    strategy=st.none() | st.sampled_from([FAST_FAIL, BEST_EFFORT]),
-    data=st.none() | st.dictionaries(st.text(max_size=1), st.integers(), max_size=1),
-)
-tables = st.dictionaries(patterns, policies, max_size=5)
-names = st.text("ab", max_size=3)
-
-
-def one_star(pattern: str) -> str:
-    """``pattern`` with one star for each row of them, which is the same."""
-    return re.sub(r"\*+", "*", pattern)
-
-
-def stars(pattern: str) -> int:
-    return one_star(pattern).count("*")
-
-
-@given(table=tables, database=names, collection=names)
-def test_each_field_is_that_of_the_narrowest_rule_that_says_something(
-    table: dict[str, Policy], database: str, collection: str
-) -> None:
-    said = rules(table).policy_of(database, collection)
-    matching = [each for each in table if matches(each, f"{database}.{collection}")]
-    for name in ("idempotent", "strategy", "data"):
-        speaking = {each for each in matching if getattr(table[each], name) is not None}
-        literal = max((len(each.replace("*", "")) for each in speaking), default=0)
-        most = {each for each in speaking if len(each.replace("*", "")) == literal}
-        fewest = min((stars(each) for each in most), default=0)
-        first = [each for each in table if each in most and stars(each) == fewest]
-        assert getattr(said, name) == (getattr(table[first[0]], name) if first else None)
-
-
-@given(wide=patterns, narrow=patterns)
-def test_a_pattern_never_wins_over_one_that_it_covers(wide: str, narrow: str) -> None:
-    """What stands for a star of ``narrow`` is in no ``wide``: only a star there matches it."""
-    everything = [narrow.replace("*", filling) for filling in ("", "#", "##")]
-    if one_star(wide) == one_star(narrow):
-        return
-    if all(matches(wide, each) for each in everything):
-        made = rules({wide: Policy(idempotent=True), narrow: Policy(idempotent=False)})
-        database, collection = narrow.replace("*", "#").split(".")
-        assert made.policy_of(database, collection).idempotent is False
-
-
-def test_a_namespace_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(namespaces, "_covers", lambda pattern, *_: not asked.append(pattern))
-    made = rules({"shop.*": Policy(idempotent=True)})
-    assert [made.policy_of("shop", "orders").idempotent for _ in range(3)] == [True] * 3
-    assert asked == ["shop.*"]
-
-
 def test_what_is_remembered_has_an_end() -> None:
     made = rules({"shop.*": Policy(idempotent=True)})
     for number in range(namespaces.REMEMBERED + 10):
         assert made.policy_of("shop", f"day{number}").idempotent
     assert made._of.cache_info().currsize == namespaces.REMEMBERED
-
-
-def test_without_rules_nothing_is_looked_up() -> None:
-    made = rules({})
-    assert made.policy_of("shop", "orders") is NOTHING
-    assert made._of.cache_info().currsize == 0
 
 
 @pytest.mark.parametrize("pattern", ["shop", "*", "", ".", "shop.", ".orders", None, 5, b"a.b"])

@@ -55,10 +55,6 @@ policies = st.builds(
 )
 
 
-def test_without_a_block_nothing_is_said() -> None:
-    assert current() == Policy(idempotent=None, strategy=None, data=None)
-
-
 def test_a_block_holds_inside_and_not_after() -> None:
     with override(idempotent=True, strategy=FAST_FAIL, data={"robot": True}) as policy:
         assert current() is policy
@@ -83,75 +79,6 @@ def test_of_two_timeouts_the_shorter_holds(outer: int, inner: int | None, holds:
     assert Policy(timeout_ms=inner).over(Policy(timeout_ms=outer)).timeout_ms == (
         outer if inner is None else inner
     ), "of two rules it is the nearer"
-
-
-@pytest.mark.parametrize("wrong", [-1, 2**31, -(10**9)])
-def test_a_timeout_out_of_range_is_refused(wrong: int) -> None:
-    with pytest.raises(ValueError, match=f"timeout_ms={wrong}: expected an integer from 0 to"):
-        override(timeout_ms=wrong)
-
-
-@pytest.mark.parametrize("wrong", [True, 1.5, "100"])
-def test_a_timeout_of_another_type_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"timeout_ms=.*: expected an integer from 0 to"):
-        Policy(timeout_ms=wrong)
-
-
-def test_of_two_modes_the_inner_holds() -> None:
-    with override(timeout_mode="iteration"), override(timeout_mode="cursor_lifetime"):
-        assert current().timeout_mode == "cursor_lifetime"
-
-
-def test_a_mode_that_does_not_exist_is_refused() -> None:
-    expected = "timeout_mode='next': expected one of cursor_lifetime, iteration"
-    with pytest.raises(ValueError, match=expected):
-        override(timeout_mode="next")  # type: ignore[arg-type]  # the mistake under test
-    with pytest.raises(ValueError, match="timeout_mode=True: expected one of"):
-        Policy(timeout_mode=True)  # type: ignore[arg-type]  # the mistake under test
-
-
-def test_a_wrong_priority_is_named_with_those_that_exist() -> None:
-    with pytest.raises(ValueError, match="priority='urgent': expected one of high, normal, low"):
-        override(priority="urgent")  # type: ignore[arg-type]  # the mistake under test
-    with pytest.raises(ValueError, match="priority=1: expected one of"):
-        Policy(priority=1)  # type: ignore[arg-type]  # the mistake under test
-
-
-def test_a_wrong_hedge_is_refused() -> None:
-    with pytest.raises(ValueError, match="hedge=0: expected true, false or an integer from 1"):
-        override(hedge=0)
-    with pytest.raises(ValueError, match=r"hedge=0\.5: expected true, false or an integer from 1"):
-        Policy(hedge=0.5)  # type: ignore[arg-type]  # the mistake under test
-
-
-def test_a_block_switches_hedges_off() -> None:
-    with override(hedge=20), override(timeout_ms=1):
-        assert current().hedge == 20
-        with override(hedge=False):
-            assert current().hedge is False
-
-
-def test_the_innermost_priority_holds() -> None:
-    with override(priority="low"), override(timeout_ms=1):
-        assert current().priority == "low"
-        with override(priority="high"):
-            assert current().priority == "high"
-
-
-def test_an_inner_no_wins_over_an_outer_yes() -> None:
-    with override(idempotent=True), override(idempotent=False):
-        assert current().idempotent is False
-
-
-def test_an_inner_empty_mapping_wins_over_an_outer_one() -> None:
-    with override(data={"outer": 1}), override(data={}):
-        assert current().data == {}
-
-
-def test_an_error_ends_the_block_and_goes_on() -> None:
-    with pytest.raises(LookupError, match="of the application"), override(idempotent=True):
-        raise LookupError("of the application")
-    assert current() is NOTHING
 
 
 def test_one_instance_again_and_inside_itself() -> None:
@@ -193,24 +120,6 @@ def test_as_a_decorator() -> None:
     assert (pay.__name__, pay.__doc__) == ("pay", "Pay.")
 
 
-def test_as_a_decorator_inside_a_block() -> None:
-    @override(data={"job": 1})
-    def pay() -> Policy:
-        return current()
-
-    with override(idempotent=True, data={"outer": 1}):
-        assert pay() == Policy(True, None, {"job": 1})
-
-
-def test_as_a_decorator_of_a_function_that_calls_itself() -> None:
-    @override(idempotent=True)
-    def count(down: int) -> list[bool | None]:
-        return [current().idempotent, *(count(down - 1) if down else [])]
-
-    assert count(2) == [True, True, True]
-    assert current() is NOTHING
-
-
 def test_a_decorated_function_in_many_threads_at_once() -> None:
     threads = 8
     together = Barrier(threads, timeout=10)
@@ -228,22 +137,6 @@ def test_a_decorated_function_in_many_threads_at_once() -> None:
     with ThreadPoolExecutor(threads) as pool:
         running = [pool.submit(work) for _ in range(threads)]
         assert [future.result(10) for future in running] == [(True, NOTHING)] * threads
-
-
-def test_threads_do_not_see_each_others() -> None:
-    together = Barrier(2, timeout=10)
-
-    def work(name: str) -> list[object]:
-        with override(data={"thread": name}):
-            together.wait()
-            mine = current().data
-            together.wait()
-        return [mine, current()]
-
-    with ThreadPoolExecutor(2) as pool, override(idempotent=True):
-        first, second = pool.submit(work, "a"), pool.submit(work, "b")
-        assert first.result(10) == [{"thread": "a"}, NOTHING]
-        assert second.result(10) == [{"thread": "b"}, NOTHING]
 
 
 def test_tasks_do_not_see_each_others_but_inherit() -> None:
@@ -276,7 +169,7 @@ def test_over_takes_each_field_from_the_innermost_that_says_something(
     inner: Policy, outer: Policy
 ) -> None:
     both = inner.over(outer)
-    for name in ("idempotent", "strategy", "data"):
+    for name in PolicyFields.__annotations__:
         said = getattr(inner, name)
         assert getattr(both, name) == (getattr(outer, name) if said is None else said)
 
@@ -318,14 +211,21 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
         ("strategy", BestEffort, r"^strategy is the class BestEffort: .* as in BestEffort\(\)$"),
         ("strategy", 0, r"^strategy is of type int: expected a name, .* object with"),
         ("idempotent", "no", r"idempotent='no': expected true or false$"),
-        ("resumable", 1, r"resumable=1: expected true or false$"),
         ("idempotent", 0, r"idempotent=0: expected true or false$"),
+        ("resumable", 1, r"resumable=1: expected true or false$"),
         ("data", ["secret"], r"data is of type list: expected a mapping$"),
         ("data", "", r"data is of type str: expected a mapping$"),
-    ],
-    ids=[
-        *("strategy, str", "strategy, object", "strategy, class", "strategy, int"),
-        *("idempotent, str", "resumable, int", "idempotent, int", "data, list", "data, str"),
+        ("timeout_ms", -1, r"timeout_ms=-1: expected an integer from 0 to"),
+        ("timeout_ms", 2**31, r"timeout_ms=2147483648: expected an integer from 0 to"),
+        ("timeout_ms", True, r"timeout_ms=True: expected an integer from 0 to"),
+        ("timeout_ms", 1.5, r"timeout_ms=1\.5: expected an integer from 0 to"),
+        ("timeout_ms", "100", r"timeout_ms='100': expected an integer from 0 to"),
+        ("timeout_mode", "next", r"timeout_mode='next': expected one of cursor_lifetime, iterat"),
+        ("timeout_mode", True, r"timeout_mode=True: expected one of"),
+        ("priority", "urgent", r"priority='urgent': expected one of high, normal, low"),
+        ("priority", 1, r"priority=1: expected one of"),
+        ("hedge", 0, r"hedge=0: expected true, false or an integer from 1"),
+        ("hedge", 0.5, r"hedge=0\.5: expected true, false or an integer from 1"),
     ],
 )
 def test_a_field_of_a_wrong_type_is_refused(
@@ -355,6 +255,11 @@ def test_a_binding_takes_a_policy_or_its_fields() -> None:
     assert policy_of(bind(coll, timeout_ms=5)) == Policy(timeout_ms=5)
     with pytest.raises(TypeError, match="takes a Policy or its fields, not both: timeout_ms"):
         bind(coll, Policy(), timeout_ms=5)
+    with pytest.raises(TypeError, match="policy is of type dict: expected a Policy"):
+        bind(coll, {"timeout_ms": 500})  # type: ignore[arg-type]  # the mistake under test
+    for wrong in (None, "coll", object()):
+        with pytest.raises(TypeError, match=r"cannot bind \w+: expected a collection or a datab"):
+            bind(wrong, Policy())
 
 
 def test_a_class_may_be_a_strategy_where_its_method_needs_no_object() -> None:

@@ -1,34 +1,13 @@
-"""What users' tests get from us: the clock advanced manually and the switch."""
+"""What users' tests get from us: recorded decisions and the switch."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience import enabled_flag
-from pymongo_resilience.clock import Clock, MonotonicClock
 from pymongo_resilience.testing import RecordingListener, is_active, set_active
-
-
-def test_the_fake_clock_moves_only_by_hand_and_by_waiting() -> None:
-    clock = FakeClock(10.0)
-    assert (clock.now(), clock.now()) == (10.0, 10.0)
-    clock.sleep(0.5)
-    asyncio.run(clock.sleep_async(0.25))
-    clock.advance(4.0)
-    assert clock.now() == 14.75
-    assert clock.sleeps == [0.5, 0.25], "an advance is no wait"
-
-
-def test_the_real_clock_never_goes_back() -> None:
-    clock: Clock = MonotonicClock()
-    before = clock.now()
-    clock.sleep(0)
-    asyncio.run(clock.sleep_async(0))
-    assert clock.now() >= before
 
 
 def test_set_active_is_undone_at_the_end_of_its_block() -> None:
@@ -39,10 +18,6 @@ def test_set_active_is_undone_at_the_end_of_its_block() -> None:
             assert not is_active()
         assert is_active()
     assert is_active() is before
-
-
-def test_set_active_is_undone_after_an_error() -> None:
-    before = is_active()
     with pytest.raises(LookupError), set_active(not before):
         raise LookupError
     assert is_active() is before

@@ -23,6 +23,7 @@ from pymongo_resilience_instrumentation.transactions.repeated_transactions impor
 )
 
 MANY = (UpdateMany, DeleteMany)
+BULK_ERRORS = (BulkWriteError, ClientBulkWriteException)
 OF_THE_SERVER = frozenset({"admin", "config", "local"})
 """Databases in which no transaction writes."""
 HIDDEN = "another library has put a wrapper around it that hides its parameters"
@@ -95,15 +96,11 @@ def _begin(runtime: Runtime, call: Call, concern: Any) -> tuple[Repetition, Any]
 
 
 def _transact(runtime: Runtime, call: Call, concern: Any, send: Callable[[Any], Any]) -> Any:
-    def body(session: Any) -> Any:
-        try:
-            return send(session)
-        except (BulkWriteError, ClientBulkWriteException) as error:
-            _forget_counts(error)
-            raise
-
     try:
-        return repeat(*_begin(runtime, call, concern), body)
+        return repeat(*_begin(runtime, call, concern), send)
+    except BULK_ERRORS as error:
+        _forget_counts(error)
+        raise
     finally:
         call.whole = None
 
@@ -111,15 +108,11 @@ def _transact(runtime: Runtime, call: Call, concern: Any, send: Callable[[Any], 
 async def _transact_async(
     runtime: Runtime, call: Call, concern: Any, send: Callable[[Any], Any]
 ) -> Any:
-    async def body(session: Any) -> Any:
-        try:
-            return await send(session)
-        except (BulkWriteError, ClientBulkWriteException) as error:
-            _forget_counts(error)
-            raise
-
     try:
-        return await repeat_async(*_begin(runtime, call, concern), body)
+        return await repeat_async(*_begin(runtime, call, concern), send)
+    except BULK_ERRORS as error:
+        _forget_counts(error)
+        raise
     finally:
         call.whole = None
 
