@@ -20,6 +20,7 @@ from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 from pymongo_resilience_instrumentation.addresses import Address
@@ -27,7 +28,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import ByClient, ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
-from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.interceptor import Sender
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.self_check import State
@@ -259,9 +260,7 @@ class Runtime:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 server = driver.retry_loop.address_of(call.selected)
                 attempts = 1 + len(call.reasons)
-                state_origin(
-                    raised, server=server, attempts=attempts, reasons=call.reasons, answered=True
-                )
+                state_origin(raised, Origin(server, Stage.ANSWERED, attempts, call.reasons))
         return raised
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:

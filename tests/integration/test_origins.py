@@ -16,12 +16,13 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
+from pymongo_resilience.errors import Stage
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -139,8 +140,8 @@ class BlackHolePort:
 def test_it_is_said_once_and_survives_pickling(server: str | None) -> None:
     error = OperationFailure("no", 6, {"ok": 0, "errmsg": "no", "code": 6})
     text = str(error)
-    state_origin(error, server=server, attempts=3)
-    state_origin(error, server="other:1", attempts=9)
+    state_origin(error, Origin(server, Stage.ANSWERED, 3))
+    state_origin(error, Origin("other:1", Stage.ANSWERED, 9))
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     expected = "3 attempts" if server is None else f"{server}, 3 attempts"
     for each in (error, again):

@@ -254,8 +254,8 @@ def test_every_exception_can_be_shown(error: Exception) -> None:
 @given(error=built | filled)
 def test_every_error_of_the_driver_can_run_out_of_time(error: Exception) -> None:
     assume(isinstance(error, PyMongoError))
-    facts: Any = {"attempts": 2, "server": None, "stage": Stage.NOT_SENT}
-    late = timeouts.timed_out(error, timeout_s=1.0, elapsed_s=1.5, **facts)
+    origin = error_texts.Origin(None, Stage.NOT_SENT, 2)
+    late = timeouts.timed_out(error, origin, timeout_s=1.0, elapsed_s=1.5)
     assert isinstance(late, type(error))
     assert isinstance(late, OperationTimeoutError)
     assert late.timeout is True

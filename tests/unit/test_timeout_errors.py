@@ -18,6 +18,7 @@ import pytest
 from bson import ObjectId
 from pymongo.errors import NetworkTimeout, PyMongoError
 from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.failures.error_texts import Origin
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 from support.engine.driver_exceptions import made_of_itself
 
@@ -83,11 +84,9 @@ def underlying(name: str) -> PyMongoError:
 def expired(name: str) -> PyMongoError:
     return timed_out(
         underlying(name),
+        Origin("db:27017", Stage.IN_FLIGHT, 3),
         timeout_s=0.5,
         elapsed_s=0.51,
-        attempts=3,
-        server="db:27017",
-        stage=Stage.IN_FLIGHT,
     )
 
 
@@ -164,11 +163,9 @@ def check_unchained(error: Any, name: str) -> None:
 def test_where_no_server_was_selected() -> None:
     error: Any = timed_out(
         underlying("ServerSelectionTimeoutError"),
+        Origin(None, Stage.NOT_SENT, 1),
         timeout_s=2,
         elapsed_s=2.0004,
-        attempts=1,
-        server=None,
-        stage=Stage.NOT_SENT,
     )
     assert (error.server, error.stage) == (None, Stage.NOT_SENT)
     for fact in ("2 s", "2.000 s", "1 attempt,", "without a server", "not sent"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pymongo.errors import PyMongoError
 
@@ -12,7 +13,8 @@ from pymongo_resilience.errors import (
     OperationTimeoutError,
     OverloadShedError,
 )
-from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.explanations import COMMITTED, UNKNOWN_COMMIT
+from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation.calls import Call
 
@@ -47,34 +49,39 @@ def attempts_text(attempts: int) -> str:
     return "1 attempt" if attempts == 1 else f"{attempts} attempts"
 
 
-def state_origin(
-    error: PyMongoError,
-    *,
-    server: str | None,
-    attempts: int,
-    reasons: Sequence[RetryReason] = (),
-    rule: Rule | None = None,
-    why: str = "",
-    answered: bool = False,
-) -> None:
-    """Give ``error`` the attributes ``server`` (``"host:port"``, None where none was selected),
-    ``attempts``, ``retry_reasons`` (one for each retry) and ``retry_rule`` (by which there was no
-    further one; None where there was nothing to decide), and its text the same at its end: ``why``
-    is the rule in words. What a server ``answered`` to the only attempt is the application's, and
-    its text stays as it is. Once: an error may be raised again.
+class Origin(NamedTuple):
+    """Which attempt an error is from. Immutable.
 
     Source: Retryable Reads, "If a retry attempt fails": the server is the one that it came from.
     """
+
+    server: str | None
+    """``"host:port"``; None where none was selected."""
+    stage: Stage
+    attempts: int
+    reasons: Sequence[RetryReason] = ()
+    """One for each retry."""
+
+
+def state_origin(
+    error: PyMongoError, origin: Origin, rule: Rule | None = None, why: str = ""
+) -> None:
+    """Give ``error`` the attributes ``server``, ``attempts``, ``retry_reasons`` and ``retry_rule``
+    (by which there was no further retry; None where there was nothing to decide), and its text the
+    same at its end: ``why`` is the rule in words. What a server answered to the only attempt is the
+    application's, and its text stays as it is. Once: an error may be raised again.
+    """
     if "attempts" in vars(error):
         return
+    server, stage, attempts, reasons = origin
     vars(error).update(
         server=server, attempts=attempts, retry_reasons=tuple(reasons), retry_rule=rule
     )
-    if answered and attempts == 1:
+    if stage is Stage.ANSWERED and attempts == 1 and why not in (COMMITTED, UNKNOWN_COMMIT):
         return
     if error.args and isinstance(error.args[0], str):
-        facts = [attempts_text(attempts)] if server is None else [server, attempts_text(attempts)]
-        text = "; ".join(filter(None, [", ".join(facts), why]))
+        facts = ", ".join(filter(None, [server, attempts_text(attempts)]))
+        text = "; ".join(filter(None, [facts, why]))
         error.args = (f"{error.args[0]} ({text})", *error.args[1:])
 
 

@@ -14,14 +14,14 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
-from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
+from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.by_client import CLOSED
-from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
@@ -52,29 +52,18 @@ def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -
         return error
     if not isinstance(error, PyMongoError):
         return error
-    attempts, reasons = len(operation.reasons), operation.reasons[:-1]
+    reasons = operation.reasons
+    origin = Origin(raised.server, raised.stage, len(reasons), reasons[:-1])
     if rule is Rule.DEADLINE and operation.deadline is not None:
         return timed_out(
             error,
+            origin,
             timeout_s=operation.deadline.timeout,
             elapsed_s=elapsed(loop.call),
-            attempts=attempts,
             name=operation.method or operation.name,
-            reasons=reasons,
-            server=raised.server,
-            stage=raised.stage,
             advice=precedence.advice(loop.call),
         )
-    why = why_not_repeated(rule, operation, raised)
-    state_origin(
-        error,
-        server=raised.server,
-        attempts=attempts,
-        reasons=reasons,
-        rule=rule,
-        why=why,
-        answered=raised.stage is Stage.ANSWERED and why is not COMMITTED,
-    )
+    state_origin(error, origin, rule, why_not_repeated(rule, operation, raised))
     loop.call.final_error = error
     return error
 

@@ -5,41 +5,37 @@ Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.failures.error_texts import attempts_text
+from pymongo_resilience_instrumentation.failures.error_texts import Origin, attempts_text
 
 from . import precedence
 
 
 def timed_out(
     cause: PyMongoError,
+    origin: Origin,
     *,
     timeout_s: float,
     elapsed_s: float,
-    attempts: int,
-    server: str | None,
-    stage: Stage,
+    name: str = "operation",
     advice: str = "",
-    name: str = "",
-    reasons: Sequence[RetryReason] = (),
 ) -> PyMongoError:
     """An OperationTimeoutError that ``except type(cause)`` catches too, with its text, labels, code
-    and details. ``reasons``: one for each retry; ``advice``: what else the timeout is for."""
+    and details. ``advice``: what else the timeout is for."""
+    server, stage, attempts, reasons = origin
     where = f"on {server}" if server else "without a server"
     came = stage.value.replace("_", " ")
     text = (
-        f"{name or 'operation'} exceeded its timeout of {timeout_s:.3g} s{advice} after "
+        f"{name} exceeded its timeout of {timeout_s:.3g} s{advice} after "
         f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({came}): {cause}"
     )
     facts = {
@@ -66,13 +62,10 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
         server = address_text(call.server)
     return timed_out(
         error,
+        Origin(server, classify.stage_of(error), 1 + len(call.reasons), call.reasons),
         timeout_s=call.timeout,
         elapsed_s=elapsed(call),
-        attempts=1 + len(call.reasons),
         name=call.method or call.operation,
-        reasons=call.reasons,
-        server=server,
-        stage=classify.stage_of(error),
         advice=precedence.advice(call),
     )
 

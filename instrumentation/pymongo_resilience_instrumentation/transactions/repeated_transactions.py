@@ -26,7 +26,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules import retry_rules
-from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
+from pymongo_resilience.rules.explanations import COMMITTED, UNKNOWN_COMMIT, why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Repeat, Retry, Rule
@@ -36,7 +36,7 @@ from pymongo_resilience_instrumentation.clients.background_work import leave_ope
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import operation_spans, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import precedence
@@ -44,7 +44,6 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 NO_TIMEOUT = Timeout(None, math.inf)
 _restored = driver.sessions.restored_if_interrupted
-UNKNOWN = "whether the transaction was committed is unknown"
 
 
 class Once:
@@ -147,7 +146,7 @@ class Repetition:
         if applied:
             why = COMMITTED
         elif committing and error.has_error_label(retry_rules.UNKNOWN_COMMIT):
-            why = UNKNOWN
+            why = UNKNOWN_COMMIT
         self._declined = failure, rule, why
 
     def _described(self, error: PyMongoError) -> Failure:
@@ -182,31 +181,21 @@ class Repetition:
         if self._call is not None:
             # Those of its commands as well, such as a commit's.
             attempts, reasons = 1 + len(self._call.reasons), self._call.reasons
+        origin = Origin(failure.server, failure.stage, attempts, reasons)
         if rule is Rule.DEADLINE and deadline is not None:
             if isinstance(error, OperationTimeoutError):
                 return error
             elapsed = driver.csot.now() - self._began
             return timed_out(
                 error,
+                origin,
                 timeout_s=deadline.timeout,
                 elapsed_s=max(elapsed, deadline.timeout - deadline.remaining()),
-                attempts=attempts,
                 name=self._method,
-                reasons=reasons,
-                server=failure.server,
-                stage=failure.stage,
-                advice=f", and {why}," if why in (UNKNOWN, COMMITTED) else "",
+                advice=f", and {why}," if why in (UNKNOWN_COMMIT, COMMITTED) else "",
             )
         if self._call is not None:
-            state_origin(
-                error,
-                server=failure.server,
-                attempts=attempts,
-                reasons=reasons,
-                rule=rule,
-                why=why,
-                answered=failure.stage is Stage.ANSWERED and why not in (UNKNOWN, COMMITTED),
-            )
+            state_origin(error, origin, rule, why)
             self._call.final_error = error
         return error
 

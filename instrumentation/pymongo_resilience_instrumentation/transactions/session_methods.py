@@ -22,6 +22,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.failures.error_texts import Origin
 from pymongo_resilience_instrumentation.interceptor import (
     CallInterceptor,
     Entered,
@@ -144,13 +145,15 @@ class _Transaction(Interceptor):
         last = error.__cause__ if isinstance(error.__cause__, PyMongoError) else error
         return timed_out(
             error,
+            Origin(
+                getattr(last, "server", None),
+                classify.stage_of(last),
+                self._runs,
+                getattr(last, "retry_reasons", ()),
+            ),
             timeout_s=seconds,
             elapsed_s=driver.csot.now() - self._of_session.began,
-            attempts=self._runs,
             name="with_transaction",
-            reasons=getattr(last, "retry_reasons", ()),
-            server=getattr(last, "server", None),
-            stage=classify.stage_of(last),
         )
 
 

@@ -21,6 +21,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.failures.error_texts import Origin
 from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
@@ -141,10 +142,7 @@ def _expiry_behind(error: OperationFailure) -> PyMongoError | None:
         return None
     return timed_out(
         error,
+        Origin(made_of.server, made_of.stage, made_of.attempts, made_of.retry_reasons),
         timeout_s=made_of.timeout_s,
         elapsed_s=made_of.elapsed_s,
-        attempts=made_of.attempts,
-        reasons=made_of.retry_reasons,
-        server=made_of.server,
-        stage=made_of.stage,
     )
