@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import functools
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 import wrapt
 from opentelemetry import context
 from opentelemetry.sdk.trace import TracerProvider
-from pymongo import message, monitoring
 from pymongo.collection import Collection
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import client_registry
 from pymongo_resilience_instrumentation.telemetry import listeners
 from support.chaos.residue import OpenSpans, ResidueError, no_residue, no_residue_async
-from support.clients import SentCommands
 
 from pymongo_resilience import override
 
@@ -56,17 +50,9 @@ def _task(undo: Undo, spans: OpenSpans) -> None:
         loop.run_until_complete(asyncio.wait([task]))
 
 
-def _socket(undo: Undo, spans: OpenSpans) -> None:
-    undo.enter_context(socket.create_server(("127.0.0.1", 0)))
-
-
 def _connection(undo: Undo, spans: OpenSpans) -> None:
     for each in socket.socketpair():
         undo.enter_context(each)
-
-
-def _file(undo: Undo, spans: OpenSpans) -> None:
-    undo.enter_context(Path(__file__).open())  # noqa: SIM115 - the stack closes it
 
 
 def _span(undo: Undo, spans: OpenSpans) -> None:
@@ -75,34 +61,14 @@ def _span(undo: Undo, spans: OpenSpans) -> None:
     undo.callback(provider.get_tracer("test").start_span("forgotten").end)
 
 
-def _global_listener(undo: Undo, spans: OpenSpans) -> None:
-    listener = SentCommands()
-    monitoring.register(listener)
-    undo.callback(monitoring._LISTENERS.command_listeners.remove, listener)
-
-
 def _wrapper(undo: Undo, spans: OpenSpans) -> None:
     original = vars(Collection)["find_one"]
     Collection.find_one = wrapt.FunctionWrapper(original, lambda w, _, a, k: w(*a, **k))  # type: ignore[method-assign]  # on purpose
     undo.callback(setattr, Collection, "find_one", original)
 
 
-def _replacement(undo: Undo, spans: OpenSpans) -> None:
-    original = message._randint
-    message._randint = lambda: 4
-    undo.callback(setattr, message, "_randint", original)
-
-
 def _policy(undo: Undo, spans: OpenSpans) -> None:
     undo.enter_context(override(idempotent=True))
-
-
-def _otel_context(undo: Undo, spans: OpenSpans) -> None:
-    undo.callback(context.detach, context.attach({"forgotten": True}))
-
-
-def _driver_timeout(undo: Undo, spans: OpenSpans) -> None:
-    undo.enter_context(pymongo.timeout(5))
 
 
 def _call(undo: Undo, spans: OpenSpans) -> Any:
@@ -123,32 +89,19 @@ def _module_entry(undo: Undo, spans: OpenSpans) -> None:
     undo.callback(delattr, client_registry, "forgotten")
 
 
-def _cache_without_bound(undo: Undo, spans: OpenSpans) -> None:
-    client_registry.remembered = functools.cache(str)  # type: ignore[attr-defined]  # as above
-    client_registry.remembered(1)
-    undo.callback(delattr, client_registry, "remembered")
-
-
 OURS = "pymongo_resilience_instrumentation"
 LEAKS: dict[str, Leak] = {
     "1 x thread: forgotten": _thread,
     "1 x task: forgotten _for_ever": _task,
-    "1 x descriptor: socket .* to nobody": _socket,
     "2 x descriptor: socket  to ": _connection,
-    "1 x descriptor: /.*test_census.py": _file,
     "1 x open span: forgotten": _span,
-    "1 x listener: SentCommands, global": _global_listener,
     "1 x replaced function: pymongo.synchronous.collection.Collection.find_one": _wrapper,
-    "1 x replaced function: pymongo.message._randint": _replacement,
     "1 x context variable: pymongo_resilience_policy": _policy,
-    "1 x context variable: current_context": _otel_context,
-    "1 x context variable: TIMEOUT": _driver_timeout,
     "1 x call in progress: forgotten db.coll": _call,
     f"1 x object: {OURS}.clients.client_registry.ClientState": _registered_client,
     f"1 x entry: {OURS}.clients.client_registry.Clients._clients": _registered_client,
     f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
     f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
-    f"1 x entry: {OURS}.clients.client_registry.remembered": _cache_without_bound,
 }
 
 
@@ -166,27 +119,6 @@ def test_a_variable_that_is_taken_away_is_missed() -> None:
     with pytest.raises(ResidueError, match="1 x lost context variable: current_context"):
         with no_residue(within=0.05):
             context.detach(token)
-
-
-WITH_A_DEFAULT = contextvars.ContextVar("with a default", default=0.0)
-
-
-def test_a_variable_that_is_set_to_its_default_is_none_left() -> None:
-    changed = contextvars.copy_context()
-    with no_residue(within=0.05, context=changed):
-        changed.run(WITH_A_DEFAULT.set, 0.0)
-    with pytest.raises(ResidueError, match="1 x context variable: with a default"):
-        with no_residue(within=0.05, context=changed):
-            changed.run(WITH_A_DEFAULT.set, 1.0)
-
-
-def test_the_variables_are_those_of_the_context_given() -> None:
-    other = contextvars.copy_context()
-    with no_residue(within=0.05):
-        other.run(context.attach, {"forgotten": True})
-    with pytest.raises(ResidueError, match="context variable: current_context"):
-        with no_residue(within=0.05, context=other):
-            other.run(context.attach, {"forgotten": 2})
 
 
 def test_inside_of_a_loop_its_tasks_and_the_tasks_own_variables_count() -> None:

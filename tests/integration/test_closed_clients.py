@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pymongo
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import InvalidOperation, PyMongoError
+from pymongo.errors import InvalidOperation
 from pymongo_resilience_instrumentation.clients.by_client import Closing
 from support.clients import POLLING, fail_command, wait_until
 from support.free_ports import consecutive_free_ports
@@ -40,71 +38,37 @@ def ended_by_close(
     database: str,
     options: dict[str, Any],
     waits: Callable[[], Any],
-    holds: Callable[[], Any] | None = None,
+    held: Callable[[], Any] | None = None,
+    release: Callable[[], Any] = lambda: None,
 ) -> BaseException | None:
-    """What an operation ends with that waits while its client is closed."""
-    if kind == "sync":
-        return _in_thread(uri, database, options, waits, holds)
-    return asyncio.run(_in_task(uri, database, options, waits, holds))
+    """What an operation ends with that waits while its client is closed; ``held``: once a command
+    before it is, until its ``release``."""
+
+    def begin(method: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        asynchronous = kind == "AsyncMongoClient"
+        return asyncio.ensure_future(
+            method(*arguments) if asynchronous else asyncio.to_thread(method, *arguments)
+        )
+
+    async def main() -> BaseException | None:
+        client: Any = getattr(pymongo, kind)(uri, **{**POLLING, **options})
+        before = []
+        if held is not None:
+            before = [begin(client.admin.command, "ping")]
+            await asyncio.to_thread(wait_until, held)
+        finding = begin(client[database].coll.find_one, {})
+        await asyncio.to_thread(wait_until, waits)
+        await begin(client.close)
+        await asyncio.wait([finding], timeout=SOON)
+        assert finding.done()
+        release()
+        await asyncio.gather(*before, return_exceptions=True)
+        return finding.exception()
+
+    return asyncio.run(main())
 
 
-def _ping(client: Any) -> None:
-    with suppress(PyMongoError):
-        client.admin.command("ping")
-
-
-def _in_thread(
-    uri: str,
-    database: str,
-    options: dict[str, Any],
-    waits: Callable[[], Any],
-    holds: Callable[[], Any] | None = None,
-) -> BaseException | None:
-    client: Any = MongoClient(uri, **{**POLLING, **options})
-    ended: list[BaseException | None] = []
-
-    def act() -> None:
-        try:
-            client[database].coll.find_one({})
-        except BaseException as error:  # noqa: BLE001 - answered with
-            ended.append(error)
-        else:
-            ended.append(None)
-
-    if holds:
-        threading.Thread(target=_ping, args=(client,), daemon=True).start()
-        wait_until(holds)
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    wait_until(waits)
-    client.close()
-    thread.join(SOON)
-    (error,) = ended
-    return error
-
-
-async def _in_task(
-    uri: str,
-    database: str,
-    options: dict[str, Any],
-    waits: Callable[[], Any],
-    holds: Callable[[], Any] | None = None,
-) -> BaseException | None:
-    client: Any = pymongo.AsyncMongoClient(uri, **{**POLLING, **options})
-    if holds:
-        held = asyncio.ensure_future(client.admin.command("ping"))
-        await asyncio.to_thread(wait_until, holds)
-    task = asyncio.ensure_future(client[database].coll.find_one({}))
-    await asyncio.to_thread(wait_until, waits)
-    await client.close()
-    await asyncio.wait([task], timeout=SOON)
-    assert task.done()
-    if holds:
-        held.cancel()
-    return task.exception()
-
-
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["MongoClient", "AsyncMongoClient"])
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -178,15 +142,13 @@ def test_it_ends_the_wait_for_a_connection(
     held = Held("ping")
     proxy.inject(held)
     began = time.monotonic()
-    try:
-        error = ended_by_close(
-            kind,
-            proxy.uri,
-            database,
-            {"maxPoolSize": 1},
-            lambda: time.monotonic() - began > 0.5,
-            held.has_it,
-        )
-    finally:
-        proxy.clear()
+    error = ended_by_close(
+        kind,
+        proxy.uri,
+        database,
+        {"maxPoolSize": 1},
+        lambda: time.monotonic() - began > 0.5,
+        held.has_it,
+        proxy.clear,
+    )
     assert type(error) is InvalidOperation

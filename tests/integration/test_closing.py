@@ -10,7 +10,6 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.self_check import Part
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
@@ -169,6 +168,7 @@ def test_it_belongs_to_a_read(
 
 TIMEOUT = 20.0
 SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "none": ({}, {}, False),
     "block": ({}, {}, True),
     "client": ({"timeoutMS": TIMEOUT * 1000}, {}, False),
     "ours": ({}, {"timeout_ms": int(TIMEOUT * 1000)}, False),
@@ -191,20 +191,12 @@ def test_every_source_of_a_timeout_gives_close_the_whole_of_it(
         side.do(cursor.close)
         left = driver.csot.remaining()
     (command,) = sent.named("killCursors")
+    if source == "none":
+        assert "maxTimeMS" not in command
+        return
     assert TIMEOUT * 3 / 4 * 1000 < command["maxTimeMS"] <= TIMEOUT * 1000
     # And the caller has what he had.
     assert left is None if not block else left <= TIMEOUT / 2
-
-
-def test_without_a_timeout_close_has_none(
-    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
-) -> None:
-    instrument()
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    side.do(half_read(side, client, documents).close)
-    (command,) = sent.named("killCursors")
-    assert "maxTimeMS" not in command
 
 
 def test_a_cursor_is_closed_although_the_time_is_up(
@@ -339,24 +331,6 @@ def test_a_cursor_with_a_connection_of_its_own_is_left_to_the_background(
     assert not is_open(control, documents, cursor_id)
 
 
-def test_a_client_made_before_instrument_has_it_too(
-    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
-) -> None:
-    client = side.client(proxy.uri)
-    cursor = half_read(side, client, documents)
-    cursor_id = cursor.cursor_id
-    telemetry = instrument(base_backoff_ms=1)
-    proxy.inject(Overload("killCursors", times=2))
-    side.do(cursor.close)
-    assert not is_open(control, documents, cursor_id)
-    assert len(telemetry.decisions.events) == 2
-
-
-def _as_driver(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
-    instrument(config_strategy="driver", timeout_ms=5000)
-    return contextlib.nullcontext()
-
-
 def _taken_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
     instrument(timeout_ms=5000)
     pymongo_resilience.uninstrument()
@@ -368,17 +342,7 @@ def _switched_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
     return set_active(False)
 
 
-def _lacking(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
-    parts = [
-        *driver.private_names.parts(),
-        Part("pymongo.common", ("NO_SUCH_NAME",)),
-    ]
-    patch.setattr(driver.private_names, "parts", lambda: iter(parts))
-    instrument(timeout_ms=5000)
-    return contextlib.nullcontext()
-
-
-@pytest.mark.parametrize("off", [_as_driver, _taken_off, _switched_off, _lacking])
+@pytest.mark.parametrize("off", [_taken_off, _switched_off])
 def test_where_it_is_off_pymongo_is_as_ever(
     off: Callable[..., Any],
     side: Side,

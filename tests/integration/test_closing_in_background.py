@@ -85,24 +85,6 @@ def test_after_five_more_ticks_it_is_dropped(
 
 
 @by_hand
-def test_each_cursor_has_a_count_of_its_own(
-    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
-) -> None:
-    instrument(**LONGEST)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    proxy.inject(Overload("killCursors", times=50))
-    old = dropped(side, client, documents)
-    for _ in range(3):
-        run_background(side, client)
-    young = dropped(side, client, documents)
-    for _ in range(8):
-        run_background(side, client)
-    both = sorted([old, young])
-    assert [sorted(ids) for ids in killed(sent)] == [[old]] * 3 + [both] * 3 + [[young]] * 3
-
-
-@by_hand
 def test_a_cursor_with_a_connection_of_its_own_gives_it_back_and_is_killed_later(
     side: Side,
     proxy: ReplicaSet,
@@ -137,11 +119,9 @@ FAULTS = {
 
 
 @by_hand
-@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_any_other_error_it_is_dropped_without_a_word(
     fault: str,
-    direct: bool,
     side: Side,
     proxy: ReplicaSet,
     documents: str,
@@ -151,43 +131,13 @@ def test_after_any_other_error_it_is_dropped_without_a_word(
     """pymongo prints a traceback."""
     instrument(**LONGEST)
     sent = SentCommands()
-    address = proxy.members[0].host_and_port
-    uri = f"mongodb://{address}/?directConnection=true" if direct else proxy.uri
-    client = side.client(uri, event_listeners=[sent], retryReads=fault != "retryReads")
+    client = side.client(proxy.uri, event_listeners=[sent], retryReads=fault != "retryReads")
     dropped(side, client, documents)
     proxy.inject(FAULTS[fault]())
     run_background(side, client)
     run_background(side, client)
     assert len(killed(sent)) == 1
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
-
-
-def test_the_driver_s_own_thread_or_task_does_it(
-    side: Side,
-    proxy: ReplicaSet,
-    documents: str,
-    control: Any,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", 0.02)
-    instrument(**LONGEST)
-    client = side.client(proxy.uri)
-    cursor = half_read(side, client, documents)
-    cursor_id = int(cursor.cursor_id)
-    overload = Overload("killCursors", times=3)
-    proxy.inject(overload)
-    del cursor
-    gc.collect()
-
-    def is_gone() -> bool:
-        if side.name == "async":
-            side.do(asyncio.sleep, 0.03)
-        return not is_open(control, documents, cursor_id)
-
-    # Looked at now and then: whoever looks reads one of its eight documents.
-    wait_until(lambda: overload.injected == 3 if side.name == "sync" else is_gone())
-    wait_until(is_gone)
 
 
 @by_hand

@@ -187,9 +187,3 @@ def test_a_fault_that_needs_replication_says_so(cluster: ShardedCluster, fault: 
     with pytest.raises(ValueError, match=rf"^{kind} strikes a ReplicaSet alone, not a Sharded"):
         cluster.inject(fault)
     cluster.inject(Restart(0.01)).result(5)
-
-
-def test_a_class_is_no_fault_yet(replica_set: ReplicaSet) -> None:
-    wrong: Any = Reset
-    with pytest.raises(ValueError, match=r"^fault is <class .*, but must be a fault, for example"):
-        replica_set.inject(wrong)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pymongo
@@ -15,14 +14,7 @@ from pymongo_resilience_instrumentation.tools.testbed import wire
 from support.clients import SentCommands, Side, wait_until
 from support.raw_client import RawClient, ask, new_session
 
-from pymongo_resilience.testbed import (
-    CutAfter,
-    Election,
-    Refuse,
-    ReplicaSet,
-    Restart,
-    ShardedCluster,
-)
+from pymongo_resilience.testbed import Election, Refuse, ReplicaSet, Restart, ShardedCluster
 
 Document = dict[str, Any]
 TRANSIENT = "TransientTransactionError"
@@ -65,56 +57,6 @@ def test_an_election_aborts_an_open_transaction(
     assert stored() == [0]
     # Aborted, and not merely forgotten: what it had inserted can be inserted.
     side.do(coll.insert_one, {"_id": 1})
-    side.do(client.close)
-
-
-def test_a_committed_transaction_outlives_an_election(
-    side: Side, replica_set: ReplicaSet, database: str, stored: Any
-) -> None:
-    client = side.client(replica_set.uri)
-    session = begun(side, client, database)
-    cut = CutAfter("commitTransaction")
-    replica_set.inject(cut, on="primary")
-    side.do(session.commit_transaction)
-    assert cut.injected == 1
-    assert stored() == [0, 1]
-    replica_set.inject(Election(0.1))
-    side.do(session.commit_transaction)
-    assert stored() == [0, 1]
-    side.do(session.end_session)
-    side.do(client.close)
-
-
-def test_with_transaction_runs_again_after_an_election(
-    side: Side, replica_set: ReplicaSet, control: pymongo.MongoClient[Any], database: str
-) -> None:
-    control[database].coll.insert_one({"_id": 0, "n": 0})
-    client = side.client(replica_set.uri)
-    coll = client[database].coll
-    runs = itertools.count(1)
-    increment = {"$inc": {"n": 1}}
-
-    def work(session: Any) -> int:
-        coll.update_one({"_id": 0}, increment, session=session)
-        run = next(runs)
-        if run == 1:
-            replica_set.inject(Election(0.1))
-        coll.update_one({"_id": 0}, increment, session=session)
-        return run
-
-    async def async_work(session: Any) -> int:
-        await coll.update_one({"_id": 0}, increment, session=session)
-        run = next(runs)
-        if run == 1:
-            replica_set.inject(Election(0.1))
-        await coll.update_one({"_id": 0}, increment, session=session)
-        return run
-
-    session = client.start_session()
-    chosen = work if side.runner is None else async_work
-    assert side.do(session.with_transaction, chosen) > 1
-    assert control[database].coll.find_one() == {"_id": 0, "n": 2}
-    side.do(session.end_session)
     side.do(client.close)
 
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import bson
-import pymongo
 import pytest
 from bson import Int64, ObjectId
 from pymongo_resilience_instrumentation.tools.testbed import wire
-from support.clients import SentCommands, Side, wait_until
+from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask
 
 from pymongo_resilience.testbed import (
@@ -81,11 +80,6 @@ def test_a_gap_has_no_primary_and_a_new_term_has_a_greater_election_id(
     assert ask(replica_set.address, HELLO)["primary"] == after["me"]
 
 
-def test_the_legacy_hello_of_a_secondary_says_the_same(replica_set: ReplicaSet) -> None:
-    hello = ask(replica_set.members[1].address, {"isMaster": 1})
-    assert (hello["ismaster"], hello["secondary"]) == (False, True)
-
-
 REPLICATION = {
     *("arbiters", "electionId", "hosts", "lastWrite", "me", "passives"),
     *("primary", "secondary", "setName", "setVersion", "tags"),
@@ -148,21 +142,6 @@ def test_pymongo_finds_the_topology(
         wait_until(lambda: found() == types)
         assert client.topology_description.topology_type_name == topology
         side.do(client.close)
-
-
-def test_a_read_preference_with_tags_finds_its_secondary(
-    side: Side, replica_set: ReplicaSet, database: str
-) -> None:
-    sent = SentCommands()
-    client = side.client(replica_set.uri, event_listeners=[sent])
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    for member in replica_set.members[1:]:
-        tags = [{"member": str(member.index)}]
-        preference = pymongo.read_preferences.Secondary(tag_sets=tags)
-        coll = client[database].get_collection("coll", read_preference=preference)
-        assert side.do(coll.find_one) == {"_id": 1}
-        assert sent.started_events[-1].connection_id == member.address
-    side.do(client.close)
 
 
 def test_an_election_is_pushed_to_the_client_at_once(side: Side, replica_set: ReplicaSet) -> None:

@@ -14,14 +14,13 @@ import uvloop
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from support.clients import POLLING, Side, fail_command, wait_until
+from support.clients import POLLING, Side, wait_until
 from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
-from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
-from pymongo_resilience import Config, OperationTimeoutError
-from pymongo_resilience.testbed import CutAfter, CutBefore, EmbeddedServer, Slow
+from pymongo_resilience import Config
+from pymongo_resilience.testbed import CutAfter, CutBefore, Slow
 
 
 def _complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -202,21 +201,6 @@ def test_on_uvloop_lost_replies_are_retried_and_applied_once(
     ]
     assert sum(map(len, sent)) >= 43
     assert [len(set(numbers)) for numbers in sent] == [1] * 40
-
-
-def test_on_uvloop_a_deadline_ends_an_operation_on_time(
-    on_uvloop: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=1000)
-    client = on_uvloop.do(on_uvloop.client, server.uri)
-    wait_for_server(on_uvloop, client)
-    coll = client[database].coll
-    with fail_command(control, "find", errorCode=6), pytest.raises(OperationTimeoutError) as caught:
-        on_uvloop.do(coll.find_one)
-    assert caught.value.attempts > 3
-    assert 0.2 < caught.value.elapsed_s < 5
-    (operation,) = telemetry.operations(f"find {database}.coll")
-    assert operation.attributes["pymongo_resilience.outcome"] == "deadline"
 
 
 @pytest.mark.parametrize("where", ["in flight", "in its back-off"])

@@ -26,7 +26,6 @@ from opentelemetry.sdk.metrics._internal.measurement_consumer import Synchronous
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo import _csot as pymongo_csot
-from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
@@ -36,9 +35,9 @@ from support.cursor_cleanup import until
 from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
-from pymongo_resilience import Config, override, retry_transaction
+from pymongo_resilience import Config, override
 from pymongo_resilience.strategies import Failure, Operation, RetryAction
-from pymongo_resilience.testbed import CutAfter, CutBefore, ReplicaSet
+from pymongo_resilience.testbed import CutBefore, ReplicaSet
 
 HANGS_AFTER = 20
 """Seconds."""
@@ -121,32 +120,6 @@ def test_a_collected_session_ends_its_transaction_later(
     assert before <= ended.end_time <= after
 
 
-@pytest.mark.oldest
-@pytest.mark.parametrize("end", ["end_session", "block"])
-def test_the_end_of_a_session_ends_its_open_transaction(
-    end: str, side: Side, proxy: ReplicaSet, database: str, watcher: Watcher
-) -> None:
-    switch_on(watcher)
-    client = side.client(proxy.uri)
-    side.do(client[database].coll.insert_one, {})
-    session = client.start_session()
-    side.do(session.start_transaction)
-    side.do(client[database].coll.insert_one, {}, session=session)
-    proxy.inject(CutAfter("commitTransaction", times=9))
-    with suppress(AutoReconnect):
-        side.do(session.commit_transaction)
-    assert watcher.open == ["transaction"]
-    if end == "end_session":
-        side.do(session.end_session)
-    else:
-        side.do(getattr(session, "__exit__", None) or session.__aexit__, None, None, None)
-    assert watcher.open == []
-
-
-async def _find(client: Any, database: str) -> None:
-    await client[database].coll.find_one()
-
-
 async def _insert(client: Any, database: str) -> None:
     await client[database].coll.insert_one({})
 
@@ -164,10 +137,6 @@ async def _closed_cursor(client: Any, database: str) -> None:
         await anext(cursor)
 
 
-async def _bulk(client: Any, database: str) -> None:
-    await client[database].coll.bulk_write([pymongo.InsertOne({}), pymongo.DeleteOne({})])
-
-
 async def _transaction(client: Any, database: str) -> None:
     async def work(session: Any) -> None:
         # A write that nobody aborts would keep the next one waiting.
@@ -180,18 +149,6 @@ async def _transaction(client: Any, database: str) -> None:
 async def _atomic(client: Any, database: str) -> None:
     with override(atomic=True):
         await client[database].filled.update_many({}, {"$inc": {"n": 1}})
-
-
-async def _by_hand(client: Any, database: str) -> None:
-    async def body(session: Any) -> None:
-        await client[database].filled.update_many({}, {"$inc": {"n": 1}}, session=session)
-
-    await retry_transaction(client)(body)()
-
-
-async def _closed_client(client: Any, database: str) -> None:
-    await client[database].coll.find_one()
-    await client.close()
 
 
 async def _files(client: Any, database: str) -> None:
@@ -209,17 +166,12 @@ async def _new_client(client: Any, database: str) -> None:
 
 
 SCENARIOS: dict[str, tuple[Callable[[Any, str], Coroutine[Any, Any, None]], tuple[Any, ...]]] = {
-    "find": (_find, ()),
-    "insert": (_insert, ()),
     "retried find": (_retried_find, ("find",)),
     "retried insert": (_insert, ("insert",)),
     "batches": (_batches, ()),
     "closed cursor": (_closed_cursor, ()),
-    "bulk write": (_bulk, ("insert",)),
     "transaction": (_transaction, ("commitTransaction",)),
     "atomic write": (_atomic, ("update",)),
-    "transaction by hand": (_by_hand, ("commitTransaction",)),
-    "closed client": (_closed_client, ()),
     "files": (_files, ()),
     "new client": (_new_client, ()),
 }
@@ -230,8 +182,8 @@ EVERYTHING = {
 }
 
 
-TRANSACTIONS = {"atomic write", "transaction by hand"}
-"""Until these end on the server, their statements block other writes."""
+TRANSACTIONS = {"atomic write"}
+"""Until it ends on the server, its statements block other writes."""
 
 
 class OpenTransactions(pymongo.monitoring.CommandListener):
@@ -264,21 +216,9 @@ async def _driven(coroutine: Any, count: int) -> bool:
 
 
 @pytest.mark.oldest
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="default"),
-        pytest.param(
-            EVERYTHING,
-            id="everything",
-            marks=pytest.mark.thorough("collects at each await of each scenario once more"),
-        ),
-    ],
-)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
     name: str,
-    options: dict[str, Any],
     proxy: ReplicaSet,
     database: str,
     control: Any,
@@ -286,7 +226,7 @@ def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
 ) -> None:
     scenario, cut = SCENARIOS[name]
     control[database].filled.insert_many([{} for _ in range(5)])
-    switch_on(watcher, strategy=Patient(), **options)
+    switch_on(watcher, strategy=Patient(), **EVERYTHING)
 
     async def collected_after(count: int) -> bool:
         transactions = OpenTransactions()

@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation.features.hedged_reads import workers
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import AsyncRace, Race, Try
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.tools.testbed import Fail, Overload, Reset
+from pymongo_resilience_instrumentation.tools.testbed import Fail, Reset
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import DRIVER_COMMANDS
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Answer,
@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import OperationTimeoutError, Policy, bind, hedging, override, status
+from pymongo_resilience import OperationTimeoutError, Policy, hedging, override, status
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.events import BreakerOpened, ReadHedged, RetryScheduled
@@ -283,20 +283,6 @@ def test_the_spans_show_both_tries_and_which_one_won(
     assert str(attributes["server.port"]) in str(event.second_server)
 
 
-def test_with_one_span_for_an_operation_both_tries_have_theirs(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(command_spans="on_retry")
-    coll = collection(side, replica_set, database)
-    telemetry.clear()
-    replica_set.inject(slow())
-    with override(hedge=HEDGE_MS):
-        side.do(coll.find_one)
-    settle(side, coll)
-    (operation,) = telemetry.operations()
-    assert len(telemetry.commands_of(operation)) == 2
-
-
 def test_status_counts_reads_hedges_and_wins(
     side: Side, coll: Any, replica_set: ReplicaSet
 ) -> None:
@@ -427,35 +413,6 @@ def test_a_read_that_found_no_hedge_left_is_hedged_once_there_is_one(
     assert event.winner == "hedge"
     assert event.waited >= 0.1
     settle(side, coll)
-
-
-def test_a_read_that_had_no_other_server_is_hedged_once_there_is_one(
-    side: Side,
-    coll: Any,
-    replica_set: ReplicaSet,
-    telemetry: Telemetry,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers = [False, True]
-    monkeypatch.setattr(ClientHedges, "may_go_elsewhere", lambda *_: answers.pop(0))
-    replica_set.inject(slow())
-    with override(hedge=HEDGE_MS):
-        assert side.do(coll.find_one)["x"] == 1
-    (event,) = hedged(telemetry)
-    assert event.winner == "hedge"
-    assert hedges(coll).budget.sent == 1
-    settle(side, coll)
-
-
-def test_no_read_is_hedged_after_a_rejection_for_overload(
-    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
-) -> None:
-    replica_set.inject(Overload("find"))
-    side.do(coll.find_one)
-    replica_set.inject(slow(seconds=0.06))
-    with override(hedge=5):
-        side.do(coll.find_one)
-    assert hedged(telemetry) == []
 
 
 def test_the_percentile_is_that_of_the_reads_before(
@@ -758,21 +715,6 @@ def test_where_all_threads_are_busy_reads_are_made_without_a_hedge(
     side.close()
 
 
-def test_by_a_rule_or_by_what_is_bound(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(policies={"*.coll": Policy(hedge=HEDGE_MS)})
-    coll = collection(side, replica_set, database)
-    bound = bind(coll.database.other, Policy(hedge=HEDGE_MS))
-    side.do(bound.insert_one, {})
-    for read_from in (coll, bound):
-        replica_set.inject(slow())
-        side.do(read_from.find_one)
-        side.documents(read_from.find())
-        settle(side, coll)
-    assert {each.namespace for each in hedged(telemetry)} == {coll.full_name, bound.full_name}
-
-
 def test_on_a_sharded_cluster_the_hedge_goes_to_another_mongos(
     side: Side, cluster: ShardedCluster, database: str, instrument: Instrument
 ) -> None:
@@ -845,23 +787,6 @@ def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
         assert side.do(coll.find_one)["x"] == 1
     assert hedged(telemetry) == []
     assert "internal error in pymongo-resilience before a read was hedged" in caplog.text
-
-
-def test_a_second_try_that_cannot_begin_is_not_waited_for(
-    replica_set: ReplicaSet, database: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first fails after that, and is repeated by the rules."""
-    telemetry = instrument()
-    side = Side("sync", None)
-    coll = collection(side, replica_set, database)
-    limit_threads(coll, 1, monkeypatch)
-    replica_set.inject(Script(Delay(2)))
-    with override(hedge=HEDGE_MS, attempt_timeout_ms=150):
-        assert coll.find_one()["x"] == 1
-    (scheduled,) = telemetry.decisions.events
-    assert isinstance(scheduled, RetryScheduled)
-    assert hedges(coll).budget.sent == 0
-    side.close()
 
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

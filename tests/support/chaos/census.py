@@ -28,8 +28,6 @@ from pymongo_resilience_instrumentation.driver.monitors import Check
 from pymongo_resilience_instrumentation.interceptor import Entered
 from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
 
-from pymongo_resilience.internal_errors import shielded
-
 Things = dict[Hashable, str]
 
 OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
@@ -40,7 +38,6 @@ FILLED_ONCE = frozenset({
 })  # fmt: skip
 """As much as the driver has, for good: one class for each of its exception classes, and a variable
 for each of its APIs."""
-BETWEEN_CHECKS = "between two checks of a server"
 PATCHED = ("pymongo", "bson", "gridfs")
 CONTAINERS = (
     dict, list, set, deque,
@@ -91,8 +88,6 @@ def _of_a_monitor(each: Any) -> bool:
             return True
         case Entered():
             return isinstance(each.instance, MonitorBase | AsyncMonitor)
-        case shielded():
-            return each._what == BETWEEN_CHECKS
     return False
 
 

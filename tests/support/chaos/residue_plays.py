@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import bson
 import gridfs
 import pymongo
 import pytest
-from pymongo import InsertOne
 from support.chaos.play_scene import AuditLog, Scene
 from support.clients import fail_command
 
-from pymongo_resilience import override
 from pymongo_resilience.testbed import CutAfter
 
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
@@ -27,14 +23,6 @@ OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "Retrya
 
 class MishapError(Exception):
     """Of the application's own code."""
-
-
-def success(scene: Scene) -> None:
-    with scene.documents() as coll:
-        assert scene.do(coll.find_one, {"_id": 1}) == {"_id": 1}
-        assert scene.do(coll.update_one, {"_id": 1}, {"$set": {"a": 1}}).modified_count == 1
-        assert len(scene.do(coll.find({}, batch_size=3).to_list)) == 10
-        assert scene.do(coll.count_documents, {}) == 10
 
 
 def retried(scene: Scene) -> None:
@@ -52,12 +40,6 @@ def given_up(scene: Scene) -> None:
             with pytest.raises(pymongo.errors.OperationFailure):
                 scene.do(getattr(client[scene.database].coll, method), {"_id": 1})
     assert scene.heard == (["RetryScheduled"] * 5 + ["RetryDeclined"]) * 2
-
-
-def refused(scene: Scene) -> None:
-    with scene.documents() as coll, pytest.raises(pymongo.errors.DuplicateKeyError):
-        scene.do(coll.insert_one, {"_id": 1})
-    assert scene.heard == ["RetryDeclined"]
 
 
 def deadline(scene: Scene) -> None:
@@ -90,21 +72,6 @@ def abandoned_cursor(scene: Scene) -> None:
         assert scene.do(coll.find_one, {"_id": 1})
 
 
-def generator_closed_early(scene: Scene) -> None:
-    def some(coll: Any) -> None:
-        documents = (document for document in coll.find({}, batch_size=2))
-        assert next(documents) == {"_id": 0}
-        documents.close()
-
-    async def some_async(coll: Any) -> None:
-        documents = (document async for document in coll.find({}, batch_size=2))
-        assert await anext(documents) == {"_id": 0}
-        await documents.aclose()
-
-    with scene.documents() as coll:
-        scene.do(some_async if scene.is_async else some, coll)
-
-
 def transaction_left_by_an_exception(scene: Scene) -> None:
     def write(coll: Any) -> None:
         with coll.database.client.start_session() as session, session.start_transaction():
@@ -121,19 +88,6 @@ def transaction_left_by_an_exception(scene: Scene) -> None:
         with pytest.raises(MishapError):
             scene.do(write_async if scene.is_async else write, coll)
         assert scene.do(coll.count_documents, {}) == 10
-
-
-def override_left_by_an_exception(scene: Scene) -> None:
-    def write(coll: Any) -> None:
-        with override(idempotent=True, data={"a": 1}):
-            coll.insert_one({"_id": 1})
-
-    async def write_async(coll: Any) -> None:
-        async with override(idempotent=True, data={"a": 1}):
-            await coll.insert_one({"_id": 1})
-
-    with scene.documents() as coll, pytest.raises(pymongo.errors.DuplicateKeyError):
-        scene.do(write_async if scene.is_async else write, coll)
 
 
 def operation_in_a_listener(scene: Scene) -> None:
@@ -176,18 +130,6 @@ def grid_file(scene: Scene) -> None:
         gc.collect()
 
 
-def input_that_fails(scene: Scene) -> None:
-    def documents() -> Iterator[Any]:
-        yield {"_id": 20}
-        raise MishapError
-
-    with scene.documents() as coll:
-        with pytest.raises(MishapError):
-            scene.do(coll.insert_many, documents())
-        with pytest.raises(bson.errors.InvalidDocument):
-            scene.do(coll.bulk_write, [InsertOne({"_id": 30}), InsertOne({"a": object()})])
-
-
 def many_at_once(scene: Scene) -> None:
     def in_threads(coll: Any) -> None:
         with ThreadPoolExecutor(8) as executor:
@@ -205,12 +147,6 @@ def many_at_once(scene: Scene) -> None:
     assert set(scene.heard) == {"RetryScheduled"}
 
 
-def unacknowledged(scene: Scene) -> None:
-    with scene.documents(w=0) as coll:
-        scene.do(coll.update_one, {"_id": 1}, {"$set": {"a": 1}})
-        assert scene.do(coll.find_one, {"a": 1})
-
-
 def many_clients(scene: Scene) -> None:
     for _ in range(100):
         with scene.client() as client:
@@ -218,20 +154,14 @@ def many_clients(scene: Scene) -> None:
 
 
 PLAYS = (
-    success,
     retried,
     given_up,
-    refused,
     deadline,
     abandoned_cursor,
-    generator_closed_early,
     transaction_left_by_an_exception,
-    override_left_by_an_exception,
     operation_in_a_listener,
     change_stream,
     grid_file,
-    input_that_fails,
     many_at_once,
-    unacknowledged,
     many_clients,
 )
