@@ -55,48 +55,38 @@ def failing() -> Fail:
 
 def collection(side: Side, uri: str, database: str, **options: Any) -> Any:
     """One read from any member that is as near as another."""
-    client = side.do(side.client, uri, localThresholdMS=60_000, **options)
+    client = side.client(uri, localThresholdMS=60_000, **options)
     coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
     side.do(client.admin.command, "ping")
     side.wait_for_members(client, uri.count("127.0.0.1:"))
     return coll
 
 
+def events_of(telemetry: Telemetry, *types: Any) -> list[Any]:
+    return [event for event in telemetry.decisions.events if isinstance(event, types)]
+
+
 def breaker_events(telemetry: Telemetry) -> list[Any]:
-    return [
-        event
-        for event in telemetry.decisions.events
-        if isinstance(event, (BreakerOpened, BreakerClosed))
-    ]
+    return events_of(telemetry, BreakerOpened, BreakerClosed)
 
 
 def decisions(telemetry: Telemetry) -> list[Any]:
-    return [
-        event
-        for event in telemetry.decisions.events
-        if isinstance(event, (RetryScheduled, RetryDeclined))
-    ]
+    return events_of(telemetry, RetryScheduled, RetryDeclined)
+
+
+def write(side: Side, coll: Any) -> None:
+    """Fails, and is not repeated."""
+    with pytest.raises(OperationFailure):
+        side.do(coll.update_many, {}, {"$set": {"n": 1}})
 
 
 def open_breaker(side: Side, coll: Any, servers: Deployment, telemetry: Telemetry) -> None:
-    """By writes, which are not repeated, on a deployment of one server; then nothing is wrong."""
+    """On a deployment of one server; then nothing is wrong."""
     servers.inject(failing())
     told = len(breaker_events(telemetry))
     while len(breaker_events(telemetry)) == told:
-        with pytest.raises(OperationFailure):
-            side.do(coll.update_many, {}, {"$set": {"n": 1}})
+        write(side, coll)
     servers.clear()
-
-
-def read_until_open(side: Side, coll: Any, telemetry: Telemetry) -> None:
-    """Some reads reach the failing member twice, and fail."""
-
-    def read() -> list[Any]:
-        with contextlib.suppress(OperationFailure):
-            side.do(coll.find_one)
-        return breaker_events(telemetry)
-
-    wait_until(read)
 
 
 def opened(side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry) -> Any:
@@ -104,6 +94,23 @@ def opened(side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry) -
     coll = collection(side, proxy.uri, database)
     open_breaker(side, coll, proxy, telemetry)
     return coll
+
+
+def opened_on_one(
+    side: Side, servers: ReplicaSet, database: str, telemetry: Telemetry, **options: Any
+) -> tuple[Any, str]:
+    """A collection on a set of three, and the member whose breaker is open: it still fails."""
+    coll = collection(side, servers.uri, database, **options)
+    servers.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
+
+    def read() -> list[Any]:
+        # Some reads reach the failing member twice, and fail.
+        with contextlib.suppress(OperationFailure):
+            side.do(coll.find_one)
+        return breaker_events(telemetry)
+
+    wait_until(read)
+    return coll, servers.members[1].host_and_port
 
 
 def test_nothing_is_sent_to_a_server_that_keeps_failing(
@@ -193,8 +200,7 @@ def test_within_a_deadline_the_probe_is_waited_for(
 def test_a_deadline_before_the_probe_is_not_waited_for(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(**LONG, timeout_ms=20_000)
-    coll = opened(side, proxy, database, telemetry)
+    coll = opened(side, proxy, database, instrument(**LONG, timeout_ms=20_000))
     began = time.monotonic()
     with pytest.raises(CircuitBreakerOpenError) as refused:
         side.do(coll.find_one)
@@ -259,19 +265,41 @@ def test_a_slow_server_s_timeouts_count(
     assert [type(event) for event in breaker_events(telemetry)] == [BreakerOpened]
 
 
-def test_while_another_member_is_there_an_open_one_is_left_out(
+def test_while_another_member_is_there_an_open_one_is_left_out_until_uninstrumented(
     side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(**LONG)
-    coll = collection(side, replica_set.uri, database)
-    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
-    read_until_open(side, coll, telemetry)
+    telemetry, sent = instrument(**LONG), SentCommands()
+    coll, bad = opened_on_one(side, replica_set, database, telemetry, event_listeners=[sent])
     (event,) = breaker_events(telemetry)
-    assert event.server == replica_set.members[1].host_and_port
+    assert event.server == bad
     told = len(telemetry.decisions.events)
     for _ in range(20):
         side.do(coll.find_one)
     assert telemetry.decisions.events[told:] == [], "not even asked for"
+    states = {
+        attributes["server.port"]: (attributes["pymongo_resilience.state"], point.value)
+        for attributes, point in telemetry.points("pymongo_resilience.circuit_breaker.state")
+    }
+    assert states.pop(int(bad.split(":")[1])) == ("open", 1)
+    assert set(states.values()) == {("closed", 1)}
+    client = coll.database.client
+    breakers = {each.address: each.circuit_breaker for each in status(client).servers}
+    assert breakers.pop(bad) == "open"
+    assert "open" not in breakers.values()
+    verdicts = {each.address: each for each in explain_selection(client, ReadPreference.NEAREST)}
+    assert verdicts[bad].excluded_by is SelectionRule.CIRCUIT_BREAKER
+    assert "circuit breaker open, next probe in" in str(verdicts[bad])
+
+    replica_set.clear()
+    pymongo_resilience.uninstrument()
+    assert {each.circuit_breaker for each in status(client).servers} == {None}
+
+    def asked_the_bad_one() -> bool:
+        side.do(coll.find_one)
+        host, port = sent.started_events[-1].connection_id
+        return bool(f"{host}:{port}" == bad)
+
+    wait_until(asked_the_bad_one)
 
 
 @pytest.mark.parametrize("option", ["server_selector", "Server_Selector"])
@@ -286,11 +314,8 @@ def test_an_application_s_own_selector_is_asked_first(
         seen.append(len(servers))
         return [each for each in servers if each.address in wanted or len(servers) == 1]
 
-    coll = collection(side, replica_set.uri, database, **{option: only_secondaries})
+    coll, bad = opened_on_one(side, replica_set, database, telemetry, **{option: only_secondaries})
     assert repr(only_secondaries) in repr(coll.database.client)
-    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
-    read_until_open(side, coll, telemetry)
-    sent = SentCommands()
     seen.clear()
     for _ in range(10):
         side.do(coll.find_one)
@@ -298,9 +323,8 @@ def test_an_application_s_own_selector_is_asked_first(
     wanted -= {replica_set.members[2].address}
     with pytest.raises(CircuitBreakerOpenError) as refused:
         side.do(coll.find_one)
-    assert refused.value.server == replica_set.members[1].host_and_port
+    assert refused.value.server == bad
     assert refused.value.elsewhere is False, "the application wants no other"
-    assert sent.started_events == []
 
 
 @pytest.mark.parametrize("options", [{}, {"server_selector": None}])
@@ -326,25 +350,6 @@ def test_a_client_made_before_is_refused_and_goes_elsewhere(
     assert event.delay < OPEN_S, "the other is there now: no probe is waited for"
 
 
-def test_what_was_uninstrumented_selects_as_before(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(**LONG)
-    sent = SentCommands()
-    coll = collection(side, replica_set.uri, database, event_listeners=[sent])
-    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
-    read_until_open(side, coll, telemetry)
-    replica_set.clear()
-    pymongo_resilience.uninstrument()
-    bad = replica_set.members[1].address
-
-    def asked_the_bad_one() -> bool:
-        side.do(coll.find_one)
-        return sent.started_events[-1].connection_id == bad
-
-    wait_until(asked_the_bad_one)
-
-
 def test_any_mongos_will_do(
     side: Side, cluster: ShardedCluster, database: str, instrument: Instrument
 ) -> None:
@@ -352,14 +357,12 @@ def test_any_mongos_will_do(
     coll = collection(side, cluster.uri, database)
     cluster.inject(failing(), on=0)
 
-    def write() -> bool:
-        try:
+    def has_opened() -> list[Any]:
+        with contextlib.suppress(OperationFailure):
             side.do(coll.update_many, {}, {"$set": {"n": 1}})
-        except OperationFailure:
-            return bool(breaker_events(telemetry))
-        return False
+        return breaker_events(telemetry)
 
-    wait_until(write)
+    wait_until(has_opened)
     for _ in range(20):
         side.do(coll.update_many, {}, {"$set": {"n": 1}})
 
@@ -374,12 +377,10 @@ def test_the_only_server_has_one_where_that_is_asked_for(
         side.do(coll.find_one)
         alone.inject(failing())
         for _ in range(3):
-            with pytest.raises(OperationFailure):
-                side.do(coll.update_many, {}, {"$set": {"n": 1}})
-        if mode == "always":
-            with pytest.raises(CircuitBreakerOpenError):
-                side.do(coll.find_one)
-        else:
+            write(side, coll)
+        with (
+            pytest.raises(CircuitBreakerOpenError) if mode == "always" else contextlib.nullcontext()
+        ):
             side.do(coll.find_one)
         side.do(side.clients.pop().close)
     assert len(breaker_events(telemetry)) == (mode == "always")
@@ -434,56 +435,7 @@ def test_a_transaction_whose_time_is_over_says_that_nothing_was_sent(
     assert f"the circuit breaker of {proxy.members[0].host_and_port}" in str(caught.value)
 
 
-def test_the_state_of_every_breaker_is_a_metric(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(**LONG)
-    coll = collection(side, replica_set.uri, database)
-    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
-    read_until_open(side, coll, telemetry)
-    states = {
-        attributes["server.port"]: (
-            attributes["pymongo_resilience.state"],
-            point.value,
-        )
-        for attributes, point in telemetry.points("pymongo_resilience.circuit_breaker.state")
-    }
-    bad = replica_set.members[1].address[1]
-    assert states.pop(bad) == ("open", 1)
-    assert set(states.values()) == {("closed", 1)}
-
-
-def test_a_client_that_was_closed_has_no_breakers_any_more(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    """pymongo 4.20 goes on describing the servers of a closed client."""
-    telemetry = instrument(**LONG)
-    client = opened(side, proxy, database, telemetry).database.client
-    assert telemetry.points("pymongo_resilience.circuit_breaker.state") != []
-    side.do(client.close)
-    assert telemetry.points("pymongo_resilience.circuit_breaker.state") == []
-    assert {each.circuit_breaker for each in status(client).servers} == {None}
-
-
-def test_status_and_explanations_tell_of_an_open_breaker(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(**LONG)
-    coll = collection(side, replica_set.uri, database)
-    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
-    read_until_open(side, coll, telemetry)
-    client, bad = coll.database.client, replica_set.members[1].host_and_port
-    breakers = {each.address: each.circuit_breaker for each in status(client).servers}
-    assert breakers.pop(bad) == "open"
-    assert "open" not in breakers.values()
-    verdicts = {each.address: each for each in explain_selection(client, ReadPreference.NEAREST)}
-    assert verdicts[bad].excluded_by is SelectionRule.CIRCUIT_BREAKER
-    assert "circuit breaker open, next probe in" in str(verdicts[bad])
-    pymongo_resilience.uninstrument()
-    assert {each.circuit_breaker for each in status(client).servers} == {None}
-
-
-def test_a_server_that_left_is_forgotten(
+def test_a_server_that_left_is_forgotten_and_those_of_a_closed_client(
     side: Side,
     proxy: ReplicaSet,
     database: str,
@@ -499,6 +451,10 @@ def test_a_server_that_left_is_forgotten(
     side.do(coll.find_one)
     ((attributes, _),) = telemetry.points("pymongo_resilience.circuit_breaker.state")
     assert attributes["pymongo_resilience.state"] == "closed", "it begins anew"
+    # pymongo 4.20 goes on describing the servers of a closed client.
+    side.do(coll.database.client.close)
+    assert telemetry.points("pymongo_resilience.circuit_breaker.state") == []
+    assert {each.circuit_breaker for each in status(coll.database.client).servers} == {None}
 
 
 @pytest.mark.parametrize("broken", ["refusing", "try_acquire"])
@@ -540,8 +496,7 @@ def test_with_pymongo_s_own_loop_they_have_no_effect(
     coll = collection(side, proxy.uri, database)
     proxy.inject(failing())
     for _ in range(10):
-        with pytest.raises(OperationFailure):
-            side.do(coll.update_many, {}, {"$set": {"n": 1}})
+        write(side, coll)
     assert breaker_events(telemetry) == []
 
 

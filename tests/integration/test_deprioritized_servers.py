@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 MODES = {"primaryPreferred": 1, "secondaryPreferred": 3, "nearest": 4}
 
 
-class BlackHolePort:
+class Gate:
     """A server selector of an application: notes the candidates, and closes after an attempt.
 
     Where it wants none of the others, it is shown all servers: a closed look are two calls.
@@ -50,7 +50,7 @@ def retry(
     **options: Any,
 ) -> tuple[Any, list[set[Any]]]:
     """One read that fails once: the server it failed on, and the candidates of each later look."""
-    gate = BlackHolePort()
+    gate = Gate()
     client = side.client(uri, server_selector=gate, localThresholdMS=60_000, **options)
     coll = client.get_database(database, read_preference=preference).coll
     side.do(client.admin.command, "ping")
@@ -74,25 +74,18 @@ def retry(
 
 
 @pytest.mark.parametrize("looks", [0, 1, 3], ids=lambda n: f"waits {n} times")
-def test_in_a_replica_set(
+@pytest.mark.parametrize("deployment", ["replica_set", "cluster"])
+def test_an_overloaded_server_is_avoided(
+    deployment: str,
     looks: int,
     side: Side,
-    replica_set: ReplicaSet,
+    request: pytest.FixtureRequest,
     database: str,
     instrument: Instrument,
 ) -> None:
-    replica_set.inject(Overload("find"))
-    failed, seen = retry(side, replica_set.uri, database, instrument, looks)
-    assert len(seen) == 2 * looks + 1
-    assert all(failed not in candidates and candidates for candidates in seen[::2])
-
-
-@pytest.mark.parametrize("looks", [0, 1, 3], ids=lambda n: f"waits {n} times")
-def test_in_a_sharded_cluster(
-    looks: int, side: Side, cluster: ShardedCluster, database: str, instrument: Instrument
-) -> None:
-    cluster.inject(Overload("find"))
-    failed, seen = retry(side, cluster.uri, database, instrument, looks)
+    servers = request.getfixturevalue(deployment)
+    servers.inject(Overload("find"))
+    failed, seen = retry(side, servers.uri, database, instrument, looks)
     assert len(seen) == 2 * looks + 1
     assert all(failed not in candidates and candidates for candidates in seen[::2])
 
@@ -130,37 +123,18 @@ def test_another_client_s_operation_avoids_nothing(
     proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """An application's listener reads through a client of its own while the retry is due."""
-    telemetry = instrument()
-    seen: list[Any] = []
+    telemetry, gate = instrument(), Gate()
     with (
         pymongo.MongoClient(proxy.uri) as client,
-        pymongo.MongoClient(proxy.uri, server_selector=_noting(seen)) as audit,
+        pymongo.MongoClient(proxy.uri, server_selector=gate) as audit,
     ):
         client[database].coll.find_one()
         audit[database].coll.find_one()
         telemetry.decisions.on_event = lambda event: audit[database].log.find_one()  # type: ignore[method-assign]
         proxy.inject(CutBefore("find"))
-        seen.clear()
+        gate.seen.clear()
         client[database].coll.find_one()
-        assert seen == [1], "one look, at the one server there is"
-
-
-def _noting(seen: list[Any]) -> Any:
-    def selector(servers: list[Any]) -> list[Any]:
-        seen.append(len(servers))
-        return servers
-
-    return selector
-
-
-def test_a_client_may_say_no(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    replica_set.inject(Overload("find"))
-    failed, seen = retry(
-        side, replica_set.uri, database, instrument, 0, enableOverloadRetargeting=False
-    )
-    assert [failed in candidates for candidates in seen] == [True]
+        assert len(gate.seen) == 1, "one look, at the one server there is"
 
 
 def unreachable(command: str) -> Fail:
@@ -224,6 +198,21 @@ def test_who_is_moved_off_an_overloaded_server(
     assert avoided == [preference in preferences]
 
 
+def make_stale(side: Side, servers: ReplicaSet, *members: int) -> None:
+    """By an hour; they may be behind by ninety seconds."""
+    for member in members:
+        servers.inject(SkewedClock(-3600), on=member)
+    client = side.client(servers.uri)
+
+    def are_stale() -> bool:
+        side.do(client.admin.command, "ping")
+        found = explain_selection(client, Secondary(max_staleness=90))
+        stale = [each for each in found if each.excluded_by is SelectionRule.STALENESS]
+        return len(stale) == len(members)
+
+    wait_until(are_stale)
+
+
 @pytest.mark.parametrize(
     ("mode", "own"),
     [("primaryPreferred", {}), ("nearest", {}),
@@ -244,18 +233,7 @@ def test_no_retry_reads_a_member_that_is_too_stale(
     instrument: Instrument,
 ) -> None:
     """Staleness is measured against the primary, also while that is avoided."""
-    replica_set.inject(SkewedClock(-3600), on=1)
-    replica_set.inject(SkewedClock(-3600), on=2)
-    client = side.client(replica_set.uri)
-
-    def stale_members() -> int:
-        side.do(client.admin.command, "ping")
-        limit = Secondary(max_staleness=90)
-        return [each.excluded_by for each in explain_selection(client, limit)].count(
-            SelectionRule.STALENESS
-        )
-
-    wait_until(lambda: stale_members() == 2)
+    make_stale(side, replica_set, 1, 2)
     replica_set.inject(fault("find"))
     preference = make_read_preference(MODES[mode], None, 90)
     failed, seen = retry(
@@ -269,15 +247,7 @@ def test_no_retry_reads_a_member_that_is_too_stale(
 def test_a_fresh_member_takes_the_read_of_an_overloaded_primary(
     side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    replica_set.inject(SkewedClock(-3600), on=1)
-    client = side.client(replica_set.uri)
-
-    def stale_members() -> list[str]:
-        side.do(client.admin.command, "ping")
-        found = explain_selection(client, Secondary(max_staleness=90))
-        return [each.address for each in found if each.excluded_by is SelectionRule.STALENESS]
-
-    wait_until(lambda: len(stale_members()) == 1)
+    make_stale(side, replica_set, 1)
     replica_set.inject(Overload("find"), on="primary")
     preference = PrimaryPreferred(max_staleness=90)
     failed, seen = retry(side, replica_set.uri, database, instrument, 0, ON, preference)

@@ -78,6 +78,12 @@ def test_an_operation_is_refused_before_anything_is_sent(
     [event] = telemetry.decisions.events
     assert isinstance(event, RetryDeclined)
     assert (event.reason, event.rule) == (RetryReason.LOAD_SHED, Rule.LOAD_SHEDDING)
+    [counted] = [
+        (attributes["pymongo_resilience.decision"], point.value)
+        for attributes, point in telemetry.points("pymongo_resilience.retries")
+        if attributes["pymongo_resilience.reason"] == "load_shed"
+    ]
+    assert counted == ("load_shedding", 1)
     [span] = telemetry.spans()
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes["pymongo_resilience.outcome"] == "load_shed"
@@ -88,36 +94,15 @@ def test_an_operation_is_refused_before_anything_is_sent(
     assert server.load_shed > 0.5
 
 
-def test_it_is_counted(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(**SHEDDING)
-    coll = side.client(proxy.uri)[database].coll
-    overloaded(side, proxy, coll)
-    for _ in range(2):
-        refused(side, coll.find_one)
-    counted = {
-        attributes["pymongo_resilience.decision"]: point.value
-        for attributes, point in telemetry.points("pymongo_resilience.retries")
-        if attributes["pymongo_resilience.reason"] == "load_shed"
-    }
-    assert counted == {"load_shedding": 2}
-
-
-def test_off_nothing_is_refused(
+def test_off_nothing_is_refused_and_nothing_installed(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(max_retries=0)
     client = side.client(proxy.uri)
-    coll = client[database].coll
-    overloaded(side, proxy, coll, rejected=9)
+    overloaded(side, proxy, client[database].coll, rejected=9)
     with override(priority="low"):
-        side.do(coll.find_one)
+        side.do(client[database].coll.find_one)
     assert [server.load_shed for server in status(client).servers] == [None]
-
-
-def test_off_nothing_is_installed(instrument: Instrument) -> None:
-    instrument()
     assert not running().admits
     assert not [loop for loop in retry_loops() if driver.selection.SELECT in vars(loop)]
 
@@ -172,20 +157,6 @@ def test_what_has_begun_goes_on(
 
 
 def test_a_transaction_that_is_refused_may_be_begun_again(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(**SHEDDING)
-    client = side.client(proxy.uri)
-    coll = client[database].coll
-    overloaded(side, proxy, coll)
-    with session_of(side, client) as session:
-        side.do(session.start_transaction)
-        error = refused(side, coll.insert_one, {}, session=session)
-        assert error.has_error_label("TransientTransactionError")
-        side.do(session.abort_transaction)
-
-
-def test_with_transaction_begins_again_what_was_refused(
     side: Side,
     proxy: ReplicaSet,
     database: str,
@@ -198,9 +169,13 @@ def test_with_transaction_begins_again_what_was_refused(
     client = side.client(proxy.uri)
     coll = client[database].coll
     overloaded(side, proxy, coll)
-    telemetry.clear()
-    dice[:] = [1.0, 0.0]
     with session_of(side, client) as session:
+        side.do(session.start_transaction)
+        error = refused(side, coll.insert_one, {}, session=session)
+        assert error.has_error_label("TransientTransactionError")
+        side.do(session.abort_transaction)
+        telemetry.clear()
+        dice[:] = [1.0, 0.0]
         run(side, session, lambda given: coll.insert_one({}, session=given))
     assert [event.rule for event in telemetry.decisions.events] == [Rule.LOAD_SHEDDING]
     assert side.do(coll.count_documents, {}) == 1
@@ -218,23 +193,16 @@ def test_a_retry_that_is_refused_raises_what_the_server_said(
     assert caught.value.retry_rule is Rule.LOAD_SHEDDING
 
 
-def test_lost_connections_are_no_rejections(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(load_shedding=True)
-    coll = side.client(proxy.uri)[database].coll
-    for _ in range(5):
-        proxy.inject(CutBefore("find"))
-        side.do(coll.find_one)
-
-
-def test_a_refusal_takes_no_token(
+def test_lost_connections_are_no_rejections_and_a_refusal_takes_no_token(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(**SHEDDING)
     client = side.client(proxy.uri)
     coll = client[database].coll
-    overloaded(side, proxy, coll)
+    for _ in range(5):
+        proxy.inject(CutBefore("find"))
+        side.do(coll.find_one)
+    overloaded(side, proxy, coll, rejected=20)
     budget = running().limits.of(client).budget
     accounts = budget._rejected, budget._others
     for _ in range(5):
