@@ -16,8 +16,8 @@ from pymongo_resilience_instrumentation.tools.testbed.command_faults import Fail
 from pymongo_resilience_instrumentation.tools.testbed.fault import Amend, Answer
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
+from support.transactions import session_of
 
-from pymongo_resilience import retry_transaction
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.testbed import Election, ReplicaSet
@@ -213,62 +213,82 @@ def test_the_last_error_of_a_clients_bulk_is_what_the_server_has_sent(
     assert vars(error)["attempts"] == 2
 
 
-@pytest.mark.parametrize("where", ["duplicate", "cursor", "retryWrites=False", "mongodb"])
-def test_what_else_ends_a_clients_bulk_is_final(
-    where: str, side: Side, proxy: ReplicaSet, database: str, coll: Any, sent: SentCommands,
-    instrument: Instrument,
-) -> None:  # fmt: skip
-    instrument(**({"config_strategy": "mongodb"} if where == "mongodb" else {}))
-    uri = {"retryWrites": False} if where == "retryWrites=False" else {}
-    client = side.client(proxy.uri, event_listeners=[sent], **uri)
-    fault = StopClientsBulkAt(1, code=11000 if where == "duplicate" else 189)
-    if where == "cursor":
-        # The rest of the results is to be fetched: an ordered bulk ends with its first error.
-        fault._counts["cursor"] = {
-            "id": Int64(5), "firstBatch": fault._results, "ns": "admin.$cmd.bulkWrite",
-        }  # fmt: skip
-    proxy.inject(fault)
-    with pytest.raises(ClientBulkWriteException):
-        side.do(client.bulk_write, models_of(database))
-    assert len(sent.named("bulkWrite")) == 1
-
-
 ROUTERS = (133, 6, 7, 89, 90, 202, 262, 9001)
 """mongos lists a statement with one of these where a shard has no primary or does not answer."""
 CODES = [91, 10107, 11600, 11602, 13435, 13436, 112, 24, 365, 462, 91331, *ROUTERS]
 
 
-@pytest.mark.parametrize("timeout_ms", [None, 20_000])
-@pytest.mark.parametrize("client_bulk", [True, False])
-@pytest.mark.parametrize("code", CODES)
-def test_so_it_is_for_each_code_after_which_a_single_write_is_repeated(
-    code: int, client_bulk: bool, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any,
-    database: str, control: Any, instrument: Instrument,
-) -> None:  # fmt: skip
-    telemetry = instrument(timeout_ms=timeout_ms)
+def increment(side: Side, coll: Any, *, client_bulk: bool) -> Any:
+    """Two documents, in one bulk."""
     if client_bulk:
-        proxy.inject(StopClientsBulkAt(0, code=code))
-        result = side.do(coll.database.client.bulk_write, models_of(database))
-        assert (result.inserted_count, result.modified_count, result.deleted_count) == (2, 2, 1)
-    else:
-        proxy.inject(StopAt("update", 1, code=code))
-        result = side.do(coll.bulk_write, [UpdateOne({"_id": n}, INC) for n in (1, 2)])
-        assert result.modified_count == 2
-    found = control[database].coll.find({"_id": {"$lt": 3}})
-    assert [each["n"] for each in found] == [1, 1]
-    reasons = [each.reason for each in telemetry.decisions.events]
-    assert reasons == [BY_CODE[code]]
+        models = [UpdateOne({"_id": n}, INC, namespace=coll.full_name) for n in (1, 2)]
+        return side.do(coll.database.client.bulk_write, models)
+    return side.do(coll.bulk_write, [UpdateOne({"_id": n}, INC) for n in (1, 2)])
 
 
-@pytest.mark.parametrize("code", [13, 18, 50, 64, 121, 11000, 11601])
+@pytest.mark.parametrize("client_bulk", [True, False])
+def test_so_it_is_for_each_code_after_which_a_single_write_is_repeated(
+    client_bulk: bool, side: Side, proxy: ReplicaSet, coll: Any, database: str, control: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    telemetry = instrument(base_backoff_ms=1, retry_budget="off")
+    for times, code in enumerate(CODES, start=1):
+        telemetry.clear()
+        proxy.inject(
+            StopClientsBulkAt(0, code=code) if client_bulk else StopAt("update", 1, code=code)
+        )
+        assert increment(side, coll, client_bulk=client_bulk).modified_count == 2
+        found = control[database].coll.find({"_id": {"$lt": 3}})
+        assert [each["n"] for each in found] == [times] * 2
+        assert [each.reason for each in telemetry.decisions.events] == [BY_CODE[code]]
+
+
+@pytest.mark.parametrize("client_bulk", [True, False])
 def test_after_any_other_code_it_is_final(
-    code: int, side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands, instrument: Instrument
-) -> None:
+    client_bulk: bool, side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
     instrument(timeout_ms=20_000)
-    proxy.inject(StopAt("insert", 1, code=code))
-    with pytest.raises(BulkWriteError):
-        side.do(coll.insert_many, [{}, {}])
-    assert len(sent.named("insert")) == 1
+    for code in (13, 18, 50, 64, 121, 11000, 11601):
+        sent.started_events.clear()
+        proxy.inject(
+            StopClientsBulkAt(1, code=code) if client_bulk else StopAt("update", 1, code=code)
+        )
+        with pytest.raises(ClientBulkWriteException if client_bulk else BulkWriteError):
+            increment(side, coll, client_bulk=client_bulk)
+        assert len(sent.started_events) == 1
+
+
+@pytest.mark.parametrize(
+    ("client_bulk", "where"),
+    [
+        (False, "transaction"), (False, "retryWrites=False"), (False, "driver"),
+        (True, "cursor"), (True, "retryWrites=False"), (True, "mongodb"),
+    ],
+)  # fmt: skip
+def test_what_has_no_number_or_another_strategy_is_final(
+    client_bulk: bool, where: str, side: Side, proxy: ReplicaSet, coll: Any, database: str,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(**({"config_strategy": where} if where in ("driver", "mongodb") else {}))
+    uri = {"retryWrites": False} if where == "retryWrites=False" else {}
+    client = side.client(proxy.uri, event_listeners=[sent], **uri)
+    side.do(client.admin.command, "ping")
+    fault = StopClientsBulkAt(1)
+    if where == "cursor":
+        # The rest of the results is to be fetched: an ordered bulk ends with its first error.
+        fault._counts["cursor"] = {
+            "id": Int64(5), "firstBatch": fault._results, "ns": "admin.$cmd.bulkWrite",
+        }  # fmt: skip
+    proxy.inject(fault if client_bulk else StopAt("insert", 1))
+    with session_of(side, client) as session:
+        if where == "transaction":
+            side.do(session.start_transaction)
+        bulk = client.bulk_write if client_bulk else client[database].coll.insert_many
+        models = models_of(database) if client_bulk else [{}, {}]
+        with pytest.raises((ClientBulkWriteException, BulkWriteError)):
+            side.do(bulk, models, session=session)
+    assert len(sent.named("insert", "bulkWrite")) == 1
 
 
 def test_an_unordered_bulk_goes_on_behind_what_no_retry_mends(
@@ -286,22 +306,12 @@ def test_an_unordered_bulk_goes_on_behind_what_no_retry_mends(
     assert (len(sent.named("insert")), len(sent.named("update"))) == (2, 1)
 
 
-def test_labels_of_its_reply_change_nothing(
-    side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
-) -> None:
-    instrument()
-    proxy.inject(StopAt("insert", 1, 2, more={"errorLabels": ["RetryableWriteError"]}))
-    with pytest.raises(BulkWriteError) as caught:
-        side.do(coll.insert_many, [{}, {}])
-    assert caught.value.details["writeConcernErrors"] == []
-    assert vars(caught.value)["attempts"] == 2
-
-
+@pytest.mark.parametrize("more", [{}, {"errorLabels": ["RetryableWriteError"]}])
 def test_its_last_error_is_what_the_server_has_sent(
-    side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
+    more: dict[str, Any], side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
 ) -> None:
     instrument()
-    proxy.inject(StopAt("update", 1, 2))
+    proxy.inject(StopAt("update", 1, 2, more=more))
     models = [InsertOne({"_id": 9}), *(UpdateOne({"_id": n}, INC) for n in (1, 2))]
     with pytest.raises(BulkWriteError) as caught:
         side.do(coll.bulk_write, models)
@@ -311,38 +321,6 @@ def test_its_last_error_is_what_the_server_has_sent(
     assert (details["nInserted"], details["nMatched"]) == (1, 1)
     assert "'writeConcernErrors': []" in str(caught.value)
     assert vars(caught.value)["attempts"] == 2
-
-
-@pytest.mark.parametrize("where", ["duplicate", "transaction", "retryWrites=False", "driver"])
-def test_other_errors_and_writes_without_a_number_are_final(
-    where: str, side: Side, proxy: ReplicaSet, database: str, sent: SentCommands, coll: Any,
-    instrument: Instrument,
-) -> None:  # fmt: skip
-    options: dict[str, Any] = {"config_strategy": "driver"} if where == "driver" else {}
-    instrument(**options)
-    uri = {"retryWrites": False} if where == "retryWrites=False" else {}
-    client = side.client(proxy.uri, event_listeners=[sent], **uri)
-    side.do(client.admin.command, "ping")
-    proxy.inject(StopAt("insert", 1, code=11000 if where == "duplicate" else 189))
-    coll = client[database].coll
-
-    def write() -> Any:
-        if where != "transaction":
-            return coll.insert_many([{}, {}])
-        return retry_transaction(client)(insert)() if side.runner is None else async_write()
-
-    def insert(session: Any) -> Any:
-        return coll.insert_many([{}, {}], session=session)
-
-    async def async_write() -> Any:
-        async def body(session: Any) -> Any:
-            return await insert(session)
-
-        return await retry_transaction(client)(body)()
-
-    with pytest.raises(BulkWriteError):
-        side.do(write)
-    assert len(sent.named("insert")) == 1
 
 
 @pytest.mark.parametrize(("n", "errors", "says"), [(2, 0, True), (2, 1, False), (3, 0, False)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -132,28 +133,35 @@ def refuse_checkouts(
     patch.setattr(pool, "_get_conn", get if side.runner is None else get_async)
 
 
+@pytest.fixture(params=["handshake", "checkout"])
+def unsent(
+    request: pytest.FixtureRequest, side: Side, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Any, int], None]:
+    """``unsent(deployment, times)``: so many attempts get no connection."""
+
+    def refuse(deployment: Any, times: int) -> None:
+        if request.param == "handshake":
+            deployment.inject(CutAtHandshake(times=times))
+        else:
+            refuse_checkouts(side, monkeypatch, times)
+
+    return refuse
+
+
+Unsent = Callable[[Any, int], None]
+
+
 @pytest.mark.parametrize("options", [{}, {"timeout_ms": 20_000}], ids=["light", "timed"])
-@pytest.mark.parametrize("unsent", ["handshake", "checkout"])
 @pytest.mark.parametrize("name", cases(WRITES, {"client's bulk_write": "8.0"}))
 def test_what_was_never_sent_is_sent_without_a_number(
-    name: str,
-    unsent: str,
-    options: dict[str, Any],
-    standalone: Standalone,
-    side: Side,
-    database: str,
-    control: Any,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name: str, unsent: Unsent, options: dict[str, Any], standalone: Standalone, side: Side,
+    database: str, control: Any, instrument: Instrument,
+) -> None:  # fmt: skip
     telemetry = instrument(base_backoff_ms=1, **options)
     control[database].coll.insert_one({**ONE, "n": 0})
     client, sent = monitored(side, standalone)
     times = 3 if options else 1
-    if unsent == "handshake":
-        standalone.inject(CutAtHandshake(times=times))
-    else:
-        refuse_checkouts(side, monkeypatch, times)
+    unsent(standalone, times)
     side.do(WRITES[name].do, client, client[database].coll)
     assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * times
     commands = sent.named(*WRITES[name].commands)
@@ -179,46 +187,17 @@ class NoSessions(Interception):
         reply.pop("logicalSessionTimeoutMinutes", None)
 
 
-@pytest.mark.parametrize("unsent", ["handshake", "checkout"])
-def test_so_it_is_where_the_server_knows_no_sessions(
-    unsent: str,
-    changing: Changing,
-    side: Side,
-    database: str,
-    control: Any,
+@pytest.mark.parametrize("fault", [NoSessions, lambda: Election(60)])
+def test_so_it_is_where_the_server_knows_no_sessions_and_on_a_secondary_that_is_meant(
+    fault: Any, unsent: Unsent, changing: Changing, side: Side, database: str,
     instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
+    """Its type is no surprise to whoever connected to it directly: it answers for itself."""
     instrument(timeout_ms=20_000, base_backoff_ms=1)
-    changing.inject(NoSessions())
+    changing.inject(fault())
     client, sent = monitored(side, changing)
-    if unsent == "handshake":
-        changing.inject(CutAtHandshake(times=2))
-    else:
-        refuse_checkouts(side, monkeypatch, 2)
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    assert ["txnNumber" in each for each in sent.named("insert")] == [False]
-    assert control[database].coll.count_documents({}) == 1
-
-
-@pytest.mark.parametrize("unsent", ["handshake", "checkout"])
-def test_a_secondary_that_is_meant_answers_for_itself(
-    unsent: str,
-    changing: Changing,
-    side: Side,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its type is no surprise to whoever connected to it directly."""
-    instrument(timeout_ms=20_000, base_backoff_ms=1)
-    changing.inject(Election(60))
-    client, sent = monitored(side, changing)
-    if unsent == "handshake":
-        changing.inject(CutAtHandshake(times=2))
-    else:
-        refuse_checkouts(side, monkeypatch, 2)
-    with pytest.raises(NotPrimaryError):
+    unsent(changing, 2)
+    with nullcontext() if fault is NoSessions else pytest.raises(NotPrimaryError):
         side.do(client[database].coll.insert_one, {"_id": 1})
     assert ["txnNumber" in each for each in sent.named("insert")] == [False]
 
@@ -326,30 +305,20 @@ def test_writers_go_on_after_their_pool_was_cleared(
     writers = 8
     done, errors, stop = [0] * writers, list[Exception](), threading.Event()
 
-    def note(number: int, error: PyMongoError | None) -> None:
-        if error is None:
-            done[number] += 1
-        elif type(error) is not AutoReconnect:
-            # Any other: what was in flight is not repeated.
-            errors.append(error)
-
-    def thread(number: int) -> None:
-        while not stop.is_set():
-            try:
-                coll.insert_one({})
-            except PyMongoError as error:
-                note(number, error)
-            else:
-                note(number, None)
-
     async def task(number: int) -> None:
         while not stop.is_set():
             try:
-                await coll.insert_one({})
+                written = coll.insert_one({})
+                if side.runner is not None:
+                    await written
+            except AutoReconnect as error:
+                # What was in flight is not repeated; nothing else is an error.
+                if type(error) is not AutoReconnect:
+                    errors.append(error)
             except PyMongoError as error:
-                note(number, error)
+                errors.append(error)
             else:
-                note(number, None)
+                done[number] += 1
 
     def disturb() -> None:
         try:
@@ -369,7 +338,9 @@ def test_writers_go_on_after_their_pool_was_cleared(
     if side.runner is not None:
         side.do(tasks)
     else:
-        threads = [threading.Thread(target=thread, args=[each]) for each in range(writers)]
+        threads = [
+            threading.Thread(target=asyncio.run, args=[task(each)]) for each in range(writers)
+        ]
         for each in threads:
             each.start()
         disturb()
