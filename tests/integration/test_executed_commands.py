@@ -18,6 +18,7 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import Amend
 from support.clients import SentCommands, Side
 from support.servers import cases
 from support.telemetry import Instrument
+from support.transactions import session_of
 
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED
@@ -106,23 +107,12 @@ def test_a_commit_that_ran_asks_for_a_majority_when_it_is_repeated(
     client = side.client(proxy.uri, event_listeners=[sent])
     side.do(client[database].create_collection, "coll")
 
-    def commit() -> None:
-        with client.start_session() as session:
-            session.start_transaction(write_concern=WriteConcern(1))
-            client[database].coll.insert_one({}, session=session)
-            proxy.inject(fault)
-            session.commit_transaction()
-
-    async def commit_async() -> None:
-        async with client.start_session() as session:
-            await session.start_transaction(write_concern=WriteConcern(1))
-            await client[database].coll.insert_one({}, session=session)
-            proxy.inject(fault)
-            await session.commit_transaction()
-
     error = {"code": 91, "errmsg": "shutting down"}
     reply = {"writeConcernError": error, "errorLabels": labels}
-    fault = Amended("commitTransaction", reply, times=1)
-    side.do(commit if side.runner is None else commit_async)
+    with session_of(side, client) as session:
+        side.do(session.start_transaction, write_concern=WriteConcern(1))
+        side.do(client[database].coll.insert_one, {}, session=session)
+        proxy.inject(Amended("commitTransaction", reply, times=1))
+        side.do(session.commit_transaction)
     concerns = [each["writeConcern"]["w"] for each in sent.named("commitTransaction")]
     assert concerns == [1, "majority"]

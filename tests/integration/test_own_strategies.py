@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutBefore, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutBefore, Overload
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
-from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.strategies import Failure, Operation, RetryAction
 from pymongo_resilience.testbed import ReplicaSet, Standalone
 
@@ -25,14 +24,13 @@ INC = {"$inc": {"n": 1}}
 class OfTheRFC:
     """Couchbase RFC 0049, "Best Effort": what is idempotent, and what has changed nothing."""
 
-    def __init__(self, delay: float = 0.0) -> None:
-        self.delay = delay
+    def __init__(self) -> None:
         self.seen: list[Operation] = []
 
     def retry_after(self, operation: Operation, failure: Failure) -> RetryAction | None:
         self.seen.append(operation)
         if operation.idempotent or failure.reason.allows_non_idempotent_retry:
-            return RetryAction(self.delay)
+            return RetryAction()
         return None
 
 
@@ -91,29 +89,3 @@ def test_without_a_number_on_the_wire_a_write_is_not_idempotent(
         side.close()
     assert strategy.seen == []
     assert [event.rule.value for event in telemetry.decisions.events] == ["not_safe"]
-
-
-def test_its_delay_holds_where_it_is_longer_than_the_overloads(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(strategy=OfTheRFC(delay=0.05), base_backoff_ms=1)
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.find_one)
-    proxy.inject(Overload("find", times=2))
-    side.do(coll.find_one)
-    delays = [e.delay for e in telemetry.decisions.events if isinstance(e, RetryScheduled)]
-    assert delays == [0.05, 0.05]
-
-
-@pytest.mark.parametrize("code", [10107, 11600])
-def test_after_not_primary_it_is_not_asked(
-    code: int, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    strategy = OfTheRFC()
-    telemetry = instrument(strategy=strategy, timeout_ms=20_000)
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.find_one)
-    proxy.inject(Fail("find", code=code))
-    side.do(coll.find_one)
-    assert strategy.seen == []
-    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled]

@@ -151,10 +151,10 @@ def test_plain_pymongo_loses_part_of_the_same_bulk_silently(
     assert list(control[database].coll.find()) == [{"_id": "first"}]
 
 
-@pytest.mark.parametrize("nth", [0, 1, 2])
-def test_a_mixed_bulk_resumes_at_the_command_that_failed(
+@pytest.mark.parametrize("cut", [["insert"], ["update"], ["insert", "update"]], ids=str)
+def test_a_mixed_bulk_resumes_at_the_command_that_failed_and_each_has_its_own_retry(
     side: Side,
-    nth: int,
+    cut: list[str],
     proxy: ReplicaSet,
     database: str,
     control: pymongo.MongoClient[Any],
@@ -164,35 +164,14 @@ def test_a_mixed_bulk_resumes_at_the_command_that_failed(
     sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     side.do(client.admin.command, "ping")
-    proxy.inject(CutAfter(["insert", "update", "insert"][nth], times=1))
-    if nth == 2:
-        control[database].coll.insert_one({"_id": "first", "n": 0})
-        operations = _mixed()[1:]
-    else:
-        operations = _mixed()
-    side.do(client[database].coll.bulk_write, operations)
-    assert list(control[database].coll.find(sort=[("_id", 1)])) == MIXED_RESULT
-    assert len(telemetry.decisions.events) == 1
-    numbers = [int(command["txnNumber"]) for command in sent.named("insert", "update")]
-    assert len(numbers) == len(operations) + 1
-    assert len(set(numbers)) == len(operations)
-
-
-def test_each_command_of_a_bulk_has_its_own_retry_without_a_timeout(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    control: pymongo.MongoClient[Any],
-    instrument: Instrument,
-) -> None:
-    telemetry = instrument()
-    client = side.client(proxy.uri)
-    side.do(client.admin.command, "ping")
-    proxy.inject(CutAfter("insert", times=1))
-    proxy.inject(CutAfter("update", times=1))
+    for command in cut:
+        proxy.inject(CutAfter(command, times=1))
     side.do(client[database].coll.bulk_write, _mixed())
     assert list(control[database].coll.find(sort=[("_id", 1)])) == MIXED_RESULT
-    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * 2
+    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * len(cut)
+    numbers = [int(command["txnNumber"]) for command in sent.named("insert", "update")]
+    assert len(numbers) == 3 + len(cut)
+    assert len(set(numbers)) == 3
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 20_000])
