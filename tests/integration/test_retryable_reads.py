@@ -141,7 +141,7 @@ def test_a_read_that_is_not_answered_in_time(
     db = client[filled]
     proxy.inject(Silent(read.command))
     assert read.call(side, db) == read.expected
-    assert retried(telemetry) == [RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT]
+    assert retried(telemetry) == [RetryReason.NO_REPLY]
 
 
 @pytest.mark.parametrize("name", ["find", "MongoClient.watch"])
