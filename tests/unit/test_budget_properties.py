@@ -1,7 +1,4 @@
-"""What holds for a client's retry budget, for any order of failures of one operation.
-
-``test_shared_budget.py`` has many operations of one client.
-"""
+"""What holds for a client's retry budget, for any order of failures of one operation."""
 
 from __future__ import annotations
 

@@ -64,16 +64,6 @@ def test_a_coroutine_strategy_may_say_no_in_a_task(answer: object) -> None:
     assert (outcome.rule, outcome.attempts) == (Rule.STRATEGY, 1)
 
 
-def test_a_future_is_awaited_as_well() -> None:
-    def answer() -> asyncio.Future[RetryAction]:
-        future = asyncio.get_running_loop().create_future()
-        future.set_result(RetryAction(0.25))
-        return future
-
-    outcome = run_in_task(RETRY_RULES, AwaitedWork(READ, [CUT], Answering(answer)))
-    assert (outcome.result, outcome.waits) == (RESULT, [0.25])
-
-
 def test_a_coroutine_strategy_counts_as_no_in_a_thread_and_its_coroutine_is_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -117,30 +107,14 @@ def test_the_strategy_sees_the_operation_and_the_failure() -> None:
     ], "not primary is repeated without asking"
 
 
-def test_the_operation_is_made_once_and_counts() -> None:
-    work = BlockingWork(READ, [CUT, NOT_PRIMARY, UNKNOWN], AT_ONCE, timeout=10)
-    run_in_thread(RETRY_RULES, work)
-    (operation,) = work.operations
-    assert operation.attempts == 3
-    assert operation.reasons == [
-        RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
-        RetryReason.NOT_PRIMARY,
-        RetryReason.UNKNOWN,
-    ]
-
-
-def test_a_success_at_once_makes_no_operation() -> None:
-    work = BlockingWork(READ, [], FAST_FAIL)
-    assert run_in_thread(RETRY_RULES, work).events == []
-    assert work.operations == []
-
-
 @pytest.mark.parametrize(
     ("kind", "run"), [(BlockingWork, run_in_thread), (AwaitedWork, run_in_task)]
 )
 def test_every_attempt_is_left_and_every_retry_prepared(kind: Any, run: Any) -> None:
     work = kind(READ, [CUT, NOT_PRIMARY, UNKNOWN], AT_ONCE, timeout=10)
     run(RETRY_RULES, work)
+    (operation,) = work.operations
+    assert operation.reasons == [RetryReason(each.reason) for each in (CUT, NOT_PRIMARY, UNKNOWN)]
     servers = ["host1:27017", "host2:27017", "host3:27017"]
     assert [failure.server for failure in work.left] == servers
     assert [failure.server for failure in work.prepared] == servers[:2]
@@ -154,17 +128,6 @@ def test_the_last_error_comes_from_the_work_with_nothing_in_its_wake() -> None:
     assert caught.value.rule is Rule.ATTEMPTS
     assert caught.value.failure.server == "host2:27017"
     assert caught.value.__context__ is None, "an error of an earlier attempt would be shown with it"
-
-
-def test_the_end_of_the_process_is_not_judged() -> None:
-    class Interrupted(BlockingWork):
-        def attempt(self) -> str:
-            raise KeyboardInterrupt
-
-    work = Interrupted(READ, [], FAST_FAIL)
-    with pytest.raises(KeyboardInterrupt):
-        work.run(Executor(RETRY_RULES, work.clock, RecordingListener()))
-    assert work.operations == []
 
 
 class EndlessClock(FakeClock):
@@ -202,18 +165,6 @@ def test_a_cancellation_ends_it_wherever_it_comes(
     asyncio.run(main())
 
 
-def test_tasks_do_not_mix_their_attempts() -> None:
-    async def main() -> list[str]:
-        works = [AwaitedWork(READ, [CUT] * n, FAST_FAIL, timeout=10) for n in range(5)]
-        results = await asyncio.gather(
-            *(w.run(AsyncExecutor(RETRY_RULES, w.clock, RecordingListener())) for w in works)
-        )
-        assert [work.attempts for work in works] == [1, 2, 3, 4, 5]
-        return results
-
-    assert asyncio.run(main()) == [RESULT] * 5
-
-
 def test_a_wait_of_nothing_is_no_wait() -> None:
     for outcome in (
         run_in_thread(RETRY_RULES, BlockingWork(READ, [CUT], FAST_FAIL)),
@@ -235,3 +186,18 @@ def test_waits_end_under_a_clock_that_stands_still() -> None:
         work.run(Executor(RETRY_RULES, clock, RecordingListener()))
     assert ended.value.rule is Rule.DEADLINE
     assert 10 < sum(clock.sleeps) < 11
+
+
+def test_who_prepares_and_who_listens_does_not_make_the_wait_end_later() -> None:
+    clock = FakeClock(START)
+
+    class Slow(RecordingListener):
+        def on_event(self, event: object, /) -> None:
+            clock.advance(0.25)
+
+    work = BlockingWork(READ, [CUT(takes=0.5), CUT], waiting(0.4), clock, timeout=1.0)
+    prepare = work.prepare
+    work.prepare = lambda *given: (clock.advance(0.0625), prepare(*given))[1]  # type: ignore[method-assign]
+    assert work.run(Executor(RETRY_RULES, clock, Slow())) == RESULT
+    assert clock.sleeps[0] == pytest.approx(0.4 - 0.25 - 0.0625)
+    assert clock.now() <= START + 1.0 + 0.25 + 0.0625

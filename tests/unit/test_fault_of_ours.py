@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.engine.failing_work import RESULT, AttemptFailed, AwaitedWork, BlockingWork, FakeWork
+from support.engine.failing_work import AttemptFailed, AwaitedWork, BlockingWork, FakeWork
 from support.engine.retry_strategies import FAST_FAIL, half
 from support.engine.scenarios import CUT, READ
 
@@ -92,13 +92,3 @@ def test_a_listener_that_nobody_kept_apart(
     with pytest.raises(AttemptFailed):
         run(kind(READ, [CUT], FAST_FAIL), Faulty())
     assert_logged(caplog, "on_event")
-
-
-@both
-def test_without_a_failure_nothing_of_ours_runs(
-    kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = kind(READ, [], FAST_FAIL)
-    for step in ("operation", "classify", "report", "prepare", "final_error"):
-        broken(step, work, monkeypatch)
-    assert run(work, RecordingListener()) == RESULT

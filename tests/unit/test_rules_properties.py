@@ -1,7 +1,7 @@
 """What holds for any order of failures, any call, any policy and any strategy.
 
 Settings with a retry budget are among them; what holds for the budget itself is in
-test_budget_properties.py and test_shared_budget.py.
+test_budget_properties.py.
 """
 
 from __future__ import annotations

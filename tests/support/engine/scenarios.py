@@ -88,6 +88,7 @@ _R = RetryReason
 BOTH = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 CUT = Fault(reason=_R.SOCKET_CLOSED_WHILE_IN_FLIGHT, stage=Stage.IN_FLIGHT)
 DEAD_PEER = CUT(reason=_R.DEAD_PEER)
+NO_REPLY = CUT(reason=_R.NO_REPLY)
 INTERRUPTED = CUT(reason=_R.INTERRUPTED)
 UNANSWERED = CUT(reason=_R.ATTEMPT_TIMEOUT)
 CURSOR_LOST = Fault(reason=_R.CURSOR_LOST)
@@ -242,9 +243,11 @@ RULE_2 = [
     S("a read cut in flight", READ, [CUT], OK, 2, [0]),
     S("a read, a dead peer", READ, [DEAD_PEER], OK, 2, [0]),
     S("a read, interrupted", READ, [INTERRUPTED], OK, 2, [0]),
+    S("a read, no reply", READ, [NO_REPLY], OK, 2, [0]),
     S("a read, its attempt's time is up", READ, [UNANSWERED], OK, 2, [0]),
     S("another write, a dead peer", UPDATE_MANY, [DEAD_PEER], NOT_SAFE, 1, []),
     S("another write, interrupted", UPDATE_MANY, [INTERRUPTED], NOT_SAFE, 1, []),
+    S("another write, no reply", UPDATE_MANY, [NO_REPLY], NOT_SAFE, 1, []),
     S("a resumable find, its cursor is gone", READ, [CURSOR_LOST], OK, 2, [0]),
     S("another write, its attempt's time is up", UPDATE_MANY, [UNANSWERED], NOT_SAFE, 1, []),
     S("a read, not primary", READ, [NOT_PRIMARY], OK, 2, [0.001]),
