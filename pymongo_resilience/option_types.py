@@ -66,17 +66,6 @@ BOOLEAN = OptionType(
 )
 
 
-def boolean_or(*names: str) -> OptionType:
-    """A boolean, or one of the names in small letters, however it is written."""
-    known = {**_BOOLEANS, **{name: name for name in names}}
-    return OptionType(
-        f"{', '.join(names)} or {BOOLEAN.allowed}",
-        lambda value: isinstance(value, bool) or (isinstance(value, str) and value in names),
-        lambda text: known[text.lower()],
-        _lower,
-    )
-
-
 def _within(low: float, high: float, value: object, cls: Any) -> bool:
     return isinstance(value, cls) and not isinstance(value, bool) and low <= value <= high
 
@@ -101,29 +90,37 @@ HEDGE = OptionType(
 )
 
 
-def one_of(*names: str) -> OptionType:
+def one_of(*names: str, or_boolean: bool = False) -> OptionType:
     """A name in small letters, however it is written."""
-    allowed = "one of " + ", ".join(names)
+    if not or_boolean:
+        allowed = "one of " + ", ".join(names)
+        return OptionType(allowed, lambda value: _is_one(value, names), normal=_lower)
+    known = {**_BOOLEANS, **{name: name for name in names}}
     return OptionType(
-        allowed, lambda value: isinstance(value, str) and value in names, normal=_lower
+        f"{', '.join(names)} or {BOOLEAN.allowed}",
+        lambda value: isinstance(value, bool) or _is_one(value, names),
+        lambda text: known[text.lower()],
+        _lower,
     )
+
+
+def several_of(*names: str) -> OptionType:
+    """A sequence of names; of a TOML file it is a list."""
+    return OptionType(
+        "any of " + ", ".join(names),
+        lambda value: isinstance(value, tuple) and all(_is_one(each, names) for each in value),
+        normal=lambda value: (
+            tuple(map(_lower, value)) if isinstance(value, list | tuple) else value
+        ),
+    )
+
+
+def _is_one(value: object, names: Collection[str]) -> bool:
+    return isinstance(value, str) and value in names
 
 
 def _lower(value: object) -> Any:
     return value.lower() if isinstance(value, str) else value
-
-
-def several_of(*names: str) -> OptionType:
-    """A sequence of names."""
-
-    def normal(value: Any) -> Any:
-        # Of a TOML file it is a list.
-        return tuple(map(_lower, value)) if isinstance(value, (tuple, list)) else value
-
-    def accepts(value: object) -> bool:
-        return isinstance(value, tuple) and all(each in names for each in value)
-
-    return OptionType("any of " + ", ".join(names), accepts, normal=normal)
 
 
 CURSOR_LIFETIME = "cursor_lifetime"
