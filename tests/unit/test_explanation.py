@@ -21,14 +21,13 @@ from pymongo_resilience_instrumentation.selection.selection_explained import _ve
 from support.examples import scaled
 from support.topologies import found, server, topology
 
-from pymongo_resilience.client_status import SelectionRule, ServerVerdict
+from pymongo_resilience.client_status import SelectionRule
 
 if TYPE_CHECKING:
     from pymongo.server_description import ServerDescription
     from pymongo.topology_description import TopologyDescription
 
 DB1 = server("db1", "RSPrimary", last_update=500.0, last_write=500.0)
-NOW = {"last_update": 500.0, "last_write": 500.0}
 
 
 def replica_set(*servers: ServerDescription) -> TopologyDescription:
@@ -36,137 +35,97 @@ def replica_set(*servers: ServerDescription) -> TopologyDescription:
     return topology("ReplicaSetWithPrimary" if led else "ReplicaSetNoPrimary", *servers)
 
 
-def verdict_of(
-    name: str, described: TopologyDescription, selector: Any, **options: Any
-) -> ServerVerdict:
-    verdicts = _verdicts(described, None, selector, own=options.pop("own", None), **options)
-    [verdict] = [each for each in verdicts if each.address.startswith(name)]
-    return verdict
+def beside_primary(**facts: Any) -> TopologyDescription:
+    return replica_set(DB1, server("db2", **facts))
 
 
-def beside_primary(other: ServerDescription, selector: Any, **options: Any) -> ServerVerdict:
-    return verdict_of("db2", replica_set(DB1, other), selector, **options)
+STALE = {"last_update": 500.0, "last_write": 380.0}
+FAR = replica_set(server("db1", "RSPrimary", rtt=0.02), server("db2", rtt=0.12))
+TAGGED = Secondary(tag_sets=[{"dc": "sf"}, {"dc": "ldn", "rack": "1"}])
+R = SelectionRule
+Case = tuple["TopologyDescription", Any, dict[str, Any], str, SelectionRule | None, str]
+CASES: dict[str, Case] = {
+    # name: (servers, selector, options, of which server, the rule that leaves it out, what is said)
+    "primary": (replica_set(DB1), Primary(), {}, "db1", None, "primary, eligible"),
+    "not checked yet": (
+        replica_set(DB1, server("db2", "Unknown")), Primary(), {},
+        "db2", R.AVAILABILITY, "unknown: not checked yet",
+    ),
+    "writes": (
+        beside_primary(), writable_server_selector, {},
+        "db2", R.MODE, "secondary, excluded: writes go to the primary",
+    ),
+    "mode": (beside_primary(), PrimaryPreferred(), {}, "db2", R.MODE, "mode primaryPreferred"),
+    "mode, of the primary": (beside_primary(), Secondary(), {}, "db1", R.MODE, "mode secondary"),
+    "the last resort": (
+        beside_primary(), SecondaryPreferred(tag_sets=[{"dc": "ny"}]), {}, "db1", None, "eligible",
+    ),
+    "arbiter": (
+        replica_set(DB1, server("db2", "RSArbiter")), Nearest(), {}, "db2", R.MODE, "arbiter",
+    ),
+    "ghost": (
+        topology("Unknown", server("db1", "RSGhost")), Primary(), {},
+        "db1", R.MODE, "the deployment is Unknown",
+    ),
+    "stale": (
+        beside_primary(**STALE), Secondary(max_staleness=90), {},
+        "db2", R.STALENESS, "stale by 130 s, allowed 90 s",
+    ),
+    "a little too stale": (
+        beside_primary(last_update=500.0, last_write=419.96), Nearest(max_staleness=90), {},
+        "db2", R.STALENESS, "stale by 90.1 s",
+    ),
+    "stale, without a primary": (
+        replica_set(server("db2", last_write=380.0), server("db3", last_write=500.0)),
+        Secondary(max_staleness=90), {}, "db2", R.STALENESS, "130 s",
+    ),
+    "tags": (
+        beside_primary(tags={"dc": "ny", "rack": 2}), TAGGED, {},
+        "db2", R.TAGS, "tags {dc: ny, rack: 2}, wanted {dc: sf}, else {dc: ldn, rack: 1}",
+    ),
+    "the application": (
+        beside_primary(), Secondary(), {"own": lambda _: ()},
+        "db2", R.APPLICATION, "server selector",
+    ),
+    "a breaker": (
+        replica_set(DB1, server("db2"), server("db3")), Secondary(),
+        {"breakers": {("db2", 27017): 3.2}},
+        "db2", R.CIRCUIT_BREAKER, "circuit breaker open, next probe in 3.2 s",
+    ),
+    "the latency window": (
+        FAR, Nearest(), {"threshold": 0.015},
+        "db2", R.LATENCY, "round-trip time 120 ms, the latency window ends at 35 ms",
+    ),
+    "the first rule of several": (
+        replica_set(DB1, server("db2", last_update=500.0, last_write=1.0, rtt=9.0)),
+        Secondary(tag_sets=[{"dc": "ny"}, {}], max_staleness=90), {"threshold": 0.015},
+        "db2", R.STALENESS, "stale",
+    ),
+    "bound": (
+        replica_set(DB1), any_server_selector, {}, "db1", R.BOUND, "bound to another server",
+    ),
+    "one address": (topology("Single", DB1), any_server_selector, {}, "db1", None, "eligible"),
+    "a load balancer": (
+        topology("LoadBalanced", DB1), any_server_selector, {}, "db1", None, "eligible",
+    ),
+}  # fmt: skip
 
 
-def check(verdict: ServerVerdict, rule: SelectionRule | None, *facts: str) -> None:
-    """What left the server out; and what one who reads about it is told: which, and the facts."""
-    assert verdict.excluded_by is rule
-    assert verdict.eligible is (rule is None)
+@pytest.mark.parametrize("name", CASES)
+def test_the_rule_that_leaves_a_server_out(name: str) -> None:
+    described, selector, options, host, rule, said = CASES[name]
+    verdicts = _verdicts(described, None, selector, **{"own": None, **options})
+    (verdict,) = [each for each in verdicts if each.address.startswith(host)]
+    assert (verdict.excluded_by, verdict.eligible) == (rule, rule is None)
     assert verdict.text.startswith(f"{verdict.address} ")
-    assert [fact for fact in facts if fact not in verdict.text] == []
+    assert said in verdict.text
 
 
-def test_who_may_be_chosen() -> None:
-    check(verdict_of("db1", replica_set(DB1), Primary()), None, "primary")
-
-
-@pytest.mark.parametrize(
-    ("error", "facts"),
-    [
-        (None, "unknown: not checked yet"),
-        (AutoReconnect("db3:27017: connection refused"), "unknown: connection refused 2.1 s ago"),
-    ],
-)
-def test_who_is_not_there(error: Exception | None, facts: str) -> None:
-    absent = server("db3", "Unknown", error=error, last_update=csot.now() - 2.11)
-    verdict = verdict_of("db3", replica_set(DB1, absent), Primary())
-    check(verdict, SelectionRule.AVAILABILITY, facts)
-
-
-@pytest.mark.parametrize(
-    ("selector", "fact"),
-    [
-        (writable_server_selector, "writes go to the primary"),
-        (Primary(), "mode primary"),
-        (PrimaryPreferred(), "mode primaryPreferred"),
-    ],
-)
-def test_secondaries_that_the_mode_leaves_out(selector: Any, fact: str) -> None:
-    check(beside_primary(server("db2"), selector), SelectionRule.MODE, "secondary", fact)
-
-
-@pytest.mark.parametrize("preference", [Secondary(), SecondaryPreferred()])
-def test_a_primary_that_the_mode_leaves_out(preference: Any) -> None:
-    verdict = verdict_of("db1", replica_set(DB1, server("db2")), preference)
-    check(verdict, SelectionRule.MODE, "primary", f"mode {preference.mongos_mode}")
-
-
-def test_a_primary_is_the_last_resort_of_secondary_preferred() -> None:
-    asked = SecondaryPreferred(tag_sets=[{"dc": "ny"}])
-    described = replica_set(DB1, server("db2"))
-    check(verdict_of("db1", described, asked), None, "primary")
-    check(verdict_of("db2", described, asked), SelectionRule.TAGS)
-
-
-def test_members_that_are_never_read_from() -> None:
-    check(beside_primary(server("db2", "RSArbiter"), Nearest()), SelectionRule.MODE, "arbiter")
-
-
-def test_servers_that_do_not_belong_to_the_deployment() -> None:
-    described = topology("Unknown", server("db1", "RSGhost"))
-    check(verdict_of("db1", described, Primary()), SelectionRule.MODE, "ghost", "Unknown")
-
-
-@pytest.mark.parametrize(("written", "fact"), [(380.0, "130 s"), (419.96, "90.1 s")])
-@pytest.mark.parametrize("preference", [Secondary, SecondaryPreferred, Nearest])
-def test_who_is_too_stale(written: float, fact: str, preference: Any) -> None:
-    late = server("db2", last_update=500.0, last_write=written)
-    verdict = beside_primary(late, preference(max_staleness=90))
-    check(verdict, SelectionRule.STALENESS, fact, "90 s")
-
-
-def test_without_a_primary_the_newest_write_counts() -> None:
-    late, fresh = server("db2", last_write=380.0), server("db3", last_write=500.0)
-    verdict = verdict_of("db2", replica_set(late, fresh), Secondary(max_staleness=90))
-    check(verdict, SelectionRule.STALENESS, "130 s", "90 s")
-
-
-def test_who_has_the_wrong_tags() -> None:
-    asked = Secondary(tag_sets=[{"dc": "sf"}, {"dc": "ldn", "rack": "1"}])
-    verdict = beside_primary(server("db2", tags={"dc": "ny", "rack": 2}), asked)
-    sets = ("{dc: ny, rack: 2}", "{dc: sf}, else {dc: ldn, rack: 1}")
-    check(verdict, SelectionRule.TAGS, *sets)
-
-
-def test_whom_the_application_does_not_want() -> None:
-    verdict = beside_primary(server("db2"), Secondary(), own=lambda _: ())
-    check(verdict, SelectionRule.APPLICATION, "server selector")
-
-
-def test_whose_breaker_is_open() -> None:
-    described = replica_set(DB1, server("db2"), server("db3"))
-    verdict = verdict_of("db2", described, Secondary(), breakers={("db2", 27017): 3.2})
-    check(verdict, SelectionRule.CIRCUIT_BREAKER, "circuit breaker", "3.2 s")
-
-
-def test_who_is_too_far_away() -> None:
-    near, far = server("db1", "RSPrimary", rtt=0.02), server("db2", rtt=0.12)
-    verdict = verdict_of("db2", replica_set(near, far), Nearest(), threshold=0.015)
-    check(verdict, SelectionRule.LATENCY, "120 ms", "35 ms")
-
-
-def test_the_rule_that_excluded_a_server_is_the_first_that_did() -> None:
-    late_and_far = server("db2", last_update=500.0, last_write=1.0, rtt=9.0)
-    described = replica_set(DB1, late_and_far, server("db3", **NOW))
-    asked = Secondary(tag_sets=[{"dc": "ny"}, {}], max_staleness=90)
-    breakers = {("db2", 27017): 1.0}
-    verdicts = _verdicts(described, None, asked, own=None, breakers=breakers, threshold=0.015)
-    assert [each.excluded_by for each in verdicts] == [
-        SelectionRule.MODE, SelectionRule.STALENESS, None,
-    ]  # fmt: skip
-
-
-def test_who_is_there_while_the_operation_is_bound_to_another() -> None:
-    described = replica_set(DB1, server("db3", "Unknown"))
-    there, unknown_yet = _verdicts(described, None, any_server_selector, own=None)
-    check(there, SelectionRule.BOUND, "primary", "another server")
-    check(unknown_yet, SelectionRule.AVAILABILITY, "unknown")
-
-
-@pytest.mark.parametrize("kind", ["Single", "LoadBalanced"])
-def test_where_there_is_one_address_every_operation_is_bound_to_it(kind: str) -> None:
-    (verdict,) = _verdicts(topology(kind, DB1), None, any_server_selector, own=None)
-    assert verdict.eligible
+def test_a_server_that_cannot_be_reached_has_the_age_of_its_error() -> None:
+    refused = AutoReconnect("db3:27017: connection refused")
+    absent = server("db3", "Unknown", error=refused, last_update=csot.now() - 2.11)
+    verdict = _verdicts(replica_set(DB1, absent), None, Primary(), own=None)[1]
+    assert verdict.text.endswith(" unknown: connection refused 2.1 s ago")
 
 
 HOSTS = ("db1", "db2", "db3", "db4")

@@ -81,7 +81,7 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
             "get_server_by_address", f"{CHANGE}(self, server_description)",
             "handle_error(self, address, err_ctx)", f"{SELECTION_TIMEOUT}(self)",
         ),
-        ("_condition", "_settings"),
+        ("_settings",),
     ),
     ("{half}.topology", ("{wait}(condition, timeout)",), ()),
     ("{half}.server:Server", (), ("_monitor",)),

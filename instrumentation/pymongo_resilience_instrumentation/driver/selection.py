@@ -170,12 +170,6 @@ own_selection_timeout = attrgetter("_settings.server_selection_timeout")
 """A topology's ``serverSelectionTimeoutMS``, in seconds."""
 
 
-def waits_for_server(client: Any, condition: Any) -> bool:
-    """Whether ``condition`` is what the selections of the client wait for."""
-    topology = client._topology
-    return topology is not None and topology._condition is condition
-
-
 def seeds(topology: Any) -> list[Any]:
     """The addresses that the client was made with: what is left where no server is."""
     return list(topology._settings.seeds)

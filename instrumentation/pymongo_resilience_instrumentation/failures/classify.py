@@ -151,8 +151,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         transaction_over=TRANSIENT_TRANSACTION in labels
         and TRANSIENT_TRANSACTION in document.get("errorLabels", ()),
         executed=executed,
-        timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT
-        and (code == MAX_TIME_EXPIRED if isinstance(cause, OperationFailure) else expired(cause)),
+        timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT and expired(cause),
         # The driver makes this error of one of its own, and every other one of the system's.
         pool_paused=not attempt.reached_connection and type(cause.__cause__) is AutoReconnect,
         next_probe_in=attribute(refusal, "next_probe_in"),

@@ -130,17 +130,14 @@ class SelectionWaits:
         call = calls.current() if self._enabled_flag.on else None
         if call is not None:
             with shielded("while a server was waited for"):
-                error = self._verdict(call, args[0] if args else kwargs["condition"])
+                error = self._verdict(call)
         if error is not None:
             raise error
         return original(*args, **kwargs)
 
-    def _verdict(self, call: Call, condition: object) -> Exception | None:
+    def _verdict(self, call: Call) -> Exception | None:
         """The error to fail with at once; None to wait."""
-        client = call.client
-        if not driver.selection.waits_for_server(client, condition):
-            return None
-        detector = call.terminal_detector
+        client, detector = call.client, call.terminal_detector
         if detector is None:
             strategy = call.policy(self._rules).strategy or self._rules.strategy
             detector = TerminalDetector(applies=isinstance(strategy, FastFail))
