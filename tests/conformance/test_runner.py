@@ -61,14 +61,6 @@ def test_a_case_passes(beds: Beds, api: str) -> None:
     assert judge(case, beds.that_meets(), api).result == "passed"
 
 
-def test_no_case_meets_the_data_or_the_failpoint_of_another(beds: Beds, api: str) -> None:
-    bed = beds.that_meets()
-    error = {"expectError": {"isError": True, "isClientError": False}}
-    never_ends = _fail_find(mode="alwaysOn")
-    assert judge(_case(_insert(2), never_ends, {**FIND, **error}), bed, api).result == "passed"
-    assert judge(_case(FOUND, outcome=_outcome(1)), bed, api).result == "passed"
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -106,10 +98,3 @@ def test_what_the_runner_does_not_know_has_failed(
     operation: dict[str, Any], beds: Beds, api: str
 ) -> None:
     assert judge(_case(operation), beds.that_meets(), api).result == "failed"
-
-
-def test_an_operation_that_pymongo_lacks_satisfies_no_expected_error(beds: Beds, api: str) -> None:
-    operation = {"object": "coll", "name": "count", "expectError": {"isError": True}}
-    verdict = judge(_case(operation), beds.that_meets(), api)
-    assert verdict.result == "not runnable"
-    assert "no such method exists" in str(verdict.plain)

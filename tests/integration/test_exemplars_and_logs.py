@@ -1,15 +1,12 @@
-"""From a measurement and from a log line to the trace, by OpenTelemetry's filter and handler."""
+"""From a measurement and from a log line to the trace, by the span that each is made in."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
-from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry
@@ -87,37 +84,31 @@ def test_measurements_of_a_monitor_lead_to_no_span(
     assert led_to == set()
 
 
-@pytest.fixture
-def exporter() -> Iterator[InMemoryLogRecordExporter]:
-    """What OpenTelemetry's handler makes of the records of the library's retries."""
-    exported = InMemoryLogRecordExporter()
-    provider = LoggerProvider(shutdown_on_exit=False)
-    provider.add_log_record_processor(SimpleLogRecordProcessor(exported))
-    # Deprecated in favour of the same handler in opentelemetry-instrumentation-logging, which
-    # would take over the logging of every program that opentelemetry-instrument starts.
-    with pytest.warns(DeprecationWarning, match="LoggingHandler"):
-        handler = LoggingHandler(logger_provider=provider)
-    logger = logging.getLogger("pymongo_resilience.retry")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield exported
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+class InContext(logging.Handler):
+    """Keeps what OpenTelemetry's handler would: the span that a record is written in."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.seen: list[tuple[int, int]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        context = trace.get_current_span().get_span_context()
+        self.seen.append((context.trace_id, context.span_id))
 
 
-def test_a_log_record_carries_trace_and_span(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    exporter: InMemoryLogRecordExporter,
-) -> None:
-    telemetry = instrument(timeout_ms=20_000, metrics="all")
+def test_a_log_record_is_written_in_the_span_of_its_operation(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    telemetry, handler = instrument(timeout_ms=20_000), InContext()
     coll = side.do(side.client, proxy.uri)[database].coll
     proxy.inject(CutAfter("insert"))
-    side.do(coll.insert_one, {})
-    (record,) = [each.log_record for each in exporter.get_finished_logs()]
-    assert {(record.trace_id, record.span_id)} == ids(telemetry, f"insert {database}.coll")
-    assert record.attributes["pymongo_resilience"]["event"] == "retry.scheduled"
+    logger = logging.getLogger("pymongo_resilience.retry")
+    caplog.set_level(logging.INFO, logger.name)
+    logger.addHandler(handler)
+    try:
+        side.do(coll.insert_one, {})
+    finally:
+        logger.removeHandler(handler)
+    assert set(handler.seen) == ids(telemetry, f"insert {database}.coll")
     assert trace.get_current_span() is trace.INVALID_SPAN

@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -144,19 +143,24 @@ def test_a_commit_whose_result_is_unknown_may_be_called_again(
     ]
 
 
+@pytest.mark.parametrize("by", ["end_session", "start_transaction"])
 def test_a_commit_whose_result_stays_unknown_and_one_that_never_came(
-    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+    by: str, side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
 ) -> None:
     session = begun(side, client, database)
     proxy.inject(CutAfter("commitTransaction", times=2))
     with pytest.raises(AutoReconnect):
         side.do(session.commit_transaction)
-    side.do(session.end_session)
+    if by == "end_session":
+        side.do(session.end_session)
+    else:
+        side.do(session.start_transaction)
+        side.do(session.end_session)
     other = client.start_session()
     side.do(other.start_transaction)
     pymongo_resilience.uninstrument()
     drawn = [facts[OUTCOME] for name, facts, _ in trees(telemetry.spans()) if name == "transaction"]
-    assert drawn == ["unknown", "unfinished"]
+    assert drawn == ["unknown", *["aborted"] * (by == "start_transaction"), "unfinished"]
     side.do(other.end_session)
 
 
@@ -185,19 +189,6 @@ def test_one_that_is_never_ended_ends_with_the_operation_after_its_session(
     side.do(client.admin.command, "ping")
     (ended,) = [span for span in telemetry.spans() if span.name == "transaction"]
     assert ended.attributes[OUTCOME] == "unfinished"
-
-
-def test_the_next_one_of_the_session_ends_one_that_is_open(
-    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
-) -> None:
-    session = begun(side, client, database)
-    proxy.inject(CutAfter("commitTransaction", times=2))
-    with suppress(AutoReconnect):
-        side.do(session.commit_transaction)
-    side.do(session.start_transaction)
-    assert [span.name for span in telemetry.spans()].count("transaction") == 1
-    side.do(session.abort_transaction)
-    assert [span.name for span in telemetry.spans()].count("transaction") == 2
 
 
 @pytest.mark.parametrize("at_once", ["16 threads", "200 tasks"])
