@@ -5,15 +5,22 @@ That they do not act is seen in test_time_limits.py, on the wire.
 
 from __future__ import annotations
 
+from typing import Any
+
+import pymongo
 import pytest
 from support.clients import Side
 from support.telemetry import Instrument
+
+from pymongo_resilience import override
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 
 OLDER = {"socketTimeoutMS": 9000, "waitQueueTimeoutMS": 9000, "wTimeoutMS": 9000}
 NAMED = ": socketTimeoutMS, waitQueueTimeoutMS, wtimeout;"
 TIMEOUT = 20_000
+LIMIT = 9000
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["", "before instrument()"])
@@ -41,3 +48,36 @@ def test_a_client_with_a_timeout_names_its_older_options(
         ("pymongo_resilience", "WARNING")
     ] * warnings
     assert all(NAMED in each.message for each in found)
+
+
+CALLS: dict[str, tuple[Any, int]] = {
+    "find_one": (lambda c, s: s.do(c.find_one, max_time_ms=LIMIT), 1),
+    "find": (lambda c, s: s.documents(c.find({}, max_time_ms=LIMIT)), 1),
+    "aggregate": (lambda c, s: s.do(c.aggregate, [], maxTimeMS=LIMIT), 1),
+    "count_documents": (lambda c, s: s.do(c.count_documents, {}, maxTimeMS=LIMIT), 1),
+    "create_index": (lambda c, s: s.do(c.create_index, "a", maxTimeMS=LIMIT), 1),
+    # A document of the application's own, which is never looked at.
+    "a command": (lambda c, s: s.do(c.database.command, "ping", maxTimeMS=LIMIT), 0),
+    "none": (lambda c, s: s.do(c.find_one, {"maxTimeMS": LIMIT}, max_time_ms=None), 0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_limit_of_a_method_is_named_once_for_each_client(
+    name: str, side: Side, proxy: ReplicaSet, database: str, caplog: pytest.LogCaptureFixture,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument()
+    call, warnings = CALLS[name]
+    for _ in range(2):  # equal clients, but each has its own warning
+        coll = side.client(proxy.uri)[database].coll
+        side.do(coll.insert_one, {})
+        call(coll, side)
+        assert "ignored where" not in caplog.text, "no deadline, so it holds"
+        for block in (override(timeout_ms=TIMEOUT), pymongo.timeout(TIMEOUT / 1000)):
+            with block:
+                side.do(coll.find_one)
+                call(coll, side)
+        found = [each.message for each in caplog.records if "ignored where" in each.message]
+        assert [": maxTimeMS;" in each for each in found] == [True] * warnings
+        caplog.clear()

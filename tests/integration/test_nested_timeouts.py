@@ -74,19 +74,11 @@ def test_of_any_nested_timeouts_the_shortest_holds(
             client.db.coll.find_one()
         assert in_force() == NOTHING
         client.db.coll.find_one()
-    # The innermost pymongo.timeout gives the length, and its 0 or None lifts those around it.
-    of_pymongo = [seconds for kind, seconds in blocks if kind == "pymongo.timeout"]
-    innermost = of_pymongo[-1] if of_pymongo else None
-    of_override = [
-        seconds for kind, seconds in blocks if kind == "override" and seconds is not None
-    ]
     finite = [seconds for _, seconds in blocks if seconds]
-    unlimited = innermost == 0 or (innermost is None and 0 in of_override)
-    given = [innermost, *of_override]
-    if any(given):
-        expected = min(finite)
-    else:
-        expected = None if unlimited else min([*finite, default]) if default else None
+    # A timeout of 0 holds over the default, which is no block; but a None hides it in pymongo.
+    of_pymongo = [None, *(seconds for kind, seconds in blocks if kind == "pymongo.timeout")]
+    without_end = ("override", 0) in blocks or of_pymongo[-1] == 0
+    expected = min(finite) if finite else (None if without_end else default)
     inside, after = limits(sent, "find")
     for limit, seconds in ((inside, expected), (after, default)):
         if seconds is None:
@@ -136,6 +128,36 @@ def test_nothing_is_left_for_the_next_operation(
         else:
             side.do(in_one_task)
     assert [*left, in_force()] == [NOTHING] * (1 + len(left))
+
+
+@pytest.mark.parametrize("inner", [None, 0])
+@pytest.mark.parametrize("made_of", ["a cursor", "a change stream"])
+def test_a_timeout_without_end_does_not_lift_the_block_around_it(
+    made_of: str, inner: int | None, side: Side, proxy: ReplicaSet, database: str, control: Any,
+    instrument: Instrument, drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    """Where pymongo does so for itself, and what fetches a batch has a timeout of 0."""
+    instrument()
+    sent = SentCommands()
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    control[database].coll.insert_many([{} for _ in range(4)])
+    with override(timeout_ms=0):
+        source = (
+            coll.find(batch_size=2)
+            if made_of == "a cursor"
+            else side.do(coll.watch, max_await_time_ms=20)
+        )
+        step = source.next if made_of == "a cursor" else source.try_next
+        side.do(step)
+        if made_of == "a cursor":
+            side.do(step)
+        sent.started_events.clear()
+        with pymongo.timeout(LOW / 1000), pymongo.timeout(inner):
+            drivers_time.passed += 2 * LOW / 1000
+            with pytest.raises(OperationTimeoutError):
+                side.do(step)
+    assert sent.named("getMore") == []
+    side.do(source.close)
 
 
 def test_nor_after_the_deadline(

@@ -11,8 +11,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import bson
 import pymongo
 import pytest
+from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect, OperationFailure
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import is_open, run_background
@@ -267,6 +269,20 @@ def test_a_member_that_lags_is_waited_for(
     assert concern == first.get("readConcern", {})
 
 
+def test_an_index_that_cannot_be_hinted_at_is_refused(
+    side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands
+) -> None:
+    """As on the oplog and on time series; a bad query has its own error."""
+    proxy.inject(
+        Fail("find", code=2, text="hint provided does not correspond to an existing index")
+    )
+    assert "no index on _id" in refused(side, coll)
+    proxy.inject(Fail("find", code=2, text="unknown top level operator: $bad"))
+    with override(resumable=True), pytest.raises(OperationFailure, match=r"^unknown top level"):
+        side.do(coll.find({"$bad": 1}).to_list)
+    assert len(sent.named("find")) == 2
+
+
 def test_what_is_skipped_is_skipped_once(
     side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
 ) -> None:
@@ -320,6 +336,25 @@ def test_raw_batches(side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes
         batches.append(side.do(cursor.next))
     batches += rest(side, cursor)
     assert keys(of_raw(batches)) == order[: 3 * BATCH]
+
+
+@pytest.mark.parametrize("kind", ["dicts", "raw documents", "raw batches"])
+def test_id_is_taken_off_where_it_is_not_wanted(
+    kind: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    if kind == "raw documents":
+        options = bson.CodecOptions(document_class=RawBSONDocument)
+        coll = coll.with_options(codec_options=options)
+    find = coll.find_raw_batches if kind == "raw batches" else coll.find
+    with override(resumable=True):
+        cursor = find({}, {"_id": 0}, batch_size=BATCH)
+    found = [side.do(cursor.next)]
+    proxy.inject(CutBefore("getMore"))
+    found += rest(side, cursor)
+    documents = list(of_raw(found)) if kind == "raw batches" else [dict(each) for each in found]
+    assert len(documents) == len(order)
+    assert all(each.keys() == {"n"} for each in documents)
+    assert len({each["n"] for each in documents}) == len(order)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -403,7 +438,7 @@ def refused(side: Side, coll: Any, **given: Any) -> str:
         ({"filter": {"$text": {"$search": "x"}}}, "text"),
         ({"collation": {"locale": "en", "strength": 2}}, "collation"),
         ({"hint": "n_1"}, "hint"),
-        ({"projection": {"_id": 0}}, "projection"),
+        ({"projection": {"_id": "$n"}}, "projection"),
     ],
 )
 def test_what_cannot_be_resumed_is_refused_before_it_is_sent(
@@ -689,7 +724,7 @@ def test_a_cursor_that_was_left_is_killed_unless_the_server_has_lost_it(
 def test_nothing_keeps_a_cursor_alive(
     side: Side, proxy: ReplicaSet, client: Any, coll: Any, control: Any, database: str
 ) -> None:
-    cursor, _ = opened(side, coll)
+    cursor, _ = opened(side, coll, {}, {"_id": 0})
     proxy.inject(CutBefore("getMore"))
     side.do(cursor.next)
     cursor_id, gone = cursor.cursor_id, weakref.ref(cursor)

@@ -242,16 +242,14 @@ def end_of(plan: Plan, blocks: list[tuple[str, float | None, float]], start: flo
     for kind, seconds, entered in blocks:
         if seconds:
             ends.append(seconds + (start if kind == "override" else entered))
-    # The innermost pymongo.timeout gives the length, and its 0 or None lifts those around it.
-    innermost = [None, *(seconds for kind, seconds, _ in blocks if kind == "pymongo.timeout")][-1]
-    overrides = [seconds for kind, seconds, _ in blocks if kind == "override"]
-    if innermost or any(overrides):
+    if ends:
         return min(ends)
-    if innermost == 0 or 0 in overrides:
+    of_pymongo = [None, *(seconds for kind, seconds, _ in blocks if kind == "pymongo.timeout")]
+    if of_pymongo[-1] == 0 or ("override", 0) in [block[:2] for block in blocks]:
         return None
     for seconds in (plan.bound, plan.limits.timeout, DEFAULT):
         if seconds is not None:
-            return min([start + seconds, *ends]) if seconds else None
+            return start + seconds if seconds else None
     raise AssertionError("there is a default")
 
 

@@ -39,10 +39,8 @@ OPTIONS = (
              why="By `timeoutMS`, rules and `bind`, and `override`."),
         held("option-3", "what does not say inherits from the level above",
              "timeout_precedence::test_the_nearest_holds", "bind::test_the_timeout_is_carried"),
-        differs("option-4", "once set, it cannot be unset further down",
-                "As in plain pymongo, `pymongo.timeout` of 0 or None lifts one around it. What "
-                "`override` and `bind` set cannot be unset.",
-                "nested_timeouts::test_of_any_nested_timeouts_the_shortest_holds"),
+        held("option-4", "once set, it cannot be unset further down",
+             "nested_timeouts::test_of_any_nested_timeouts_the_shortest_holds"),
         not_applicable("option-5", "types for durations: their special values mean what they do",
                        "Timeouts are numbers here."),
         not_applicable("option-6", "types for durations: there is a way to say infinite",
@@ -69,8 +67,8 @@ OPTIONS = (
              why="A warning where a timeout sets them aside; without one, pymongo has not "
                  "deprecated "
                  "them."),
-        documented("deprecated-2", "so are maxTimeMS and maxCommitTimeMS of operations",
-                   "Older timeouts", "timeouts.md#older-timeouts"),
+        held("deprecated-2", "so are maxTimeMS and maxCommitTimeMS of operations",
+             "deprecated_options::test_a_limit_of_a_method_is_named_once_for_each_client"),
     )),
 )  # fmt: skip
 

@@ -42,7 +42,6 @@ OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
         ({"hint": {"a": 1}}, "hint"),
         ({"hint": "a_1"}, "hint"),
         ({"projection": {"_id": "$a"}}, "projection"),
-        ({"projection": {"_id": 0.0, "a": 1}}, "projection"),
         ({"projection": {"_id.a": 1}}, "projection"),
         ({"in_transaction": True}, "transaction"),
         ({"at_snapshot": True}, "snapshot"),
@@ -63,6 +62,7 @@ def test_what_cannot_be_resumed_is_named(given: dict[str, Any], named: str) -> N
         {"sort": {"_id": 1}, "hint": {"_id": 1}},
         {"hint": "_id_", "limit": 5},
         {"collation": {"locale": "simple"}},
+        {"projection": {"_id": 0, "a": 1}},
         {"projection": {"_id": True, "_ids": 1}},
         {"filter": {}},
     ],
@@ -82,6 +82,21 @@ def test_a_find_without_an_order_has_that_of_id() -> None:
     assert (begun.sort, begun.hint) == ({"_id": 1}, {"_id": 1})
     backward = replace(PLAIN, sort={"_id": -1})
     assert resumption.begun(backward) == backward
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, None),
+        ({"_id": 0}, None),
+        ({"_id": False, "a": 1}, {"a": 1}),
+        ({"_id": 0.0, "a": 0}, {"a": 0}),
+        ({"_id": 1, "a": 1}, {"_id": 1, "a": 1}),
+        ({"a": 1}, {"a": 1}),
+    ],
+)
+def test_id_is_always_fetched(given: Any, sent: Any) -> None:
+    assert resumption.begun(replace(PLAIN, projection=given)).projection == sent
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,11 @@ ROWS: dict[str, tuple[Block, dict[str, Any], dict[str, Any], float | None, float
     ),
     "pymongo.timeout, one of 0 inside of it": (
         lambda: nested(pymongo.timeout(9), pymongo.timeout(0)),
-        {"default": 1}, {}, 0.0, NOW + 9, False,
+        {"default": 1}, {}, 9.0, NOW + 9, False,
+    ),
+    "pymongo.timeout, one of None inside of it": (
+        lambda: nested(pymongo.timeout(9), pymongo.timeout(None)),
+        {"default": 1}, {"client": 1.0}, 9.0, NOW + 9, False,
     ),
     "pymongo.timeout": (
         lambda: pymongo.timeout(9),

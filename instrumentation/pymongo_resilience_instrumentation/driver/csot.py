@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pymongo import _csot
 
-from pymongo_resilience.clock import Clock
+from pymongo_resilience.clock import SHORTEST, Clock
 from pymongo_resilience.internal_errors import is_closing
 
 # Where the self-check misses one of these, what needs it stays off.
@@ -34,7 +34,7 @@ def timeout_in_force() -> float | None:
 
 def forget_timeout() -> None:
     """In this task or thread, no timeout is in force any more."""
-    _set(None, math.inf, 0.0)
+    InForce(None, math.inf).__enter__()
 
 
 def remaining() -> float | None:
@@ -82,19 +82,18 @@ class InForce(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get()
-        _set(self._seconds, self._ends, self._rtt)
+        TIMEOUT.set(self._seconds)
+        DEADLINE.set(self._ends)
+        RTT.set(self._rtt)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # A coroutine that is closed unfinished may be so in another context.
-        if self.before is not None and (error is None or not is_closing(error)):
-            _set(*self.before)
+        before = self.before
+        if before is not None and (error is None or not is_closing(error)):
+            TIMEOUT.set(before[0])
+            DEADLINE.set(before[1])
+            RTT.set(before[2])
             self.before = None
-
-
-def _set(seconds: float | None, ends: float, rtt: float) -> None:
-    TIMEOUT.set(seconds)
-    DEADLINE.set(ends)
-    RTT.set(rtt)
 
 
 def within(seconds: float) -> InForce:
@@ -141,3 +140,14 @@ class Timeout(NamedTuple):
 def runs_already() -> bool:
     """Whether the timeout in force is one that was resumed."""
     return isinstance(TIMEOUT.get(), _Ours)
+
+
+def hidden_timeout() -> Timeout | None:
+    """What is left of a ``pymongo.timeout`` around one of 0 or None, which lifts it in pymongo.
+
+    Client Side Operations Timeout, "timeoutMS": once set, it cannot be unset further down.
+    """
+    ends = DEADLINE.get()
+    if TIMEOUT.get() or ends == math.inf:
+        return None
+    return Timeout(max(ends - now(), SHORTEST), ends)

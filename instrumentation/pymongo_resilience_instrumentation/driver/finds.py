@@ -7,7 +7,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from bson import decode_all
+from bson import decode_all, encode
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
@@ -78,7 +78,7 @@ def write(query: Any, find: Any) -> None:
     ours = {modifier: getattr(find, name) for modifier, name in _MODIFIERS.items()}
     given = {modifier: each for modifier, each in ours.items() if each is not None}
     query.spec = others | {"$query": find.filter} | given
-    query.limit, query.ntoskip = find.limit, find.skip
+    query.fields, query.limit, query.ntoskip = find.projection, find.limit, find.skip
 
 
 def copied(query: Any, session: Any) -> Any:
@@ -135,9 +135,12 @@ def cursor_id(response: Any) -> int:
 
 def as_of_getmore(response: Any) -> None:
     """Make the reply to a find one to a getMore. What was published of it stays as it was."""
+    _replace_batch(response, "nextBatch", batch_of(response))
+
+
+def _replace_batch(response: Any, name: str, batch: list[Any]) -> None:
     document = response.docs[0]
-    cursor = {**document["cursor"], "nextBatch": batch_of(response)}
-    response.docs[0] = {**document, "cursor": cursor}
+    response.docs[0] = {**document, "cursor": {**document["cursor"], name: batch}}
 
 
 def last_id(reply: Any) -> Any:
@@ -154,3 +157,22 @@ def unbind(loop: Any) -> None:
 def count(batch: Sequence[Any]) -> int:
     """The documents of a batch, be it one of raw batches."""
     return sum(len(decode_all(each, EXACT)) if isinstance(each, bytes) else 1 for each in batch)
+
+
+def hide_ids(response: Any, cursor: Any) -> None:
+    """Take ``_id`` off the documents of a batch."""
+    options = cursor.collection.codec_options
+    name = "firstBatch" if "firstBatch" in response.docs[0]["cursor"] else "nextBatch"
+    _replace_batch(response, name, [without_id(each, options) for each in batch_of(response)])
+
+
+def without_id(document: Any, options: Any) -> Any:
+    """A document, or a stream of raw ones, without ``_id``."""
+    if isinstance(document, bytes):
+        return b"".join(without_id(each, EXACT).raw for each in decode_all(document, EXACT))
+    if not isinstance(document, RawBSONDocument):
+        document.pop("_id", None)
+        return document
+    fields = RawBSONDocument(document.raw, EXACT).items()
+    kept = encode({name: value for name, value in fields if name != "_id"}, codec_options=EXACT)
+    return type(document)(kept, options)

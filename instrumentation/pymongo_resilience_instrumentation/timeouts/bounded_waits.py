@@ -291,8 +291,12 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
             await original(*args, **kwargs)
             return
         conn, buf = args
+        seconds = conn.gettimeout
         try:
-            await wait_for(conn.write(buf), conn.gettimeout)
+            if seconds is not None and seconds <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(seconds):
+                await conn.write(buf)
         except TimeoutError as error:
             # asyncio's own has no text.
             raise TimeoutError("timed out") from error

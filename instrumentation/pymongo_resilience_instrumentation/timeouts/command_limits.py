@@ -20,6 +20,7 @@ from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.connections import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, unsent
 from pymongo_resilience_instrumentation.interceptor import (
@@ -29,6 +30,11 @@ from pymongo_resilience_instrumentation.interceptor import (
     Row,
     Wrapper,
     is_async,
+)
+
+IGNORED = (
+    "ignored where an operation has a timeout (timeout_ms, timeoutMS or pymongo.timeout): %s; "
+    "give a shorter one there; further cases of this client are not logged"
 )
 
 
@@ -45,6 +51,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
     A cursor's first command has none by iteration; an attempt may have a shorter one.
     """
     timeout_in_force, found = driver.csot.TIMEOUT.get, calls.found
+    warned: dict[int, object] = {}
 
     def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
         timeout, call = timeout_in_force(), found()
@@ -64,6 +71,8 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
             plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
             if timeout is not None and not plain:
                 _adjust(connection, command, own, timeout, call)
+            if timeout is not None and own is not None and call is not None:
+                _warn_once(warned, call)
             if call is not None and attempt is not None:
                 call.reply_within = None if command is None else attempt
                 if command is not None:
@@ -75,6 +84,12 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
         return result
 
     return wrapper
+
+
+def _warn_once(warned: dict[int, object], call: Call) -> None:
+    mark = object()
+    if call.operation != "runCommand" and keep(warned, call.client, mark) is mark:
+        logger.warning(IGNORED, "maxTimeMS")
 
 
 def _adjust(
@@ -161,8 +176,4 @@ def warn_of_ignored_options(client: Any, default_ms: int | None) -> None:
         }
         ignored = [name for name, value in older.items() if value is not None]
         if ignored:
-            logger.warning(
-                "ignored where an operation has a timeout (timeout_ms, timeoutMS or "
-                "pymongo.timeout): %s; give a shorter timeout there",
-                ", ".join(ignored),
-            )
+            logger.warning(IGNORED, ", ".join(ignored))

@@ -7,6 +7,7 @@ The first row that applies holds:
 |---|---|---|
 | in a ``with_transaction``, with its session | the transaction's | the transaction's |
 | in ``pymongo.timeout`` and ``override`` | the shorter of the two | the sooner of the two |
+| in ``pymongo.timeout``, one of 0 or None inside of it | what is left of the outer one | the same |
 | in ``pymongo.timeout`` | its own | its own |
 | in ``override(timeout_ms=...)`` | its own | anew for each operation |
 | on what ``bind()`` or ``default_timeout_ms`` gave one | its own | anew |
@@ -39,7 +40,7 @@ from pymongo_resilience.policies.blocks import Block
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy, shorter
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.operations import Target
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
@@ -89,15 +90,23 @@ class TimeoutRules:
         else:
             seconds = milliseconds / 1000
         call.own_timeout = seconds, configured
-        if in_force is not None:
-            own_block = around.timeout_ms
-            if own_block is None or shorter(in_force, own_block / 1000) == in_force:
-                return in_force, NO_DEADLINE
-            # pymongo keeps the earlier of both ends.
-            return own_block / 1000, driver.csot.InForce(own_block / 1000)
+        if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
+            return self._within_another(around.timeout_ms, in_force)
         call.configured = configured
         # Also where it is the client's own: pymongo's loop over several batches has none.
         return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
+
+    def _within_another(
+        self, own: int | None, in_force: float | None
+    ) -> tuple[float | None, AbstractContextManager[None]]:
+        """``own``: milliseconds that blocks give, inside of a ``pymongo.timeout``."""
+        hidden = driver.csot.hidden_timeout()
+        if hidden is not None and not own:
+            return hidden.seconds, hidden.resume()
+        if not own or (in_force and shorter(in_force, own / 1000) == in_force):
+            return in_force, NO_DEADLINE
+        # pymongo keeps the earlier of both ends.
+        return own / 1000, driver.csot.InForce(own / 1000)
 
     def of_several(
         self, client: object, target: Target, bound: Policy
@@ -205,7 +214,7 @@ class CursorTimeout:
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (around or 0) / 1000)
         in_force = driver.csot.timeout_in_force()
-        if not seconds and in_force is not None:
+        if not seconds and (in_force is not None or driver.csot.hidden_timeout() is not None):
             return None
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends

@@ -21,6 +21,7 @@ SCAN_ENDED = frozenset({QUERY_PLAN_KILLED, 237, 11601})
 """Codes that end a scan: its collection was dropped or renamed (QueryPlanKilled), or an
 administrator has killed its cursor or its command (CursorKilled, Interrupted)."""
 _NOT_AFTER_ANY = frozenset({"available", "linearizable"})
+_BAD_VALUE = 2
 _GEO_AND_TEXT = frozenset({
     "$text", "$near", "$nearSphere", "$geoNear", "$geoWithin", "$geoIntersects", "$within",
 })  # fmt: skip
@@ -56,6 +57,12 @@ class Find:
         """Whether its read concern can have ``afterClusterTime``."""
         return self.read_concern_level not in _NOT_AFTER_ANY
 
+    @property
+    def hides_id(self) -> bool:
+        """Whether its documents come without their ``_id``."""
+        shown = (self.projection or {}).get(ID, True)
+        return isinstance(shown, (bool, int, float)) and not shown
+
 
 def problem_of(find: Find) -> str | None:
     """Why the find cannot be resumed; None where it can."""
@@ -77,8 +84,8 @@ def problem_of(find: Find) -> str | None:
         return "expected a find without a collation, or with the simple one"
     if find.hint and find.hint not in ("_id_", BY_ID):
         return "expected a find without a hint, or with one on _id"
-    if _changes_id(find.projection or {}):
-        return "expected a projection that has _id as it is"
+    if _computes_id(find.projection or {}):
+        return "expected a projection that has _id as it is, or leaves it out"
     return None
 
 
@@ -92,16 +99,24 @@ def _names(given: Any, operators: frozenset[str]) -> bool:
     return isinstance(given, (list, tuple)) and any(_names(each, operators) for each in given)
 
 
-def _changes_id(projection: Mapping[str, Any]) -> bool:
-    shown = projection.get(ID, True)
-    if not isinstance(shown, (bool, int, float)) or not shown:
-        return True
-    return any(name.startswith(f"{ID}.") for name in projection)
+def _computes_id(projection: Mapping[str, Any]) -> bool:
+    plain = isinstance(projection.get(ID, True), (bool, int, float))
+    return not plain or any(name.startswith(f"{ID}.") for name in projection)
 
 
 def begun(find: Find) -> Find:
-    """What is sent for it at first: in the order of ``_id``."""
-    return find if find.sort else replace(find, sort=BY_ID, hint=BY_ID)
+    """What is sent for it at first: in the order of ``_id``, and with it in each document."""
+    if not find.sort:
+        find = replace(find, sort=BY_ID, hint=BY_ID)
+    if find.hides_id:
+        shown = {name: each for name, each in (find.projection or {}).items() if name != ID}
+        find = replace(find, projection=shown or None)
+    return find
+
+
+def lacks_id_index(find: Find, code: int | None, text: str) -> bool:
+    """Whether the error of a first command says that there is no index on ``_id`` to hint at."""
+    return code == _BAD_VALUE and find.hint is BY_ID and "hint" in text
 
 
 def continued(find: Find, last: Any, *, limit: int) -> Find:

@@ -63,22 +63,28 @@ def _first(runtime: Runtime, call: Call, query: Any, cursor: Any) -> Position | 
         return None
     problem = rules.problem_of(find)
     if problem is not None:
-        refused = f"find on {query.namespace()} with resumable=True was not sent"
-        raise ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
-    find = rules.begun(find)
+        raise _refused(query, problem)
+    hides_id, find = find.hides_id, rules.begun(find)
     driver.finds.write(query, find)
     if policy_of_cursor(cursor).resumable is None:
         # It stays so, also once the block is left that has said it.
         attach_policy(RESUMABLE.over(policy_of_cursor(cursor)), cursor)
-    return Position(find, driver.finds.copied(query, None))
+    return Position(find, driver.finds.copied(query, None), hides_id=hides_id)
+
+
+def _refused(query: Any, problem: str) -> ConfigurationError:
+    refused = f"find on {query.namespace()} with resumable=True was not sent"
+    return ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
 
 
 class Position:
     """How far a cursor has come. Belongs to the cursor and to its user, and keeps neither alive."""
 
-    __slots__ = "came", "collection", "find", "last", "left", "query"
+    __slots__ = "came", "collection", "find", "hides_id", "last", "left", "query"
 
-    def __init__(self, find: rules.Find, query: Any) -> None:
+    def __init__(self, find: rules.Find, query: Any, *, hides_id: bool) -> None:
+        self.hides_id = hides_id
+        """The application does not want it."""
         self.find = find
         """What was sent first."""
         self.query = query
@@ -156,7 +162,11 @@ class Fetch:
             driver.finds.fail_first(loop, address)
 
     def _fetch(self, original: Any, *given: Any) -> Any:
-        response = original(*given)
+        try:
+            response = original(*given)
+        except OperationFailure as error:
+            self._check_index(error)
+            raise
         if self._noted(response):
             try:
                 self._position.collection = self._collection(given)
@@ -164,12 +174,20 @@ class Fetch:
                 self._warn(error)
         return response
 
+    def _check_index(self, error: OperationFailure) -> None:
+        """Raises ConfigurationError where the find cannot go by its ``_id``."""
+        position = self._position
+        if not self._later and rules.lacks_id_index(position.find, error.code, str(error)):
+            raise _refused(position.query, "there is no index on _id") from error
+
     def _noted(self, response: Any) -> bool:
         """Whether it is to be asked which collection the batch is from: a second one may come.
         What the server does not say leaves the find as it was: it is not resumed."""
         position = self._position
         with shielded("after a batch of a resumable find"):
             position.note(response)
+        if position.hides_id:
+            driver.finds.hide_ids(response, self._cursor)
         if self._later or not driver.finds.cursor_id(response):
             return False
         time = driver.finds.operation_time(response)
@@ -264,7 +282,11 @@ class AsyncFetch(Fetch):
     """The same in a task."""
 
     async def _fetch(self, original: Any, *given: Any) -> Any:
-        response = await original(*given)
+        try:
+            response = await original(*given)
+        except OperationFailure as error:
+            self._check_index(error)
+            raise
         if self._noted(response):
             try:
                 self._position.collection = await self._collection(given)
