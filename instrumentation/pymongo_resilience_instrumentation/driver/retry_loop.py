@@ -92,10 +92,8 @@ class DriverLoop:
             self.was_retryable = None
 
     def note_completed(self) -> None:
-        """After an attempt that succeeded, do what the driver's ``run`` does in a transaction."""
-        session = self._session
-        if session is not None and session.in_transaction:
-            session._transaction.has_completed_command = True
+        """After an attempt that succeeded in a transaction, as the driver's ``run`` does it."""
+        self._session._transaction.has_completed_command = True
 
     def leave_to_driver(self, error: Exception | None = None) -> None:
         """Its own ``run`` is to do it all; with an ``error`` as if its own attempt had just raised

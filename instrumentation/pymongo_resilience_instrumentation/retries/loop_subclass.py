@@ -328,7 +328,8 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
                 if self.lost_race(failed):
                     raise failed
                 result = executor.run(self, failed)
-            self.note_completed()
+            if (session := self._session) is not None and session.in_transaction:
+                self.note_completed()
             self.release(None)
             return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
@@ -367,7 +368,8 @@ def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
                 if self.lost_race(failed):
                     raise failed
                 result = await executor.run(self, failed)
-            self.note_completed()
+            if (session := self._session) is not None and session.in_transaction:
+                self.note_completed()
             self.release(None)
             return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
