@@ -111,16 +111,15 @@ def _beside(run: Run, place: Place, sent: SentCommands) -> None:
 
 
 def _failures(run: Run, place: Place) -> None:
-    for kind, failures in canary_failures.FAILURES.items():
-        for name, failure in failures.items():
-            try:
-                failure.call(place)
-            except Exception as error:  # noqa: BLE001 - compared, whatever it is
-                as_expected = (type(error), getattr(error, "code", None), MARK in str(error))
-                if as_expected != (failure.kind, failure.code, failure.quotes):
-                    run.surprises.append(f"{kind}, {name}: {error!r}")
-            else:
-                run.surprises.append(f"{kind}, {name}: no failure")
+    for name, failure in canary_failures.FAILURES.items():
+        try:
+            failure.call(place)
+        except Exception as error:  # noqa: BLE001 - compared, whatever it is
+            as_expected = (type(error), getattr(error, "code", None), MARK in str(error))
+            if as_expected != (failure.kind, failure.code, failure.quotes):
+                run.surprises.append(f"{name}: {error!r}")
+        else:
+            run.surprises.append(f"{name}: no failure")
 
 
 def _troubles(run: Run, place: Place, outputs: Outputs, keeper: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import bson.errors
-from bson import CodecOptions, Int64
+from bson import CodecOptions
 from bson.codec_options import TypeRegistry
 from pymongo import InsertOne, UpdateOne, errors
 from support.canaries import MARK, NUMBER, document, text
@@ -57,173 +57,6 @@ def _read_from_a_killed_cursor(p: Place) -> None:
     p.side.documents(cursor)
 
 
-def _again(p: Place) -> dict[str, Any]:
-    return {"namespace": f"{p.database.name}.{p.coll.name}"}
-
-
-DUPLICATES = {
-    "insert_one": Failure(
-        lambda p: p.do(p.coll.insert_one, {"email": text("an address")}),
-        errors.DuplicateKeyError, 11000,
-    ),
-    "insert_many": Failure(
-        lambda p: p.do(p.coll.insert_many, [TAKEN, document("a bulk"), TAKEN], ordered=False),
-        errors.BulkWriteError, 65,
-    ),
-    "bulk_write": Failure(
-        lambda p: p.do(p.coll.bulk_write, [UpdateOne(TAKEN, {"$set": {"x": 1}}), InsertOne(TAKEN)]),
-        errors.BulkWriteError, 65,
-    ),
-    "a client's bulk_write": Failure(
-        lambda p: p.do(p.client.bulk_write, [InsertOne(TAKEN, **_again(p))]),
-        errors.ClientBulkWriteException, 65,
-    ),
-    "an upsert": Failure(
-        lambda p: p.do(
-            p.coll.update_one, {"x": 9}, {"$set": {"email": text("an address")}}, upsert=True
-        ),
-        errors.DuplicateKeyError, 11000,
-    ),
-    "find_one_and_replace": Failure(
-        lambda p: p.do(
-            p.coll.find_one_and_replace, {"x": 9}, {"email": text("an address")}, upsert=True
-        ),
-        errors.DuplicateKeyError, 11000,
-    ),
-    "a transaction": Failure(_twice_in_a_transaction, errors.DuplicateKeyError, 11000),
-}  # fmt: skip
-
-VALIDATION = {
-    "an invalid document": Failure(
-        lambda p: p.do(p.database.strict.insert_one, dict(BAD)), errors.WriteError, 121
-    ),
-    "an invalid update": Failure(
-        lambda p: p.do(p.database.strict.update_one, {"_id": 1}, {"$set": BAD}),
-        errors.WriteError, 121,
-    ),
-    "an invalid bulk": Failure(
-        lambda p: p.do(p.database.strict.bulk_write, [InsertOne(dict(BAD))]),
-        errors.BulkWriteError, 65,
-    ),
-}  # fmt: skip
-
-EXPRESSIONS = {
-    "$divide by zero": Failure(
-        lambda p: p.all(
-            p.coll.aggregate,
-            [{"$match": {"number": NUMBER}}, {"$set": {"x": {"$divide": ["$number", 0]}}}],
-        ),
-        errors.OperationFailure, 2, quotes=False,
-    ),
-    "$toInt": Failure(
-        lambda p: p.all(p.coll.aggregate, [{"$project": {"x": TO_INT}}]),
-        errors.OperationFailure, 241,
-    ),
-    "$convert": Failure(
-        lambda p: p.all(
-            p.coll.aggregate, [{"$set": {"x": {"$convert": {"input": MARK, "to": "objectId"}}}}]
-        ),
-        errors.OperationFailure, 241,
-    ),
-    "$convert to an unknown type": Failure(
-        lambda p: p.all(
-            p.coll.aggregate, [{"$set": {"x": {"$convert": {"input": 1, "to": MARK}}}}]
-        ),
-        errors.OperationFailure, 2,
-    ),
-    "an update's pipeline": Failure(
-        lambda p: p.do(p.coll.update_one, TAKEN, [{"$set": {"x": TO_INT}}]),
-        errors.OperationFailure, 241,
-    ),
-    "$expr": Failure(
-        lambda p: p.do(p.coll.find_one, {"$expr": {"$eq": [TO_INT, 1]}}),
-        errors.OperationFailure, 241,
-    ),
-    "a database's pipeline": Failure(
-        lambda p: p.all(p.database.aggregate, [{"$documents": [{"x": {"$toInt": MARK}}]}]),
-        errors.OperationFailure, 241,
-    ),
-    "a count": Failure(
-        lambda p: p.do(p.coll.count_documents, {"$expr": TO_INT}), errors.OperationFailure, 241
-    ),
-}  # fmt: skip
-
-SYNTAX = {
-    "a filter": Failure(
-        lambda p: p.do(p.coll.find_one, {"number": OPERATOR}), errors.OperationFailure, 2
-    ),
-    "a filter's top level": Failure(
-        lambda p: p.do(p.coll.distinct, "text", OPERATOR), errors.OperationFailure, 2
-    ),
-    "an update": Failure(
-        lambda p: p.do(p.coll.update_one, {}, {f"${MARK}": {"x": NUMBER}}), errors.WriteError, 9
-    ),
-    "an operand": Failure(
-        lambda p: p.do(p.coll.update_many, {}, {"$inc": {"number": text("an operand")}}),
-        errors.WriteError, 14,
-    ),
-    "a stage": Failure(
-        lambda p: p.all(p.coll.aggregate, [OPERATOR]), errors.OperationFailure, 40324
-    ),
-    "a watched stage": Failure(
-        lambda p: p.do(p.coll.watch, [OPERATOR]), errors.OperationFailure, 40324
-    ),
-    "a sort": Failure(
-        lambda p: p.side.documents(p.coll.find(sort=[("text", text("a sort"))])),
-        errors.OperationFailure, 15974,
-    ),
-    "a hint": Failure(
-        lambda p: p.do(p.coll.find_one, {}, hint=text("a hint")), errors.OperationFailure, 2
-    ),
-    "an index": Failure(
-        lambda p: p.do(p.coll.drop_index, text("an index")), errors.OperationFailure, 27
-    ),
-    "a listing": Failure(
-        lambda p: p.do(p.database.list_collection_names, filter=OPERATOR),
-        errors.OperationFailure, 2,
-    ),
-    "a resume token": Failure(
-        lambda p: p.do(p.coll.watch, resume_after={"_data": text("a token")}),
-        errors.OperationFailure, 9, quotes=False,
-    ),
-}  # fmt: skip
-
-COMMANDS = {
-    "an unknown command": Failure(
-        lambda p: p.do(p.database.command, "noSuchCommand", text("a value"), also=NUMBER),
-        errors.OperationFailure, 59, quotes=False,
-    ),
-    "no such cursor": Failure(
-        lambda p: p.do(p.database.command, "getMore", Int64(4711), collection="coll", comment=MARK),
-        errors.CursorNotFound, 43, quotes=False,
-    ),
-    "a killed cursor": Failure(
-        _read_from_a_killed_cursor, errors.CursorNotFound, 43, quotes=False
-    ),
-    "a cursor's id that is none": Failure(
-        lambda p: p.do(p.database.command, "getMore", text("an id"), collection="coll"),
-        errors.OperationFailure, 14, quotes=False,
-    ),
-    "a transaction number that is none": Failure(
-        lambda p: p.do(
-            p.database.command, "aggregate", "coll",
-            pipeline=[OPERATOR], cursor={}, txnNumber=text("a number"),
-        ),
-        errors.OperationFailure, 40324,
-    ),
-    "no such user": Failure(
-        lambda p: p.do(p.database.command, "dropUser", text("a user")), errors.OperationFailure, 11
-    ),
-    "a user that exists": Failure(
-        lambda p: [
-            p.do(p.database.command, "createUser", text("a twin"), pwd=MARK, roles=[])
-            for _ in range(2)
-        ],
-        errors.OperationFailure, 51003,
-    ),
-}  # fmt: skip
-
-
 class Secret:
     """A value of the application that BSON does not know."""
 
@@ -254,7 +87,57 @@ def _encoding(coll: Any) -> Any:
     )
 
 
-DRIVER = {
+FAILURES = {
+    "insert_one": Failure(
+        lambda p: p.do(p.coll.insert_one, {"email": text("an address")}),
+        errors.DuplicateKeyError, 11000,
+    ),
+    "bulk_write": Failure(
+        lambda p: p.do(p.coll.bulk_write, [UpdateOne(TAKEN, {"$set": {"x": 1}}), InsertOne(TAKEN)]),
+        errors.BulkWriteError, 65,
+    ),
+    "a client's bulk_write": Failure(
+        lambda p: p.do(p.client.bulk_write, [InsertOne(TAKEN, namespace=p.coll.full_name)]),
+        errors.ClientBulkWriteException, 65,
+    ),
+    "a transaction": Failure(_twice_in_a_transaction, errors.DuplicateKeyError, 11000),
+    "an invalid document": Failure(
+        lambda p: p.do(p.database.strict.insert_one, dict(BAD)), errors.WriteError, 121
+    ),
+    "$toInt": Failure(
+        lambda p: p.all(p.coll.aggregate, [{"$project": {"x": TO_INT}}]),
+        errors.OperationFailure, 241,
+    ),
+    "a database's pipeline": Failure(
+        lambda p: p.all(p.database.aggregate, [{"$documents": [{"x": {"$toInt": MARK}}]}]),
+        errors.OperationFailure, 241,
+    ),
+    "a filter": Failure(
+        lambda p: p.do(p.coll.find_one, {"number": OPERATOR}), errors.OperationFailure, 2
+    ),
+    "an update": Failure(
+        lambda p: p.do(p.coll.update_one, {}, {f"${MARK}": {"x": NUMBER}}), errors.WriteError, 9
+    ),
+    "a stage": Failure(
+        lambda p: p.all(p.coll.aggregate, [OPERATOR]), errors.OperationFailure, 40324
+    ),
+    "a hint": Failure(
+        lambda p: p.do(p.coll.find_one, {}, hint=text("a hint")), errors.OperationFailure, 2
+    ),
+    "an unknown command": Failure(
+        lambda p: p.do(p.database.command, "noSuchCommand", text("a value"), also=NUMBER),
+        errors.OperationFailure, 59, quotes=False,
+    ),
+    "a killed cursor": Failure(
+        _read_from_a_killed_cursor, errors.CursorNotFound, 43, quotes=False
+    ),
+    "a transaction number that is none": Failure(
+        lambda p: p.do(
+            p.database.command, "aggregate", "coll",
+            pipeline=[OPERATOR], cursor={}, txnNumber=text("a number"),
+        ),
+        errors.OperationFailure, 40324,
+    ),
     "a value BSON does not know": Failure(
         lambda p: p.do(p.coll.insert_one, {"text": Secret()}), bson.errors.InvalidDocument
     ),
@@ -273,13 +156,4 @@ DRIVER = {
     "a codec that raises": Failure(
         lambda p: p.do(_encoding(p.coll).insert_one, {"text": Secret()}), ApplicationError, NUMBER
     ),
-}
-
-FAILURES: dict[str, dict[str, Failure]] = {
-    "duplicate key": DUPLICATES,
-    "validation": VALIDATION,
-    "expression": EXPRESSIONS,
-    "syntax": SYNTAX,
-    "command": COMMANDS,
-    "driver": DRIVER,
-}
+}  # fmt: skip
