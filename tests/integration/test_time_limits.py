@@ -16,6 +16,7 @@ import pymongo
 import pytest
 from pymongo import InsertOne, UpdateOne, WriteConcern, _csot
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS
 from support.clients import Side, wait_until
 from support.command_listeners import OnCommands
@@ -285,7 +286,8 @@ def test_nothing_is_sent_with_less_than_a_millisecond_left(
     side.do(coll.find_one)
     recorder.commands.clear()
     # So short a time cannot be met otherwise; what else asks has its connection and its server.
-    monkeypatch.setattr(_csot, "remaining", lambda: 0.0009 if _csot.get_timeout() else None)
+    for module in (_csot, driver.csot):
+        monkeypatch.setattr(module, "remaining", lambda: 0.0009 if _csot.get_timeout() else None)
     monkeypatch.setattr(_csot, "get_rtt", lambda: 0.0)
     with pymongo.timeout(5):
         # Its socket has no more time either.
