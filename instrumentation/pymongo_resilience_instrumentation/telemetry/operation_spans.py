@@ -12,7 +12,7 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryEvent, RetryScheduled
-from pymongo_resilience.internal_errors import ForeignError, foreign
+from pymongo_resilience.internal_errors import foreign
 from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
@@ -63,15 +63,10 @@ class OperationSpans:
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
         # What samplers and processors send meanwhile is no part of the call.
-        call.reporting = call.ended = True
-        try:
-            span = self._tracer.start_span(name, parent, SpanKind.CLIENT, attributes)
-        except Exception as error:
-            raise ForeignError(error) from error
-        finally:
-            call.reporting = call.ended = False
-        call.span, call.outer_context = span, outer
-        context.attach(trace.set_span_in_context(span, outer))
+        start = self._tracer.start_span
+        call.span = calls.publish(call, start, name, parent, SpanKind.CLIENT, attributes)
+        call.outer_context = outer
+        context.attach(trace.set_span_in_context(call.span, outer))
 
     def end(self, call: Call, error: BaseException | None, ended_ns: int | None = None) -> None:
         """``ended_ns``: since the epoch; None is now."""
