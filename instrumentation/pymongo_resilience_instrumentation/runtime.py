@@ -194,7 +194,7 @@ class Runtime:
             if error is not None or self.slow_seconds is not None:
                 with shielded(f"while logging the timeline of {call.operation}"):
                     decisions.show(call, error, seconds, self.slow_seconds)
-            if self.shows_calls:
+            if self.records:
                 self._publish_end(call, error, seconds)
         finally:
             calls.leave(call)
@@ -217,7 +217,7 @@ class Runtime:
         except faults():  # not even a log may be written here
             call.public = False
         calls.leave_unfinished(call)
-        if self.shows_calls:
+        if self.records:
             defer(partial(self._publish_unfinished, call, seconds, ended_ns))
 
     def _publish_unfinished(self, call: Call, seconds: float, ended_ns: int) -> None:
@@ -239,7 +239,7 @@ class Runtime:
     ) -> None:
         """``ended_ns``: since the epoch; None is now."""
         try:
-            if self.operation_metrics is not None and self.records:
+            if self.operation_metrics is not None:
                 self.operation_metrics.record(call, error, seconds)
         except faults():
             logger.exception("internal error in pymongo-resilience while recording %s", call)

@@ -12,10 +12,10 @@ import pymongo
 import pytest
 import wrapt
 from pymongo import monitoring
-from pymongo_resilience_instrumentation import driver, patches
 from pymongo_resilience_instrumentation.telemetry.listeners import OurListener
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command, retry_loops, wait_until
+from support.patched_places import differences, patched_places
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -23,43 +23,13 @@ from pymongo_resilience import Config
 from pymongo_resilience.testing import is_active, set_active
 
 
-def _patched_places() -> dict[str, dict[str, Any]]:
-    """``vars()`` of every class we patch and of every module these live in."""
-    classes = {owner for owner, _ in patches.PUBLIC} | set(patches.CLIENTS)
-    classes |= set(retry_loops())
-    classes |= {*driver.selection.selection_timeout_owners()}
-    modules = {name: vars(__import__(name, fromlist=["_"])) for name in _modules_of(classes)}
-    return {str(cls): dict(vars(cls)) for cls in classes} | {
-        name: dict(module) for name, module in modules.items()
-    }
-
-
-def _modules_of(classes: set[type]) -> set[str]:
-    waiting = {
-        half.module(name).__name__
-        for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF)
-        for name in ("topology", "pool")
-    }
-    others = {"pymongo", "pymongo.monitoring", "pymongo._csot"}
-    return {cls.__module__ for cls in classes} | waiting | others
-
-
-def _differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> set[str]:
-    return {
-        f"{place}.{name}"
-        for place in before
-        for name in before[place].keys() | after[place].keys()
-        if before[place].get(name) is not after[place].get(name)
-    }
-
-
 def test_uninstrument_restores_every_attribute_by_identity(instrument: Instrument) -> None:
-    before = _patched_places()
+    before = patched_places()
     instrument()
-    changed = _differences(before, _patched_places())
+    changed = differences(before, patched_places())
     pymongo_resilience.uninstrument()
     assert len(changed) > 90
-    assert _differences(before, _patched_places()) == set()
+    assert differences(before, patched_places()) == set()
     assert not is_active()
 
 
@@ -243,9 +213,9 @@ def test_existing_clients_and_bound_methods_get_retries_and_one_warning_says_the
 
 
 def test_disabled_by_configuration_nothing_is_patched(instrument: Instrument) -> None:
-    before = _patched_places()
+    before = patched_places()
     instrument(enabled=False)
-    assert _differences(before, _patched_places()) == set()
+    assert differences(before, patched_places()) == set()
     assert not is_active()
     instrument()
     assert is_active()

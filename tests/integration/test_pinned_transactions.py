@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pymongo import UpdateMany
 from support.clients import SentCommands, Side
 from support.servers import cases
 from support.telemetry import Instrument
+from support.transactions import IN_TRANSACTION
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.testbed import (
@@ -24,25 +24,9 @@ from pymongo_resilience.testbed import (
 
 pytestmark = pytest.mark.oldest
 
-INC = {"$inc": {"n": 1}}
 LABELS = ["RetryableError", "SystemOverloadedError"]
 TRANSIENT = "TransientTransactionError"
-OPERATIONS: dict[str, tuple[str, Callable[[Side, Any, Any], Any]]] = {
-    "insert_one": ("insert", lambda side, db, s: side.do(db.coll.insert_one, {}, session=s)),
-    "insert_many": ("insert", lambda side, db, s: side.do(db.coll.insert_many, [{}], session=s)),
-    "update_many": ("update", lambda side, db, s: side.do(db.coll.update_many, {}, INC, session=s)),
-    "findAndModify": (
-        "findAndModify",
-        lambda side, db, s: side.do(db.coll.find_one_and_update, {}, INC, session=s),
-    ),
-    "find_one": ("find", lambda side, db, s: side.do(db.coll.find_one, session=s)),
-    "client bulk_write": (
-        "bulkWrite",
-        lambda side, db, s: side.do(
-            db.client.bulk_write, [UpdateMany({}, INC, namespace=f"{db.name}.coll")], session=s
-        ),
-    ),
-}
+READS = ("aggregate", "find_one")
 REJECTIONS: dict[str, Callable[[str], Fault]] = {
     "overload": lambda command: Overload(command, times=3),
     "overload, and transient": lambda command: Fail(
@@ -83,7 +67,7 @@ def routers(sent: SentCommands, *commands: str) -> set[Any]:
 
 
 @pytest.mark.parametrize("rejection", REJECTIONS)
-@pytest.mark.parametrize("name", cases(OPERATIONS, {"client bulk_write": "8.0"}))
+@pytest.mark.parametrize("name", cases(IN_TRANSACTION, {"client bulk_write": "8.0"}))
 def test_a_rejected_command_stays_on_its_router(
     name: str,
     rejection: str,
@@ -95,7 +79,7 @@ def test_a_rejected_command_stays_on_its_router(
 ) -> None:
     telemetry = instrument(base_backoff_ms=1)
     client, sent = connected(side, cluster)
-    command, call = OPERATIONS[name]
+    command, call = IN_TRANSACTION[name]
     with begun(side, client, seeded) as session:
         cluster.inject(REJECTIONS[rejection](command))
         call(side, client[seeded], session)
@@ -104,10 +88,10 @@ def test_a_rejected_command_stays_on_its_router(
     assert len(sent.named(command)) == 4
     assert not any("startTransaction" in each for each in sent.named(command))
     assert len(routers(sent, "delete", command, "commitTransaction")) == 1
-    assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name == "find_one"
+    assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name in READS
 
 
-@pytest.mark.parametrize("name", cases(OPERATIONS, {"client bulk_write": "8.0"}))
+@pytest.mark.parametrize("name", cases(IN_TRANSACTION, {"client bulk_write": "8.0"}))
 def test_a_command_that_got_no_connection_stays_on_its_router(
     name: str,
     cluster: ShardedCluster,
@@ -119,7 +103,7 @@ def test_a_command_that_got_no_connection_stays_on_its_router(
     """pymongo takes a handshake that was cut for overload, and unpins."""
     telemetry = instrument(base_backoff_ms=1)
     client, sent = connected(side, cluster)
-    command, call = OPERATIONS[name]
+    command, call = IN_TRANSACTION[name]
     with begun(side, client, seeded) as session:
         drop_connections(side, client)
         cluster.inject(CutAtHandshake())
@@ -127,7 +111,7 @@ def test_a_command_that_got_no_connection_stays_on_its_router(
         side.do(session.commit_transaction)
     assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled]
     assert len(routers(sent, "delete", command, "commitTransaction")) == 1
-    assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name == "find_one"
+    assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name in READS
 
 
 def drop_connections(side: Side, client: Any) -> None:

@@ -19,6 +19,7 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
+from support.patched_places import Places, differences, patched_places
 from support.telemetry import Telemetry
 
 import pymongo_resilience
@@ -56,25 +57,13 @@ def again() -> Iterator[Again]:
 
 
 @pytest.fixture
-def plain() -> Iterator[dict[tuple[type, str], Any]]:
+def plain() -> Iterator[Places]:
     """pymongo's own methods, which must be there again once the library is off."""
-    methods = _methods()
-    yield methods
+    places = patched_places()
+    yield places
     if is_active():
         pymongo_resilience.uninstrument()
-    assert _are_in_place(methods)
-
-
-def _methods() -> dict[tuple[type, str], Any]:
-    sides = (pymongo.MongoClient, pymongo.AsyncMongoClient)
-    collections = [type(cls("mongodb://x/", connect=False).a.b) for cls in sides]
-    return {(cls, name): each for cls in (*sides, *collections) for name, each in vars(cls).items()}
-
-
-def _are_in_place(methods: dict[tuple[type, str], Any]) -> bool:
-    """By identity: a wrapper of wrapt's is equal to what it wraps."""
-    found = _methods()
-    return found.keys() == methods.keys() and all(found[key] is methods[key] for key in found)
+    assert differences(places, patched_places()) == set()
 
 
 def _load() -> None:
@@ -117,20 +106,20 @@ def test_the_application_wins_over_the_loader_for_clients_that_exist_too(
 
 
 def test_the_loader_after_the_application_changes_nothing(
-    plain: dict[tuple[type, str], Any], again: Again, caplog: pytest.LogCaptureFixture
+    plain: Places, again: Again, caplog: pytest.LogCaptureFixture
 ) -> None:
     again()
-    before = _methods()
-    assert not _are_in_place(plain)
+    before = patched_places()
+    assert differences(plain, patched_places())
     caplog.clear()
     _load()
-    assert _are_in_place(before)
+    assert differences(before, patched_places()) == set()
     assert _warnings(caplog) == []
 
 
 @pytest.mark.parametrize("by_loader", [False, True])
 def test_a_second_call_with_the_same_arguments_changes_nothing(
-    by_loader: bool, plain: dict[tuple[type, str], Any]
+    by_loader: bool, plain: Places
 ) -> None:
     listener = RecordingListener()
 
@@ -145,10 +134,10 @@ def test_a_second_call_with_the_same_arguments_changes_nothing(
     if by_loader:
         _load()
     cell()
-    before = _methods()
-    assert not _are_in_place(plain)
+    before = patched_places()
+    assert differences(plain, patched_places())
     cell()
-    assert _are_in_place(before)
+    assert differences(before, patched_places()) == set()
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -176,13 +165,13 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_a_second_call_with_others_is_refused_with_both(text: str) -> None:
     first, second = DIFFERENT[text]
     pymongo_resilience.instrument(**first)
-    before = _methods()
+    before = patched_places()
     with pytest.raises(ConfigurationError, match=text) as refused:
         pymongo_resilience.instrument(**second)
     assert "replace=True" in str(refused.value)
     assert "canary" not in str(refused.value)
     assert len(refused.value.problems) == 2
-    assert _are_in_place(before)
+    assert differences(before, patched_places()) == set()
     assert is_active()
 
 
@@ -214,7 +203,7 @@ def test_with_replace_everything_goes_by_the_new_arguments(
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_the_application_can_switch_off_what_the_loader_switched_on(
-    replace: bool, plain: dict[tuple[type, str], Any]
+    replace: bool, plain: Places
 ) -> None:
     if replace:
         pymongo_resilience.instrument()
@@ -222,7 +211,7 @@ def test_the_application_can_switch_off_what_the_loader_switched_on(
         _load()
     pymongo_resilience.instrument(Config(enabled=False), replace=replace)
     assert not is_active()
-    assert _are_in_place(plain)
+    assert differences(plain, patched_places()) == set()
 
 
 @pytest.mark.usefixtures("plain")
@@ -230,13 +219,13 @@ def test_a_configuration_that_is_refused_leaves_the_one_in_force(
     again: Again, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again()
-    before = _methods()
+    before = patched_places()
     place = "pymongo_resilience_instrumentation.instrumentor.self_check.refusal"
     with monkeypatch.context() as patch:
         patch.setattr(place, lambda: "refused")
         with pytest.raises(ConfigurationError, match="refused"):
             again(Config(timeout_ms=1), replace=True)
-    assert _are_in_place(before)
+    assert differences(before, patched_places()) == set()
     with pytest.raises(ConfigurationError, match="timeout_ms: 20000 is in force, 1 was given"):
         again(Config(timeout_ms=1))
 
@@ -244,7 +233,7 @@ def test_a_configuration_that_is_refused_leaves_the_one_in_force(
 @pytest.mark.parametrize("replaces", [False, True])
 def test_one_that_fails_half_way_leaves_nothing_and_may_be_tried_again(
     replaces: bool,
-    plain: dict[tuple[type, str], Any],
+    plain: Places,
     again: Again,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -260,10 +249,10 @@ def test_one_that_fails_half_way_leaves_nothing_and_may_be_tried_again(
         with pytest.raises(RuntimeError, match="broken"):
             again(Config(timeout_ms=1), replace=replaces)
     assert not is_active()
-    assert _are_in_place(plain)
+    assert differences(plain, patched_places()) == set()
     again(Config(timeout_ms=2))
     assert is_active()
-    assert not _are_in_place(plain)
+    assert differences(plain, patched_places())
 
 
 @pytest.mark.usefixtures("plain")

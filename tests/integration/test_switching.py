@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
-from pymongo_resilience_instrumentation import driver, instrumentor, patches, self_check
+from pymongo_resilience_instrumentation import driver, instrumentor, self_check
 from support.clients import Side, fail_command, retry_loops
+from support.patched_places import differences, patched_places
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -24,18 +25,10 @@ QUIET = Config(traces=False, metrics=False, timeout_ms=5000)
 SECONDS = 0.5
 
 
-def attributes() -> dict[str, int]:
-    """By identity: a wrapper of wrapt's is equal to what it wraps."""
-    owners = {owner for owner, _ in patches.PUBLIC} | {
-        module for module, _ in driver.retry_loop.loop_modules()
-    }
-    return {f"{owner}.{name}": id(it) for owner in owners for name, it in vars(owner).items()}
-
-
 def test_threads_that_switch_it_on_at_once_put_one_layer_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, check = attributes(), self_check.check
+    before, check = patched_places(), self_check.check
 
     def slowly(parts: Any) -> Any:
         time.sleep(0.02)
@@ -50,10 +43,10 @@ def test_threads_that_switch_it_on_at_once_put_one_layer_on(
     for each in threads:
         each.join()
     try:
-        assert attributes() != before
+        assert differences(before, patched_places())
     finally:
         pymongo_resilience.uninstrument()
-    assert attributes() == before
+    assert differences(before, patched_places()) == set()
 
 
 def test_who_asks_does_not_wait_for_who_switches(side: Side, proxy: ReplicaSet) -> None:
@@ -78,7 +71,7 @@ def test_who_asks_does_not_wait_for_who_switches(side: Side, proxy: ReplicaSet) 
 def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(
     side: Side, proxy: ReplicaSet, database: str, control: MongoClient[Any]
 ) -> None:
-    before = attributes()
+    before = patched_places()
     over, faults, switched = threading.Event(), [], [0]
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
@@ -117,7 +110,7 @@ def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(
                 pymongo_resilience.uninstrument()
     assert failed
     assert faults == []
-    assert attributes() == before
+    assert differences(before, patched_places()) == set()
 
 
 def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(

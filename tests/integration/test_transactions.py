@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pymongo import UpdateMany, WriteConcern
+from pymongo import WriteConcern
 from pymongo.errors import (
     AutoReconnect,
     OperationFailure,
@@ -16,6 +16,7 @@ from pymongo.errors import (
 )
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
+from support.transactions import IN_TRANSACTION
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience.events import RetryScheduled
@@ -58,30 +59,6 @@ def numbers(commands: list[Any]) -> set[int]:
 def seeded(control: Any, database: str) -> str:
     control[database].coll.insert_one({"_id": 0, "n": 0})
     return database
-
-
-INC = {"$inc": {"n": 1}}
-IN_TRANSACTION: dict[str, tuple[str, Callable[[Side, Any, Any], Any]]] = {
-    "insert_one": ("insert", lambda side, db, s: side.do(db.coll.insert_one, {}, session=s)),
-    "update_many": ("update", lambda side, db, s: side.do(db.coll.update_many, {}, INC, session=s)),
-    "find_one": ("find", lambda side, db, s: side.do(db.coll.find_one, session=s)),
-    "aggregate": (
-        "aggregate",
-        lambda side, db, s: side.documents(side.do(db.coll.aggregate, [], session=s)),
-    ),
-    "bulk_write": (
-        "update",
-        lambda side, db, s: side.do(db.coll.bulk_write, [UpdateMany({}, INC)], session=s),
-    ),
-    "client bulk_write": (
-        "bulkWrite",
-        lambda side, db, s: side.do(
-            db.client.bulk_write,
-            [UpdateMany({}, INC, namespace=f"{db.name}.coll")],
-            session=s,
-        ),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", IN_TRANSACTION)

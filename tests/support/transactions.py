@@ -10,12 +10,38 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pymongo import UpdateMany
 from support.clients import SentCommands, Side
 
 LOW, LONG = 20_000, 60_000
 """Milliseconds; none of them ever passes."""
 
 Step = Callable[[Any], Any]
+INC = {"$inc": {"n": 1}}
+IN_TRANSACTION: dict[str, tuple[str, Callable[[Side, Any, Any], Any]]] = {
+    "insert_one": ("insert", lambda side, db, s: side.do(db.coll.insert_one, {}, session=s)),
+    "update_many": ("update", lambda side, db, s: side.do(db.coll.update_many, {}, INC, session=s)),
+    "findAndModify": (
+        "findAndModify",
+        lambda side, db, s: side.do(db.coll.find_one_and_update, {}, INC, session=s),
+    ),
+    "find_one": ("find", lambda side, db, s: side.do(db.coll.find_one, session=s)),
+    "aggregate": (
+        "aggregate",
+        lambda side, db, s: side.documents(side.do(db.coll.aggregate, [], session=s)),
+    ),
+    "bulk_write": (
+        "update",
+        lambda side, db, s: side.do(db.coll.bulk_write, [UpdateMany({}, INC)], session=s),
+    ),
+    "client bulk_write": (
+        "bulkWrite",
+        lambda side, db, s: side.do(
+            db.client.bulk_write, [UpdateMany({}, INC, namespace=f"{db.name}.coll")], session=s
+        ),
+    ),
+}
+"""Operations in a transaction: the command of each, and how it is called with a session."""
 
 
 def run(
