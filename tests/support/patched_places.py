@@ -1,4 +1,4 @@
-"""What of pymongo the library patches, compared by identity: a wrapper is equal to what it wraps."""
+"""What the library patches, compared by identity: a wrapper is equal to what it wraps."""
 
 from __future__ import annotations
 

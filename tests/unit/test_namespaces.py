@@ -13,7 +13,7 @@ from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policies import namespaces
 from pymongo_resilience.policies.namespaces import NamespaceRules, matches
-from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.policies.policy import NOTHING, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,6 +114,12 @@ def test_all_rules_that_match_hold_field_by_field() -> None:
     assert made.policy_of("shop", "orders") == Policy(False, MONGODB, {"everywhere": 1})
     assert made.policy_of("shop", "users") == Policy(False, BEST_EFFORT, {"everywhere": 1})
     assert made.policy_of("log", "audit") == Policy(True, None, {"other": 1})
+
+
+def test_without_rules_nothing_is_looked_up() -> None:
+    made = rules({})
+    assert made.policy_of("shop", "orders") is NOTHING
+    assert made._of.cache_info().currsize == 0
 
 
 def test_what_is_remembered_has_an_end() -> None:

@@ -55,6 +55,10 @@ policies = st.builds(
 )
 
 
+def test_without_a_block_nothing_is_said() -> None:
+    assert current() == Policy(idempotent=None, strategy=None, data=None)
+
+
 def test_a_block_holds_inside_and_not_after() -> None:
     with override(idempotent=True, strategy=FAST_FAIL, data={"robot": True}) as policy:
         assert current() is policy
