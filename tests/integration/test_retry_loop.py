@@ -54,20 +54,14 @@ def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -
     assert set(inspect.unwrap(run).__code__.co_names) - IN_RUN == set()
 
 
-@pytest.mark.parametrize("breaker", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_call_that_has_ended_holds_nothing_of_the_application(
-    fails: bool,
-    breaker: bool,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
+    fails: bool, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """A task that was started inside of it keeps its context, and the call with it."""
     seen: list[Any] = []
 
-    instrument(circuit_breaker="on" if breaker else "off")
+    instrument(circuit_breaker="on")
     listener = OnCommands(started=lambda _: seen.append(calls.current()))
     coll = side.client(proxy.uri, event_listeners=[listener])[database].coll
     if fails:

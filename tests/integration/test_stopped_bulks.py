@@ -4,6 +4,7 @@ transaction number."""
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,19 +64,48 @@ class StopClientsBulkAt(OnCommand):
 
 
 INC = {"$inc": {"n": 1}}
-BULKS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
-    "insert_many": ("insert", lambda coll: (coll.insert_many, [{"_id": n} for n in (7, 8, 9)])),
-    "insert": ("insert", lambda coll: (coll.bulk_write, [InsertOne({"_id": n}) for n in (7, 8)])),
+
+
+def models_of(database: str) -> list[Any]:
+    namespace = f"{database}.coll"
+    inserted: list[Any] = [InsertOne({"_id": n}, namespace=namespace) for n in (7, 8)]
+    updated = [UpdateOne({"_id": n}, INC, namespace=namespace) for n in (1, 2)]
+    return [*inserted, *updated, DeleteOne({"_id": 3}, namespace=namespace)]
+
+
+def _of_client(coll: Any, **options: Any) -> Any:
+    bulk_write = functools.partial(coll.database.client.bulk_write, **options)
+    return bulk_write, models_of(coll.database.name)
+
+
+CLIENT = {"inserted_count": 2, "modified_count": 2, "deleted_count": 1}
+BULKS: dict[str, tuple[str, Callable[[Any], Any], dict[str, int], dict[int, int | None]]] = {
+    "insert_many": (
+        "insert", lambda coll: (coll.insert_many, [{"_id": n} for n in (7, 8, 9)]),
+        {}, {1: 0, 2: 0, 3: 0, 7: None, 8: None, 9: None},
+    ),
+    "insert": (
+        "insert", lambda coll: (coll.bulk_write, [InsertOne({"_id": n}) for n in (7, 8)]),
+        {"inserted_count": 2}, {1: 0, 2: 0, 3: 0, 7: None, 8: None},
+    ),
     "update": (
         "update", lambda coll: (coll.bulk_write, [UpdateOne({"_id": n}, INC) for n in (1, 2, 3)]),
+        {"matched_count": 3, "modified_count": 3}, {1: 1, 2: 1, 3: 1},
     ),
     "delete": (
         "delete",
         lambda coll: (
             coll.bulk_write, [InsertOne({"_id": 4}), *(DeleteOne({"_id": n}) for n in (1, 2))],
         ),
+        {"inserted_count": 1, "deleted_count": 2}, {3: 0, 4: None},
+    ),
+    "client": ("bulkWrite", _of_client, CLIENT, {1: 1, 2: 1, 7: None, 8: None}),
+    "client, verbose": (
+        "bulkWrite", lambda coll: _of_client(coll, verbose_results=True),
+        CLIENT, {1: 1, 2: 1, 7: None, 8: None},
     ),
 }  # fmt: skip
+"""The command, the call, counts of its result, and the documents afterwards with their ``n``."""
 
 
 @pytest.fixture
@@ -94,25 +124,22 @@ def test_it_is_continued_with_the_same_number_and_applied_once(
     database: str, control: Any, sent: SentCommands, instrument: Instrument,
 ) -> None:  # fmt: skip
     telemetry = instrument(timeout_ms=timeout_ms)
-    command, bulk = BULKS[name]
+    command, call, counts, documents = BULKS[name]
     times = 1 if timeout_ms is None else 3
-    proxy.inject(StopAt(command, 1, times))
-    function, models = bulk(coll)
+    proxy.inject(
+        StopClientsBulkAt(0, times) if command == "bulkWrite" else StopAt(command, 1, times)
+    )
+    function, models = call(coll)
     result = side.do(function, models, ordered=ordered)
     commands = sent.named(command)
     assert len(commands) == times + 1
     assert len({each["txnNumber"] for each in commands}) == 1
+    assert {count: getattr(result, count) for count in counts} == counts
+    if name == "client, verbose":
+        several = result.insert_results, result.update_results, result.delete_results
+        assert [index for each in several for index in each] == [*range(5)]
     found = {each["_id"]: each.get("n") for each in control[database].coll.find()}
-    before = {1: 0, 2: 0, 3: 0}
-    if name == "update":
-        assert (result.matched_count, result.modified_count) == (3, 3)
-        assert found == {1: 1, 2: 1, 3: 1}
-    elif name == "delete":
-        assert (result.inserted_count, result.deleted_count) == (1, 2)
-        assert found == {3: 0, 4: None}
-    else:
-        assert len(getattr(result, "inserted_ids", models)) == len(models)
-        assert found == {**before, 7: None, 8: None, **({9: None} if len(models) > 2 else {})}
+    assert found == documents
     reasons = [each.reason for each in telemetry.decisions.events]
     assert reasons == [RetryReason.NOT_PRIMARY] * times
     assert all(isinstance(each, RetryScheduled) for each in telemetry.decisions.events)
@@ -155,40 +182,6 @@ def test_its_one_retry_without_a_timeout_waits_for_the_new_primary(
     assert len({each["txnNumber"] for each in sent.named(command)}) == 1
     assert len(sent.named(command)) == 2
     assert side.do(coll.find_one) == {"_id": 1, "n": 1}
-
-
-def models_of(database: str) -> list[Any]:
-    namespace = f"{database}.coll"
-    inserted: list[Any] = [InsertOne({"_id": n}, namespace=namespace) for n in (7, 8)]
-    updated = [UpdateOne({"_id": n}, INC, namespace=namespace) for n in (1, 2)]
-    return [*inserted, *updated, DeleteOne({"_id": 3}, namespace=namespace)]
-
-
-@pytest.mark.parametrize("timeout_ms", [None, 20_000])
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("verbose", [True, False])
-def test_so_is_a_clients_bulk(
-    verbose: bool, ordered: bool, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any,
-    database: str, control: Any, sent: SentCommands, instrument: Instrument,
-) -> None:  # fmt: skip
-    telemetry = instrument(timeout_ms=timeout_ms)
-    times = 1 if timeout_ms is None else 3
-    proxy.inject(StopClientsBulkAt(0, times))
-    options = {"ordered": ordered, "verbose_results": verbose}
-    result = side.do(coll.database.client.bulk_write, models_of(database), **options)
-    commands = sent.named("bulkWrite")
-    assert len(commands) == times + 1
-    assert len({each["txnNumber"] for each in commands}) == 1
-    assert (result.inserted_count, result.modified_count, result.deleted_count) == (2, 2, 1)
-    if verbose:
-        assert [*result.insert_results, *result.update_results, *result.delete_results] == [
-            *range(5)
-        ]
-    found = {each["_id"]: each.get("n") for each in control[database].coll.find()}
-    assert found == {1: 1, 2: 1, 7: None, 8: None}
-    reasons = [each.reason for each in telemetry.decisions.events]
-    assert reasons == [RetryReason.NOT_PRIMARY] * times
-    assert all(isinstance(each, RetryScheduled) for each in telemetry.decisions.events)
 
 
 @pytest.mark.parametrize("verbose", [True, False])

@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +22,6 @@ from support.telemetry import Instrument
 from pymongo_resilience import override
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.strategies import MongoDB
 from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -41,34 +39,27 @@ INC = {"$inc": {"n": 1}}
 ONE = {"_id": 0}
 
 
-@dataclass(frozen=True)
-class Write:
-    commands: tuple[str, ...]
-    do: Callable[[Any, Any], Any]
-    """Of a client and its collection."""
-
-
-WRITES = {
-    "insert_one": Write(("insert",), lambda _, coll: coll.insert_one({"_id": 1})),
-    "insert_many": Write(("insert",), lambda _, coll: coll.insert_many([{"_id": 1}, {"_id": 2}])),
-    "update_one": Write(("update",), lambda _, coll: coll.update_one(ONE, INC)),
-    "update_many": Write(("update",), lambda _, coll: coll.update_many({"n": 0}, INC)),
-    "replace_one": Write(("update",), lambda _, coll: coll.replace_one(ONE, {"n": 1})),
-    "delete_one": Write(("delete",), lambda _, coll: coll.delete_one(ONE)),
-    "findAndModify": Write(
-        ("findAndModify",), lambda _, coll: coll.find_one_and_update(ONE, INC)
-    ),
-    "bulk_write": Write(
+Write = tuple[tuple[str, ...], Callable[[Any], Any]]
+"""Its commands, and the call of a collection."""
+WRITES: dict[str, Write] = {
+    "insert_one": (("insert",), lambda coll: coll.insert_one({"_id": 1})),
+    "insert_many": (("insert",), lambda coll: coll.insert_many([{"_id": 1}, {"_id": 2}])),
+    "update_one": (("update",), lambda coll: coll.update_one(ONE, INC)),
+    "update_many": (("update",), lambda coll: coll.update_many({"n": 0}, INC)),
+    "replace_one": (("update",), lambda coll: coll.replace_one(ONE, {"n": 1})),
+    "delete_one": (("delete",), lambda coll: coll.delete_one(ONE)),
+    "findAndModify": (("findAndModify",), lambda coll: coll.find_one_and_update(ONE, INC)),
+    "bulk_write": (
         ("insert", "update"),
-        lambda _, coll: coll.bulk_write([InsertOne({"_id": 1}), UpdateOne(ONE, INC)]),
+        lambda coll: coll.bulk_write([InsertOne({"_id": 1}), UpdateOne(ONE, INC)]),
     ),
-    "client's bulk_write": Write(
+    "client's bulk_write": (
         ("bulkWrite",),
-        lambda client, coll: client.bulk_write(
+        lambda coll: coll.database.client.bulk_write(
             [InsertOne({"_id": 1}, namespace=coll.full_name)]
         ),
     ),
-}  # fmt: skip
+}
 
 
 class Changing(ReplicaSet):
@@ -162,11 +153,10 @@ def test_what_was_never_sent_is_sent_without_a_number(
     client, sent = monitored(side, standalone)
     times = 3 if options else 1
     unsent(standalone, times)
-    side.do(WRITES[name].do, client, client[database].coll)
+    commands, write = WRITES[name]
+    side.do(write, client[database].coll)
     assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * times
-    commands = sent.named(*WRITES[name].commands)
-    assert len(commands) == len(WRITES[name].commands)
-    assert not any("txnNumber" in each for each in commands)
+    assert ["txnNumber" in each for each in sent.named(*commands)] == [False] * len(commands)
     assert list(control[database].coll.find()) != [{**ONE, "n": 0}]
 
 
@@ -200,23 +190,6 @@ def test_so_it_is_where_the_server_knows_no_sessions_and_on_a_secondary_that_is_
     with nullcontext() if fault is NoSessions else pytest.raises(NotPrimaryError):
         side.do(client[database].coll.insert_one, {"_id": 1})
     assert ["txnNumber" in each for each in sent.named("insert")] == [False]
-
-
-def test_the_specification_s_strategy_does_not_repeat_what_was_not_overload(
-    standalone: Standalone,
-    side: Side,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Retryable Writes: on a server that supports none, the original error is raised."""
-    telemetry = instrument(strategy=MongoDB(), timeout_ms=20_000)
-    client, sent = monitored(side, standalone)
-    refuse_checkouts(side, monkeypatch, 1)
-    with pytest.raises(AutoReconnect, match="paused"):
-        side.do(client[database].coll.insert_one, {"_id": 1})
-    assert not sent.named("insert")
-    assert telemetry.decisions.events[-1].rule is Rule.STRATEGY
 
 
 class TurningAfter(CutAfter):
@@ -255,16 +228,15 @@ def test_a_write_in_flight_does_not_follow_to_a_standalone(
     telemetry = instrument(**options)
     control[database].coll.insert_one({**ONE, "n": 0})
     client, sent = monitored(side, changing)
-    write = WRITES[name]
-    last = write.commands[-1]
+    (*_, last), write = WRITES[name]
     changing.inject(TurningAfter(last, changing))
     coll = client[database].coll
     with override(idempotent=idempotent):
         if idempotent:
-            side.do(write.do, client, coll)
+            side.do(write, coll)
         else:
             with pytest.raises(AutoReconnect) as caught:
-                side.do(write.do, client, coll)
+                side.do(write, coll)
             assert "any more" not in str(caught.value)
             assert telemetry.decisions.events[-1].rule is Rule.NOT_SAFE
     carried = ["txnNumber" in each for each in sent.named(last)]
