@@ -33,6 +33,16 @@ def decisions(telemetry: Any) -> list[Any]:
     ]
 
 
+def test_switched_off_there_is_none(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(retry_budget="off", retry_token_capacity=1, base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    proxy.inject(Overload("find", times=5))
+    side.do(coll.find_one)
+    assert decisions(telemetry) == ["again"] * 5
+
+
 @pytest.mark.parametrize("timeout_ms", [None, 60_000])
 def test_by_default_retries_are_in_proportion_to_what_succeeds(
     timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
