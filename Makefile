@@ -21,7 +21,8 @@
 #   make clean                      remove what the other targets made
 
 PYTHON ?= python3
-PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
+# Python compiles what is imported, and pip would compile all of it.
+PIP_INSTALL = bin/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 PIP_INTO = $(MAIN)/bin/python -m pip --disable-pip-version-check --python
 PURELIB = $(MAIN)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -81,10 +82,12 @@ examples: $(EXAMPLES)/stamp
 	@$(EXAMPLES)/bin/python -m pytest -q --no-header $(ARGS) tests/frameworks/check_examples.py
 
 # The unit tests run from the unpacked sdist; mypy and pyright see the wheel, as users have it.
+# The wheel is installed with what it needs, and again in place of an older one of its version.
 package: $(MAIN)/dev.stamp $(PACKAGE)/stamp
 	@rm -rf build/package && mkdir -p build/package/types
 	@$(MAIN)/bin/python -m build --no-isolation --outdir build/package . > build/package/log
 	@$(PACKAGE)/bin/twine check --strict build/package/*.tar.gz build/package/*.whl
+	@$(PACKAGE)/$(PIP_INSTALL) build/package/*.whl
 	@$(PACKAGE)/$(PIP_INSTALL) --force-reinstall --no-deps build/package/*.whl
 	@cp tests/typing/usage.py tests/typing/pyrightconfig.json build/package/types
 	@cd build/package/types && $(CURDIR)/$(PACKAGE)/bin/mypy --strict usage.py
@@ -160,7 +163,7 @@ $(MAIN)/bench.stamp: $(MAIN)/dev.stamp
 # The oldest pymongo that is supported, in front of all that the main environment has.
 $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 	@test -x $(OLDEST)/bin/python || $(MAIN)/bin/python -m venv --without-pip $(OLDEST)
-	$(PIP_INTO) $(OLDEST)/bin/python install --quiet --no-deps "pymongo==4.19.*"
+	$(PIP_INTO) $(OLDEST)/bin/python install --quiet --no-compile --no-deps "pymongo==4.19.*"
 	@echo "import site; site.addsitedir('$$($(PURELIB))')" > \
 	  "$$(echo $(OLDEST)/lib/python*/site-packages)/main_environment.pth"
 	@touch $@
@@ -168,7 +171,7 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 # Any other Python, for the core of the tests: make .venv-3.12/stamp PYTHON=python3.12
 .venv-3.%/stamp: pyproject.toml | $(MAIN)/bin/python
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv --without-pip $(@D)
-	$(PIP_INTO) $(@D)/bin/python install --quiet --editable ".[dev]"
+	$(PIP_INTO) $(@D)/bin/python install --quiet --no-compile --editable ".[dev]"
 	@touch $@
 
 $(EXAMPLES)/stamp: pyproject.toml examples/frameworks/requirements.txt | $(EXAMPLES)/bin/python
@@ -177,7 +180,7 @@ $(EXAMPLES)/stamp: pyproject.toml examples/frameworks/requirements.txt | $(EXAMP
 
 # Pyright's package fetches its own part from npm, once.
 $(PACKAGE)/stamp: pyproject.toml | $(PACKAGE)/bin/python
-	$(PACKAGE)/$(PIP_INSTALL) . "twine>=6" "mypy>=1.15" "pyright>=1.1.400"
+	$(PACKAGE)/$(PIP_INSTALL) "twine>=6" "mypy>=1.15" "pyright>=1.1.400"
 	@touch $@
 
 $(DOCS)/stamp: pyproject.toml | $(DOCS)/bin/python
@@ -196,7 +199,7 @@ $(WHEEL)/stamp: $(MAIN)/dev.stamp
 	rm -rf dist
 	$(MAIN)/bin/python -m build --no-isolation --wheel --outdir dist . > /dev/null
 	$(PIP_INTO) $(WHEEL)/bin/python install --quiet --force-reinstall --no-deps dist/*.whl
-	$(PIP_INTO) $(WHEEL)/bin/python install --quiet "pymongo-resilience[testbed]" "pytest>=8.3"
+	$(PIP_INTO) $(WHEEL)/bin/python install --quiet --no-compile "pymongo-resilience[testbed]" "pytest>=8.3"
 	@touch $@
 
 %/bin/python:
