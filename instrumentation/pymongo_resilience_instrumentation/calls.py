@@ -34,6 +34,33 @@ PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
 """The deadline of ours of a call that has ended: a task that inherited it must drop it."""
 
 
+class History:
+    """What has happened to a call, for its error and its telemetry. Each try of a hedged read has
+    its own; the read has that of the try which ends it."""
+
+    withholds = False
+    """A command with credentials was sent: no text of an error may leave."""
+    has_command_spans = False
+    """Each of its commands has a span; see the option ``command_spans``."""
+    runs: Sequence[Run] = ()
+    """Attempts that have failed, for its timeline."""
+    backoff = 0.0
+    declined_by: Rule | None = None
+    only_command: Any = None
+    """A SentCommand (telemetry/): the one that the operation's own span may show."""
+    waits: list[Any] | None = None
+    """Each a Wait (timeouts/) for a server or a connection."""
+    selected: Any = None
+    """The driver's server of the last run of its loop."""
+    server: tuple[str, int | None] | None = None
+    """The address that the last command was sent to."""
+    driver_connection_id: int | None = None
+    reasons: Sequence[RetryReason] = ()
+    """One for each retry."""
+    final_error: Exception | None = None
+    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+
+
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
@@ -77,8 +104,6 @@ class Call:
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
-    withholds = False
-    """A command with credentials was sent: no text of an error may leave."""
     batch_of: type | None = None
     """The class of the cursor that a later batch is fetched for."""
     only_reads = False
@@ -88,12 +113,6 @@ class Call:
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
-    has_command_spans = False
-    """Each of its commands has a span; see the option ``command_spans``."""
-    runs: Sequence[Run] = ()
-    """Attempts that have failed, for its timeline."""
-    backoff = 0.0
-    declined_by: Rule | None = None
     interruption: Exception | None = None
     """What a signal handler has raised in a listener of ours: raised once the call ends."""
     public = True
@@ -107,21 +126,8 @@ class Call:
     span: Span | None = None
     ends: Any = None
     """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
-    only_command: Any = None
-    """A SentCommand (telemetry/): the one that the operation's own span may show."""
-    waits: list[Any] | None = None
-    """Each a Wait (timeouts/) for a server or a connection."""
     terminal_detector: Any = None
     """A TerminalDetector (selection/), of the selection in progress."""
-    selected: Any = None
-    """The driver's server of the last run of its loop."""
-    server: tuple[str, int | None] | None = None
-    """The address that the last command was sent to."""
-    driver_connection_id: int | None = None
-    reasons: Sequence[RetryReason] = ()
-    """One for each retry."""
-    final_error: Exception | None = None
-    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
     token: Token[Call | None] | None = None
     outer_context: Context | None = None
     """OpenTelemetry's context around the call."""
@@ -139,6 +145,7 @@ class Call:
         their own."""
         self.within = NOTHING if blocks.innermost() is None else blocks.current()
         """The policy of the blocks around it."""
+        self.history = History()
         self.command_spans: dict[int, Any] = {}
         """Each a SentCommand (telemetry/) in flight, by request id."""
 
@@ -261,10 +268,10 @@ def leave(call: Call) -> None:
     if call.deadline is not NO_DEADLINE:
         # A context that outlives the call, a connection's or a task's, keeps the call.
         call.deadline = PAST_DEADLINE
-    call.selected = call.waits = call.terminal_detector = call.final_error = None
-    call.interruption = None
+    call.history = History()
+    call.interruption = call.terminal_detector = None
     call.command_spans.clear()
-    call.client = call.instance = call.session = call.only_command = None
+    call.client = call.instance = call.session = None
 
 
 def unwind(around: Call | None) -> None:
@@ -283,7 +290,7 @@ def leave_unfinished(call: Call) -> None:
     reset; an operation that begins in its own context finds the call among what is inherited."""
     call.ended = True
     call.client = call.instance = call.session = None
-    call.selected = call.terminal_detector = call.final_error = None
+    call.history.selected = call.history.final_error = call.terminal_detector = None
     call.token = None
 
 

@@ -36,7 +36,7 @@ class KillCursors(CallInterceptor):
         if address is None or isinstance(outer, BackgroundCall) or calls.reporting():
             return None
         call = CleanupCall(client, KILL_CURSORS, driver.clients.cursor_namespace(address))
-        call.server = tuple(address)
+        call.history.server = tuple(address)
         # CSOT, "Cursor close() methods refresh timeoutMS". What a call or a stream of GridFS closes
         # by itself is within that one's own time, in with_transaction within what is left of it.
         call.session, call.transaction = session, transaction_of(session)

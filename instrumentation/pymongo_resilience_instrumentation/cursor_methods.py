@@ -167,7 +167,7 @@ class Batch(CallInterceptor):
             call.bound = policy_of_cursor(cursor)
         call.session = operation.session
         runtime.begin(call)
-        call.server = driver.cursors.pinned_address(operation)
+        call.history.server = driver.cursors.pinned_address(operation)
         try:
             if cursor is not None and call.transaction is None:
                 _apply(runtime, call, cursor, first=call.batch_of is None)

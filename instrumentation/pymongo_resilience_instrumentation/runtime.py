@@ -186,7 +186,7 @@ class Runtime:
         error = error or call.interruption
         try:
             call.reporting = call.ended = True
-            if call.waits:
+            if call.history.waits:
                 self._see_waits(call, error)
             if error is not None:
                 error = self._ends_with(call, error)
@@ -210,10 +210,10 @@ class Runtime:
         """Its coroutine is closed unfinished; see ``deferred``."""
         seconds, ended_ns = call.elapsed(), time.time_ns()
         try:
-            for each in call.waits or ():
+            for each in call.history.waits or ():
                 self.clients.waiting.pop(each, None)
-            if call.selected is not None:
-                call.server = driver.selection.address(call.selected)
+            if call.history.selected is not None:
+                call.history.server = driver.selection.address(call.history.selected)
         except faults():  # not even a log may be written here
             call.public = False
         calls.leave_unfinished(call)
@@ -226,7 +226,7 @@ class Runtime:
         if call.span is not None:
             # What is measured leads to its trace; the context is the deferred work's own.
             context.attach(trace.set_span_in_context(call.span))
-        if call.waits:
+        if call.history.waits:
             self._see_waits(call, error)
         self._publish_end(call, error, seconds, ended_ns)
 
@@ -256,17 +256,17 @@ class Runtime:
         with shielded(f"while preparing the error of {call.operation}"):
             if self.owns_retries:
                 raised = timeout_errors.of_call(call, error)
-            if isinstance(raised, OperationFailure) and call.selected is not None:
+            if isinstance(raised, OperationFailure) and call.history.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
-                server = driver.retry_loop.address_of(call.selected)
-                attempts = 1 + len(call.reasons)
-                state_origin(raised, Origin(server, Stage.ANSWERED, attempts, call.reasons))
+                server = driver.retry_loop.address_of(call.history.selected)
+                attempts = 1 + len(call.history.reasons)
+                state_origin(raised, Origin(server, Stage.ANSWERED, attempts, call.history.reasons))
         return raised
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         with shielded(f"while recording the waits of {call.operation}"):
             bounded_waits.over(call, error)
-            for each in call.waits or ():
+            for each in call.history.waits or ():
                 # A Ctrl-C may have come before the wait itself could remove it.
                 self.clients.waiting.pop(each, None)
 

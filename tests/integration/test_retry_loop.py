@@ -71,7 +71,8 @@ def test_a_call_that_has_ended_holds_nothing_of_the_application(
     call = seen[-1]
     assert call.ended
     assert call.operation == "insert"
-    assert call.client is call.instance is call.selected is call.final_error is None
+    assert call.client is call.instance is None
+    assert call.history.selected is call.history.final_error is None
 
 
 def broken(*_: Any) -> Any:

@@ -110,4 +110,4 @@ def test_nothing_is_shown_of_what_is_fast(
         side.do(coll.insert_one, {})
     assert events(telemetry) == []
     assert not [each for each in caplog.records if each.name == LOGGER]
-    assert calls.Call.runs == ()
+    assert calls.History.runs == ()

@@ -40,8 +40,10 @@ _BY_ERROR = (
 def outcome_of(call: Call, error: BaseException | None) -> str:
     """``ok``, ``retried_ok``, or the reason why the error reached the application."""
     if error is None:
-        return "retried_ok" if call.reasons else "ok"
-    rule = next((rule for cls, rule in _BY_ERROR if isinstance(error, cls)), call.declined_by)
+        return "retried_ok" if call.history.reasons else "ok"
+    rule = next(
+        (rule for cls, rule in _BY_ERROR if isinstance(error, cls)), call.history.declined_by
+    )
     return "not_retryable" if rule is None else OUTCOMES.get(rule, "not_retryable")
 
 

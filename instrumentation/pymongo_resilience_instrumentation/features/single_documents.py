@@ -117,7 +117,7 @@ def _leave_alone(call: Call, error: OperationFailure) -> None:
     """Note the namespace; raises the error unless it is a refusal of the only attempt, which shows
     that nothing was written. An earlier attempt may have been executed."""
     details = error.details or {}
-    if error.code not in REFUSALS or details.get("n") or call.reasons:
+    if error.code not in REFUSALS or details.get("n") or call.history.reasons:
         raise error
     keep(left_alone, call.client, set()).add(call.namespace)
 

@@ -180,7 +180,7 @@ def would_be_repeated(runtime: Runtime, attempt: RetryLoop) -> bool:
         operation.deadline = Deadline.after(executor.clock, call.timeout - call.elapsed())
     if not isinstance(operation.strategy, BUILT_IN):
         return False
-    operation.attempts = len(call.reasons)
+    operation.attempts = len(call.history.reasons)
     failure = Failure(
         error=AutoReconnect(),
         stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,

@@ -64,7 +64,7 @@ def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -
             advice=precedence.advice(loop.call),
         )
     state_origin(error, origin, rule, why_not_repeated(rule, operation, raised))
-    loop.call.final_error = error
+    loop.call.history.final_error = error
     return error
 
 

@@ -137,10 +137,10 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         if self.began:
             # An error's frames hold the loop: nothing may keep the two alive together.
             self.last, self.txn_number.bound_to = None, None
-        if call.waits:
+        if call.history.waits:
             bounded_waits.over(call, None if self.reached_connection else error)
         if not call.ended:
-            call.selected = driver.retry_loop.server(self)
+            call.history.selected = driver.retry_loop.server(self)
 
     def _report(self, shown: Evidence, *, unfinished: bool = False) -> None:
         """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
@@ -206,7 +206,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def classify(self, error: Exception, operation: Operation) -> Failure:
         self.runtime.in_flight.pop(id(self), None)
-        if self.call.waits:
+        if self.call.history.waits:
             bounded_waits.over(self.call, None if self.reached_connection else error)
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:

@@ -86,13 +86,13 @@ class SentCommand:
         """With a span of its own, unless it is the first one of its operation; the second one
         starts the first one's, too."""
         call.command_spans[self.event.request_id] = self
-        mode, first = self._spans.mode, call.only_command
+        mode, first = self._spans.mode, call.history.only_command
         if mode == NEVER:
             return
-        if mode == ON_RETRY and first is None and not call.has_command_spans:
-            call.only_command = self
+        if mode == ON_RETRY and first is None and not call.history.has_command_spans:
+            call.history.only_command = self
             return
-        call.only_command, call.has_command_spans = None, True
+        call.history.only_command, call.history.has_command_spans = None, True
         if first is not None:
             calls.publish(call, first.record if first.ended_ns else first.start_span)
         calls.publish(call, self.start_span)
@@ -116,12 +116,12 @@ class SentCommand:
             self.result |= _error_of(error)
         self.ended_ns = ended_ns or time.time_ns()
         if self._spans.mode == NEVER:
-            call.only_command = self
-        elif self is not call.only_command:
+            call.history.only_command = self
+        elif self is not call.history.only_command:
             calls.publish(call, self.record)
         elif semconv.ERROR_TYPE in self.result:
             # At once: the process may end before the operation does.
-            call.only_command, call.has_command_spans = None, True
+            call.history.only_command, call.history.has_command_spans = None, True
             calls.publish(call, self.record)
 
     def record(self) -> None:
@@ -135,7 +135,7 @@ class SentCommand:
 
     def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""
-        if self._spans.mode != NEVER and (error is not None or call.reasons):
+        if self._spans.mode != NEVER and (error is not None or call.history.reasons):
             self.record()
             return {}
         self.result.pop(semconv.ERROR_TYPE, None)  # of a command's span alone

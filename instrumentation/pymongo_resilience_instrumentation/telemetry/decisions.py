@@ -20,14 +20,14 @@ from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
     """``seconds``: how long the call took. The phases add up to them."""
-    runs = list(call.runs)
-    if runs and not runs[-1].delay and call.declined_by is not None:
+    runs = list(call.history.runs)
+    if runs and not runs[-1].delay and call.history.declined_by is not None:
         # Its failure was final: what was left to do belongs to it.
         runs[-1] = runs[-1]._replace(ended=seconds)
     else:
-        server = driver.retry_loop.address_of(call.selected)
-        if server is None and call.server is not None:
-            server = address_text(call.server)
+        server = driver.retry_loop.address_of(call.history.selected)
+        if server is None and call.history.server is not None:
+            server = address_text(call.history.server)
         runs.append(Run(seconds, server, _waits(call)))
     return timeline.phases(runs)
 
@@ -55,10 +55,10 @@ def show(call: Call, error: BaseException | None, seconds: float, slow: float | 
 
 def _waits(call: Call) -> tuple[Wait, ...]:
     """Those that no earlier attempt had."""
-    taken = sum(len(each.waits) for each in call.runs)
+    taken = sum(len(each.waits) for each in call.history.runs)
     return tuple(
         Wait(each.seconds, each.what is For.SERVER, each.connecting or 0.0)
-        for each in (call.waits or ())[taken:]
+        for each in (call.history.waits or ())[taken:]
     )
 
 
@@ -79,12 +79,12 @@ class CallLog:
         delay = 0.0
         if isinstance(event, RetryScheduled):
             delay = event.delay
-            call.reasons = (*call.reasons, event.reason)
-            call.backoff += delay
+            call.history.reasons = (*call.history.reasons, event.reason)
+            call.history.backoff += delay
         else:
-            call.declined_by = event.rule
+            call.history.declined_by = event.rule
         run = Run(call.elapsed(), event.server, _waits(call), event.reason.value, delay)
-        call.runs = (*call.runs, run)
+        call.history.runs = (*call.history.runs, run)
 
 
 class Reported(Broadcast):

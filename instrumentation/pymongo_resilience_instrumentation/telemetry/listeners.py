@@ -81,7 +81,7 @@ class Commands(OurListener, monitoring.CommandListener):
         call = calls.found()
         if call is None or call.ended or not self.enabled_flag.on:
             return
-        call.server = event.connection_id
+        call.history.server = event.connection_id
         if self.spans is not None and call.span is not None and call.span.is_recording():
             try:
                 self._started(event, call, self.spans, call.span)
@@ -92,7 +92,7 @@ class Commands(OurListener, monitoring.CommandListener):
         self, event: monitoring.CommandStartedEvent, call: Call, spans: CommandSpans, around: Span
     ) -> None:
         if not event.command or event.command_name.lower() in SENSITIVE:
-            call.withholds = True
+            call.history.withholds = True
             return
         if self.beside_contrib and client_tracing.contrib_is_active():
             return
@@ -100,8 +100,8 @@ class Commands(OurListener, monitoring.CommandListener):
         if earlier is not None:
             earlier.end(call)
         result: dict[str, Any] = {}
-        if call.driver_connection_id is not None:
-            result["db.mongodb.driver_connection_id"] = call.driver_connection_id
+        if call.history.driver_connection_id is not None:
+            result["db.mongodb.driver_connection_id"] = call.history.driver_connection_id
         if self.tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
             result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
@@ -207,7 +207,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
         call = calls.found()
         if call is not None:
-            call.driver_connection_id = event.connection_id
+            call.history.driver_connection_id = event.connection_id
         if self.metrics.wait_time is not None and not calls.reporting():
             if (pool := self.client.pools.get(event.address)) is not None:
                 pool.checked_out(event.connection_id)

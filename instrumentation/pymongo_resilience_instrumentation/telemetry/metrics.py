@@ -84,7 +84,7 @@ class OperationMetrics:
             )
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
-        for wait in call.waits or ():
+        for wait in call.history.waits or ():
             if wait.what is For.SERVER:
                 waited = {semconv.DB_OPERATION_NAME: call.operation}
                 waited[semconv.OUTCOME] = wait.outcome or ""
@@ -96,7 +96,9 @@ class OperationMetrics:
             call.operation,
             database or "admin",
             collection if self._by_collection else None,
-            call.server if call.selected is None else driver.selection.address(call.selected),
+            call.history.server
+            if call.history.selected is None
+            else driver.selection.address(call.history.selected),
             None if error is None else error_type(error),
         )
         self._duration.record(seconds, attributes)
@@ -105,7 +107,7 @@ class OperationMetrics:
                 semconv.DB_OPERATION_NAME: call.operation,
                 semconv.OUTCOME: outcome_of(call, error),
             }
-            self._attempts.record(1 + len(call.reasons), attributes)
+            self._attempts.record(1 + len(call.history.reasons), attributes)
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):

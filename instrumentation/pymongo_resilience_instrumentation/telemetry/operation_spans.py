@@ -77,7 +77,7 @@ class OperationSpans:
             # A cancelled task or an interrupted thread leaves a command without its end.
             while call.command_spans:
                 call.command_spans.popitem()[1].end(call, error, ended_ns)
-            for wait in (call.waits or ())[-SHOWN_WAITS:]:
+            for wait in (call.history.waits or ())[-SHOWN_WAITS:]:
                 waited = {
                     semconv.WAITED: wait.seconds,
                     semconv.OUTCOME: wait.outcome,
@@ -86,12 +86,12 @@ class OperationSpans:
                 _add_event(span, EVENTS[wait.what], waited, wait.ended_ns)
             attributes = _retry_attributes(call)
             attributes[semconv.OUTCOME] = outcome_of(call, error)
-            if call.only_command is not None:
-                attributes |= call.only_command.settle(call, error)
+            if call.history.only_command is not None:
+                attributes |= call.history.only_command.settle(call, error)
             span.set_attributes(attributes)
         finally:
             # A coroutine that is closed unfinished has left its client.
-            hidden = error is None or call.withholds or isinstance(error, GeneratorExit)
+            hidden = error is None or call.history.withholds or isinstance(error, GeneratorExit)
             quotes = not hidden and tracing_of(call.client).quotes
             end_span(span, error, quotes, ended_ns)
 
@@ -138,11 +138,11 @@ def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None
 
 
 def _retry_attributes(call: Call) -> dict[str, Any]:
-    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.reasons)}
-    if call.reasons:
-        reasons = tuple(reason.value for reason in call.reasons)
+    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.history.reasons)}
+    if call.history.reasons:
+        reasons = tuple(reason.value for reason in call.history.reasons)
         attributes["pymongo_resilience.retry.reasons"] = reasons
-        attributes["pymongo_resilience.backoff.total"] = call.backoff
+        attributes["pymongo_resilience.backoff.total"] = call.history.backoff
     if call.timeout:
         attributes["pymongo_resilience.deadline"] = call.timeout
     return attributes

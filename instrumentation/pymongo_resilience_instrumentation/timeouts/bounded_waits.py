@@ -147,18 +147,18 @@ class Wait:
 def over(call: Call, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
     with shielded("after a wait"):
-        if call.waits and call.waits[-1].outcome is None:
-            call.waits[-1].end(error)
+        if call.history.waits and call.history.waits[-1].outcome is None:
+            call.history.waits[-1].end(error)
 
 
 def _in_progress(call: Call, what: For) -> Wait:
-    call.waits = call.waits or []
-    last: Wait | None = call.waits[-1] if call.waits else None
+    call.history.waits = call.history.waits or []
+    last: Wait | None = call.history.waits[-1] if call.history.waits else None
     if last is not None and last.outcome is None:
         if last.what is what:
             return last
         last.end(None)  # one follows the other
-    call.waits.append(wait := Wait(what))
+    call.history.waits.append(wait := Wait(what))
     return wait
 
 

@@ -53,16 +53,18 @@ def timed_out(
 def of_call(call: Call, error: BaseException | None) -> BaseException | None:
     """What a call ends with: a timeout under a deadline is an OperationTimeoutError, also where it
     was raised outside of the driver's loop; anything else is what it was."""
-    if not call.timeout or error is call.final_error or not isinstance(error, PyMongoError):
+    if not call.timeout or error is call.history.final_error or not isinstance(error, PyMongoError):
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error
-    server = driver.retry_loop.address_of(call.selected)
-    if server is None and call.server is not None:
-        server = address_text(call.server)
+    server = driver.retry_loop.address_of(call.history.selected)
+    if server is None and call.history.server is not None:
+        server = address_text(call.history.server)
     return timed_out(
         error,
-        Origin(server, classify.stage_of(error), 1 + len(call.reasons), call.reasons),
+        Origin(
+            server, classify.stage_of(error), 1 + len(call.history.reasons), call.history.reasons
+        ),
         timeout_s=call.timeout,
         elapsed_s=elapsed(call),
         name=call.method or call.operation,

@@ -153,7 +153,7 @@ class Repetition:
         """The facts of an error raised outside of the driver's loop, or in a call of its own."""
         server = classify.attribute(error, "server")
         if self._call is not None:
-            server = driver.retry_loop.address_of(self._call.selected)
+            server = driver.retry_loop.address_of(self._call.history.selected)
         attempt = classify.Attempt(
             reached_connection=classify.stage_of(error) is not Stage.NOT_SENT,
             carried_txn_number=False,
@@ -180,7 +180,7 @@ class Repetition:
         reasons: Sequence[RetryReason] = self._operation.reasons[:-1]
         if self._call is not None:
             # Those of its commands as well, such as a commit's.
-            attempts, reasons = 1 + len(self._call.reasons), self._call.reasons
+            attempts, reasons = 1 + len(self._call.history.reasons), self._call.history.reasons
         origin = Origin(failure.server, failure.stage, attempts, reasons)
         if rule is Rule.DEADLINE and deadline is not None:
             if isinstance(error, OperationTimeoutError):
@@ -196,7 +196,7 @@ class Repetition:
             )
         if self._call is not None:
             state_origin(error, origin, rule, why)
-            self._call.final_error = error
+            self._call.history.final_error = error
         return error
 
 

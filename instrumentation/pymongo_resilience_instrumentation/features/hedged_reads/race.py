@@ -17,17 +17,12 @@ from typing import Any, Protocol
 from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, History
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .hedge_registry import ClientHedges
 
-FACTS = (
-    "selected", "server", "driver_connection_id", "reasons", "runs", "backoff", "declined_by",
-    "final_error", "waits", "withholds", "only_command", "has_command_spans",
-)  # fmt: skip
-"""What the call learns from the try that ends it."""
 FIRST, HEDGE = "first", "hedge"
 
 
@@ -53,8 +48,8 @@ class Try:
         self.result: Any = None
         self.error: BaseException | None = None
         self.begun = self.failed = self.over = False
-        self.facts: dict[str, Any] = {}
-        """What the call learns from it, once it is over."""
+        self.history = History()
+        """The call's, if it is the one that ends it."""
         self.server: str | None = None
         """``"host:port"`` of the last one, once it is over."""
         self.loop: Any = None
@@ -64,6 +59,7 @@ class Try:
             vars(around),
             hedge=self,
             only_reads=True,  # has its loop call began()
+            history=self.history,
             command_spans={},
             token=None,
             outer_context=None,
@@ -94,11 +90,12 @@ class Try:
         for sent in [*call.command_spans.values()]:
             with shielded("after a hedged read"):
                 sent.end(call, self.error)
-        for each in call.waits or ():
+        for each in call.history.waits or ():
             runtime.clients.waiting.pop(each, None)
         call.ended = True
         # The two would keep each other alive, with all that the read needed, and the error both.
-        call.client = call.instance = call.session = call.hedge = call.final_error = None
+        call.client = call.instance = call.session = call.hedge = None
+        call.history = History()
         if self.name == HEDGE or (self._race is not None and self._race.ended):
             self.error = None
         self._race = self.loop = None
@@ -186,8 +183,6 @@ class Race:
         """
         if tried is self._first and tried.error is None:
             self._hedges.observe(self._namespace, time.perf_counter() - self._began)
-        known = vars(tried.call)
-        tried.facts = {name: known[name] for name in FACTS if name in known}
         with self._lock:
             if tried.loop is not None:
                 tried.server = driver.retry_loop.server_address(tried.loop)
@@ -222,8 +217,8 @@ class Race:
         self.slow, self._waited = slow, time.perf_counter() - self._began
         second = self._second = Try(self, HEDGE, self._call)
         # Two commands, so each has a span of its own.
-        self._first.call.has_command_spans = second.call.has_command_spans = True
-        self._first.call.only_command = None
+        self._first.history.has_command_spans = second.history.has_command_spans = True
+        self._first.history.only_command = None
         second.begun = self._workers.start(partial(self._try, second))
         return second.begun
 
@@ -231,9 +226,9 @@ class Race:
         with self._lock:
             self.ended = True
             winner, error, self._first.error = self._winner, self._first.error, None
-        vars(self._call).update((self._first if winner is None else winner).facts)
+        self._call.history = (self._first if winner is None else winner).history
         self._publish(winner)
-        self._first.facts = {}
+        self._first.history = History()
         try:
             if winner is not None:
                 self._read.adopt(winner)
