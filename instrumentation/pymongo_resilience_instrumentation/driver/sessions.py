@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -25,11 +24,12 @@ WITHIN_TIME_LIMIT = "_within_time_limit"
 
 def session_classes() -> tuple[tuple[type, bool], ...]:
     """The driver's sessions, each with whether it is the async one."""
-    sync, asynchronous = session_modules()
-    return (sync.ClientSession, False), (asynchronous.AsyncClientSession, True)
+    return tuple(
+        (getattr(module, "Async" * is_async + "ClientSession"), is_async)
+        for module, is_async in both("client_session")
+    )
 
 
-@cache
 def session_modules() -> list[ModuleType]:
     return [module for module, _ in both("client_session")]
 

@@ -82,7 +82,9 @@ class Repetition:
             budget=self._client_limits.budget,
             max_retries=driver.clients.max_retries(client),
         )
-        self._window = Deadline.after(self.clock, retry_rules.TRANSACTION_TIME_LIMIT)
+        if timeout.ends == math.inf:
+            window = Deadline.after(self.clock, retry_rules.TRANSACTION_TIME_LIMIT)
+            self._operation.retry_window = window
         self._began = driver.csot.now()
         self._scheduled: RetryScheduled | None = None
         self._declined: tuple[Failure, Rule, str] | None = None
@@ -117,7 +119,7 @@ class Repetition:
         cause = error.error if isinstance(error, ClientBulkWriteException) else None
         if not isinstance(cause, PyMongoError):
             cause = error
-        if part is not None and part.error is not error and part.error is not cause:
+        if part is not None and part.error not in (error, cause):
             part = None
         failure = self._described(error) if part is None else part
         # A reply with a writeConcernError shows that the commit ran.
@@ -126,7 +128,10 @@ class Repetition:
             cause.has_error_label, failure.code, committing=committing, applied=applied
         )
         operation = self._operation
-        operation.deadline, operation.retry_window = self._limits()
+        if self.timeout.ends != math.inf:
+            now = self.clock.now()  # read first, as in deadline_on()
+            left = self.timeout.ends - driver.csot.now()
+            operation.deadline = Deadline(self.clock, now + left, self.timeout.seconds or 0.0)
         verdict = retry_rules.transaction_verdict(
             self._executor.retry_rules, operation, failure, what
         )
@@ -161,14 +166,6 @@ class Repetition:
             min_rtt=driver.csot.min_rtt(),
         )
         return classify.failure_of(error, attempt)
-
-    def _limits(self) -> tuple[Deadline | None, Deadline | None]:
-        timeout = self.timeout
-        if timeout.ends == math.inf:
-            return None, self._window
-        now = self.clock.now()  # read first, as in deadline_on()
-        left = timeout.ends - driver.csot.now()
-        return Deadline(self.clock, now + left, timeout.seconds or 0.0), None
 
     def final(self, error: BaseException) -> BaseException:
         """The error to raise, after a decision that nothing follows."""
