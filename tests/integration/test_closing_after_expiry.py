@@ -131,23 +131,3 @@ def test_after_a_timeout_the_servers_cursor_is_gone(
     run_background(side, client)
     assert not is_open(control, documents, cursor_id)
     assert killed(sent) == [[cursor_id]]
-
-
-@pytest.mark.parametrize("kind", ["find", "aggregate", "watch"])
-def test_a_cursor_that_is_collected_is_gone_as_well(
-    kind: str,
-    side: Side,
-    client: Any,
-    documents: str,
-    control: Any,
-    instrument: Instrument,
-) -> None:
-    instrument()
-    with override(timeout_ms=MINUTE, timeout_mode="iteration"):
-        cursor = _made(kind, side, client, documents)
-    cursor_id = getattr(cursor, "_cursor", cursor).cursor_id
-    age(cursor)
-    del cursor
-    gc.collect()
-    run_background(side, client)
-    assert not is_open(control, documents, cursor_id)

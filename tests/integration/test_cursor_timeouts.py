@@ -7,11 +7,6 @@ from typing import Any
 
 import pymongo
 import pytest
-import wrapt
-from pymongo.asynchronous.command_cursor import AsyncCommandCursor
-from pymongo.asynchronous.cursor import AsyncCursor
-from pymongo.synchronous.command_cursor import CommandCursor
-from pymongo.synchronous.cursor import Cursor
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
 from pymongo_resilience_instrumentation.tools.testbed.fault import Delay
 from support.clients import SentCommands, Side, fail_command
@@ -381,11 +376,3 @@ def test_a_timeout_without_end_has_none(side: Side, coll: Any, instrument: Instr
         age(cursor)
         assert len(rest(side, cursor)) == 9
     assert "pymongo_resilience.deadline" not in telemetry.operations()[-1].attributes
-
-
-def test_documents_pass_no_wrapper(instrument: Instrument) -> None:
-    instrument()
-    for cls in (Cursor, CommandCursor, AsyncCursor, AsyncCommandCursor):
-        for name in ("next", "_refresh", "_try_next", "_next_batch", "__next__", "__anext__"):
-            assert not isinstance(getattr(cls, name, None), wrapt.FunctionWrapper)
-            assert not isinstance(vars(cls).get(name), wrapt.FunctionWrapper)

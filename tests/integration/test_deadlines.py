@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from typing import Any
@@ -11,7 +10,7 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation.clients.by_client import ClientClock
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import Side, fail_command, wait_until
+from support.clients import Side, fail_command
 from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
@@ -186,27 +185,6 @@ def test_an_error_of_a_retry_that_wrote_nothing_is_kept_as_the_cause_of_the_firs
     assert caught.value.__cause__.details["code"] == 10107
 
 
-@pytest.mark.parametrize("where", ["pymongo.timeout", "client"])
-def test_a_timeout_of_the_applications_own_wins(
-    where: str,
-    side: Side,
-    server: EmbeddedServer,
-    database: str,
-    control: Any,
-    instrument: Instrument,
-) -> None:
-    instrument(timeout_ms=60_000)
-    options = {"timeoutMS": 300} if where == "client" else {}
-    client = side.client(server.uri, **options)
-    wait_for_server(side, client)
-    coll = client[database].coll
-    around = pymongo.timeout(0.3) if where == "pymongo.timeout" else contextlib.nullcontext()
-    with fail_command(control, "find", errorCode=6), around:
-        with pytest.raises(OperationTimeoutError) as caught:
-            side.do(coll.find_one)
-    assert caught.value.timeout_s == 0.3
-
-
 def test_a_timeout_of_zero_repeats_with_back_off_until_the_selection_timeout(
     side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
@@ -226,42 +204,3 @@ def test_a_timeout_of_zero_repeats_with_back_off_until_the_selection_timeout(
     assert delays[0] == 0
     assert all(delay > 0 for delay in delays[1:])
     assert 0 < sum(delays) < 1.5
-
-
-def test_the_default_timeout_does_not_leak_into_what_follows(
-    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
-) -> None:
-    from pymongo import _csot  # noqa: PLC0415 - the driver's own state is what must not leak
-
-    instrument(timeout_ms=5000)
-    coll = side.client(server.uri)[database].coll
-
-    async def asynchronous() -> Any:
-        await coll.find_one()
-        return _csot.get_timeout()
-
-    if side.name == "async":
-        assert side.do(asynchronous) is None
-    else:
-        coll.find_one()
-        assert _csot.get_timeout() is None
-
-
-def test_cancelling_while_it_waits_is_immediate(
-    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=60_000, strategy=waiting(60.0))
-
-    async def main() -> float:
-        async with pymongo.AsyncMongoClient(server.uri, appname="under-test") as client:
-            with fail_command(control, "find", errorCode=6):
-                task = asyncio.create_task(client[database].coll.find_one())
-                await asyncio.to_thread(wait_until, lambda: telemetry.decisions.events)
-                assert not task.done()
-                started = time.monotonic()
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                return time.monotonic() - started
-
-    assert asyncio.run(main()) < 5

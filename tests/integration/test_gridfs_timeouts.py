@@ -16,7 +16,7 @@ from support.cursor_timeouts import age
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, TakesTime, drivers_time, limits
 
-from pymongo_resilience import OperationTimeoutError, Policy, bind, override, uninstrument
+from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]
@@ -275,24 +275,6 @@ def test_a_cursor_over_files_takes_its_timeout_along_and_has_a_life(
     assert caught.value.timeout_s == LOW / 1000
 
 
-@pytest.mark.parametrize("where", ["override", "process"])
-def test_a_stream_and_a_method_read_by_no_other_mode(
-    where: str, side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument
-) -> None:
-    instrument(timeout_mode="iteration" if where == "process" else None)
-    sent = SentCommands()
-    bucket = bucket_of(side, side.client(proxy.uri, event_listeners=[sent])[stored])
-    mode: Any = None if where == "process" else "iteration"
-    with override(timeout_ms=LOW, timeout_mode=mode):
-        stream = side.do(bucket.open_download_stream, "file")
-        assert side.do(stream.read) == CONTENT
-        side.do(bucket.delete_by_name, "name")
-    for limit in limits(sent, "find"):
-        assert_limit(limit, LOW)
-    assert len(sent.named("find")) == 3
-    assert set(limits(sent, "getMore")) == {None}
-
-
 def test_without_a_timeout_there_is_none(
     side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument
 ) -> None:
@@ -308,22 +290,6 @@ def test_without_a_timeout_there_is_none(
     assert none is None
     assert_limit(own, LOW)
     assert set(limits(sent, "insert")) == {None}
-
-
-def test_plain_pymongo_gives_each_command_of_a_stream_the_whole_timeout(
-    side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument, drivers_time: DriversTime
-) -> None:
-    # Pinned: pymongo 4.17 to 4.20, and what is left after uninstrument(), for a stream as well
-    # that was opened before.
-    instrument()
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent], timeoutMS=LOW)
-    bucket = bucket_of(side, client[stored])
-    stream = side.do(bucket.open_download_stream, "file")
-    uninstrument()
-    drivers_time.passed = 2 * LOW / 1000
-    assert side.do(stream.read) == CONTENT
-    assert_limit(limits(sent, "find")[-1], LOW)
 
 
 @pytest.mark.parametrize("where", ["process", "rule", "override"])
@@ -347,21 +313,3 @@ def test_the_cursors_of_a_stream_have_its_life_whatever_mode_is_set(
     for limit in limits(sent, "find"):
         assert_limit(limit, LOW)
     assert len(sent.named("find")) == 2
-
-
-@pytest.mark.parametrize("where", ["override", "bind"])
-@pytest.mark.parametrize("make", [bucket_of, filesystem_of])
-def test_a_cursor_over_files_takes_its_timeout_along(
-    make: Callable[..., Any], where: str, side: Side, proxy: ReplicaSet, stored: str,
-    instrument: Instrument,
-) -> None:  # fmt: skip
-    instrument(timeout_ms=LONG)
-    sent = SentCommands()
-    db = side.client(proxy.uri, event_listeners=[sent])[stored]
-    if where == "bind":
-        db = bind(db, Policy(timeout_ms=LOW))
-    around: Any = override(timeout_ms=LOW) if where == "override" else contextlib.nullcontext()
-    with around:
-        files = make(side, db).find({})
-    assert len(side.documents(files)) == 1
-    assert_limit(*limits(sent, "find"), LOW)

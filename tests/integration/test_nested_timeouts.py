@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS, Interception
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import SentCommands, Side, fail_command, wait_until
+from support.clients import SentCommands, Side, wait_until
 from support.examples import scaled
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
@@ -158,66 +157,6 @@ def test_a_timeout_without_end_does_not_lift_the_block_around_it(
                 side.do(step)
     assert sent.named("getMore") == []
     side.do(source.close)
-
-
-def test_nor_after_the_deadline(
-    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument()
-    sent = SentCommands()
-    coll = side.client(server.uri, event_listeners=[sent])[database].coll
-    side.do(coll.find_one)
-    with fail_command(control, "find", errorCode=6):
-        with override(timeout_ms=100), pytest.raises(OperationTimeoutError):
-            side.do(coll.find_one)
-    sent.started_events.clear()
-    side.do(coll.find_one)
-    assert limits(sent, "find") == [None]
-    assert in_force() == NOTHING
-
-
-def test_a_block_of_one_task_is_none_of_anothers(
-    server: EmbeddedServer, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    sent = SentCommands()
-
-    async def main() -> None:
-        async with pymongo.AsyncMongoClient(server.uri, event_listeners=[sent]) as client:
-            coll = client[database].coll
-            inside, done = asyncio.Event(), asyncio.Event()
-
-            async def with_a_timeout() -> None:
-                async with override(timeout_ms=LOW):
-                    with pymongo.timeout(LOW / 1000):
-                        inside.set()
-                        await done.wait()
-                        await coll.find_one({"own": True})
-
-            async def without() -> None:
-                await inside.wait()
-                await coll.find_one({"own": False})
-                done.set()
-
-            await asyncio.gather(with_a_timeout(), without())
-
-    asyncio.run(main())
-    without, own = limits(sent, "find")
-    assert without is None
-    assert own is not None
-
-
-def test_nor_of_a_threads_that_is_started_inside(
-    server: EmbeddedServer, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    sent = SentCommands()
-    with pymongo.MongoClient(server.uri, event_listeners=[sent]) as client:
-        with override(timeout_ms=LOW), pymongo.timeout(LOW / 1000):
-            thread = threading.Thread(target=client[database].coll.find_one)
-            thread.start()
-            thread.join()
-    assert limits(sent, "find") == [None]
 
 
 class Hellos(Interception):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.timeouts import bounded_waits
-from support.busy_pools import the_only_connection_taken
-from support.clients import POLLING, Side, wait_until
+from support.clients import POLLING, wait_until
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testbed import ReplicaSet
@@ -22,28 +18,6 @@ from pymongo_resilience.testbed import ReplicaSet
 def pending(telemetry: Telemetry) -> list[int]:
     points = telemetry.points("db.client.connection.pending_requests")
     return [point.value for _, point in points]
-
-
-def test_an_interruption_before_the_wait_has_begun_leaves_nobody_waiting(
-    proxy: ReplicaSet, database: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    telemetry, side = instrument(), Side("sync", None)
-    client = side.client(proxy.uri, maxPoolSize=1)
-    seen: list[list[int]] = []
-
-    def interrupt() -> float:
-        monkeypatch.undo()
-        seen.append(pending(telemetry))
-        raise KeyboardInterrupt
-
-    with the_only_connection_taken(side, client, proxy):
-        stand_in = SimpleNamespace(perf_counter=interrupt, time_ns=time.time_ns)
-        monkeypatch.setattr(bounded_waits, "time", stand_in)
-        with pytest.raises(KeyboardInterrupt):
-            client[database].coll.find_one()
-        assert (seen, pending(telemetry)) == ([[1]], [0])
-        proxy.clear()
-    side.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -163,19 +163,3 @@ def test_an_abort_after_the_deadline_is_sent(
     with pymongo.timeout(5):
         control[database].coll.update_one({"_id": 0}, {"$set": {"n": 2}})
     side.do(session.end_session)
-
-
-def test_plain_pymongo_sends_no_abort_after_the_deadline(
-    side: Side, proxy: ReplicaSet, database: str, drivers_time: DriversTime
-) -> None:
-    # Pinned: pymongo 4.17 to 4.20. Once this fails, an abort needs the library no more.
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    with session_of(side, client) as session:
-        side.do(session.start_transaction)
-        with pymongo.timeout(LOW / 1000):
-            side.do(client[database].coll.insert_one, {}, session=session)
-            drivers_time.passed = LOW
-            side.do(session.abort_transaction)
-    assert len(sent.named("insert")) == 1
-    assert sent.named("abortTransaction") == []

@@ -64,52 +64,6 @@ def test_the_nearest_holds(
         assert expired(side, coll, control) == SHORT / 1000, f"not that of the {holds}"
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [
-        (override(timeout_ms=SHORT), override(timeout_ms=LONG)),
-        (override(timeout_ms=LONG), override(timeout_ms=SHORT)),
-        (override(timeout_ms=SHORT), override(timeout_ms=0)),
-        (override(timeout_ms=0), override(timeout_ms=SHORT)),
-        (override(timeout_ms=SHORT), override(idempotent=True)),
-        (pymongo.timeout(LONG / 1000), override(timeout_ms=SHORT)),
-        (pymongo.timeout(0), override(timeout_ms=SHORT)),
-        (override(timeout_ms=SHORT), pymongo.timeout(LONG / 1000)),
-        (override(timeout_ms=SHORT), pymongo.timeout(0)),
-    ],
-)
-def test_of_nested_ones_the_shorter_holds(
-    outer: Any,
-    inner: Any,
-    side: Side,
-    server: EmbeddedServer,
-    database: str,
-    control: Any,
-    instrument: Instrument,
-) -> None:
-    instrument(timeout_ms=LONG)
-    coll = side.client(server.uri)[database].coll
-    with outer, inner:
-        assert expired(side, coll, control) == SHORT / 1000
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_an_override_is_no_end_to_a_shorter_pymongo_timeout(
-    nested: bool, side: Side, server: EmbeddedServer, database: str, control: Any,
-    instrument: Instrument,
-) -> None:  # fmt: skip
-    """What remains of the block counts, not what the override would give."""
-    instrument()
-    coll = side.client(server.uri)[database].coll
-    side.do(coll.find_one)
-    block = override(timeout_ms=0) if nested else override(timeout_ms=LONG)
-    with fail_command(control, "find", errorCode=6), pymongo.timeout(SHORT / 1000), block:
-        with pytest.raises(OperationTimeoutError) as caught:
-            side.do(coll.find_one)
-    assert caught.value.timeout_s == SHORT / 1000
-    assert caught.value.elapsed_s < 10
-
-
 def test_each_operation_of_a_block_has_the_whole(
     side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
@@ -135,14 +89,3 @@ def test_a_rule_holds_for_its_collections_alone(
             side.do(db.other.find_one)
     assert not isinstance(caught.value, OperationTimeoutError)
     assert caught.value.attempts == 2  # type: ignore[attr-defined]  # given by the library
-
-
-def test_without_any_there_is_no_deadline(
-    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument(policies={"other.*": Policy(timeout_ms=SHORT)})
-    coll = side.client(server.uri)[database].coll
-    with override(idempotent=True):
-        side.do(coll.find_one)
-    (span,) = telemetry.operations(f"find {database}.coll")
-    assert "pymongo_resilience.deadline" not in span.attributes

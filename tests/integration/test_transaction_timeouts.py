@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -299,22 +298,6 @@ def test_what_ends_it_is_an_error_of_the_drivers_around_the_last_one(
     assert_gone(control, seeded)
 
 
-def test_with_the_drivers_own_loop_it_is_the_drivers_own(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
-    drivers_time: DriversTime,
-) -> None:  # fmt: skip
-    instrument(config_strategy="driver")
-
-    def fail(_: Any) -> None:
-        drivers_time.passed = LOW
-        raise OperationFailure("conflict", 112, {"errorLabels": ["TransientTransactionError"]})
-
-    with session_of(side, side.client(proxy.uri), default_timeout_ms=LOW) as session:
-        with pytest.raises(ExecutionTimeout) as caught:
-            run(side, session, fail)
-    assert type(caught.value) is ExecutionTimeout
-
-
 def end_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """pymongo's own, of 120 s."""
     shared = getattr(pymongo, "client_session_shared", None)
@@ -418,23 +401,6 @@ def test_what_the_session_keeps_is_marked_as_private(
     assert all(name.startswith("_") for name in inside - before)
 
 
-def test_a_thread_of_the_callback_is_under_the_deadline(
-    server: Any, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    sent = SentCommands()
-    with pymongo.MongoClient(server.uri, event_listeners=[sent]) as client:
-
-        def callback(session: Any) -> None:
-            thread = threading.Thread(target=insert(client[database].coll), args=[session])
-            thread.start()
-            thread.join()
-
-        with client.start_session(default_timeout_ms=LOW) as session, override(timeout_ms=LOW):
-            session.with_transaction(callback)
-    assert limits(sent, "insert")[0] in range(LOW // 2, LOW + 1)
-
-
 def test_so_is_a_task_and_what_it_does_later_is_not(
     server: Any, database: str, instrument: Instrument
 ) -> None:
@@ -536,18 +502,3 @@ def test_its_timeout_has_all_labels_of_the_last_error(
     error = caught.value
     assert isinstance(error, PyMongoError)
     assert {label for label in LABELS if error.has_error_label(label)} == set(labels)
-
-
-@pytest.mark.parametrize("labels", [[TRANSIENT_LABEL], [TRANSIENT_LABEL, "NoWritesPerformed"]])
-def test_without_a_deadline_its_limit_has_them_too(
-    labels: list[str], side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    end_the_limit(monkeypatch)
-    instrument()
-    client = side.client(proxy.uri)
-    coll = client[seeded].coll
-    proxy.inject(Fail("update", code=112, labels=labels))
-    with session_of(side, client) as session, pytest.raises(NetworkTimeout) as caught:
-        run(side, session, update(coll))
-    assert {label for label in LABELS if caught.value.has_error_label(label)} == set(labels)

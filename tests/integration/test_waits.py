@@ -1,7 +1,6 @@
 """Under a deadline every wait is cut: for a server, for a place in the pool, for a socket.
 
-On real ones, with generous bounds; test_handed_waits.py has what each wait is given, to the
-millisecond.
+On real ones, with generous bounds; test_wait_plans.py has many of them, to the millisecond.
 """
 
 from __future__ import annotations

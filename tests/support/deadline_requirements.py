@@ -23,11 +23,10 @@ from support.deadline_rows import (
 OPTIONS = (
     Section("min(a, b)", (
         held("min-1", "0 disables the timeout: of 0 and another timeout, the other holds",
-             "timeout_precedence::test_of_nested_ones_the_shorter_holds",
+             "nested_timeouts::test_of_any_nested_timeouts_the_shortest_holds",
              "waits::test_selection_has_its_own_timeout_without_a_deadline_and_without_an_end",
              "waits::test_a_timeout_without_end_leaves_a_full_pool_the_selections_timeout",
-             "waits::test_a_timeout_without_end_leaves_a_handshake_the_selections_timeout",
-             "handed_waits::test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it"),
+             "waits::test_a_timeout_without_end_leaves_a_handshake_the_selections_timeout"),
     )),
     Section("timeoutMS", (
         held("option-1", "a negative timeout is an error",
@@ -211,11 +210,11 @@ BLOCKING = (
                  "where "
                  "the operation's own time is over."),
         held("selection-3", "a checkout has what selection leaves of that",
-             "handed_waits::test_a_checkout_has_what_the_selection_has_left",
+             "wait_plans::test_no_wait_of_an_operation_ends_past_its_deadline",
              why="With a timeout of 0 as well; without any, checkout has a time of its own."),
         held("selection-4", "a socket has the shorter of connectTimeoutMS and what is left of that",
              "waits::test_connecting_ends_in_time_and_is_repeated_since_nothing_was_sent",
-             "handed_waits::test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it"),
+             "wait_plans::test_no_wait_of_an_operation_ends_past_its_deadline"),
         unreachable("selection-5", "other requests for a connection (OCSP) have the shorter of "
                                    "their "
                     "own timeout and what is left of that",

@@ -161,8 +161,7 @@ SESSIONS = (
              "transaction_timeouts::test_it_is_repeated_until_the_deadline_and_no_longer"),
         held("transactions-2", "the session carries it to the callback's operations",
              "transaction_timeouts::"
-             "test_one_deadline_is_over_the_callbacks_operations_and_the_commit",
-             "transaction_timeouts::test_a_thread_of_the_callback_is_under_the_deadline"),
+             "test_one_deadline_is_over_the_callbacks_operations_and_the_commit"),
         held("transactions-3", "where it is kept is marked as private",
              "transaction_timeouts::test_what_the_session_keeps_is_marked_as_private"),
         documented("transactions-4", "documented: changing it is at one's own risk",
@@ -204,7 +203,7 @@ SESSIONS = (
              "Transactions and GridFS", "timeouts.md#transactions-and-gridfs"),
         held("gridfs-8", "its cursors have the timeout for their life",
              "gridfs_timeouts::test_a_cursor_over_files_takes_its_timeout_along_and_has_a_life",
-             "gridfs_timeouts::test_a_stream_and_a_method_read_by_no_other_mode"),
+             "gridfs_timeouts::test_the_cursors_of_a_stream_have_its_life_whatever_mode_is_set"),
     )),
     Section("RunCommand", (
         documented("command-runner-1", "documented: what becomes of a maxTimeMS in the command's "

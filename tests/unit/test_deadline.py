@@ -37,17 +37,6 @@ def test_it_allows_what_ends_before_it(delay: float, fits: bool) -> None:
     assert Deadline.after(FakeClock(START), 1.0).allows(delay) is fits
 
 
-def test_once_over_it_allows_nothing() -> None:
-    assert not Deadline.after(FakeClock(START), 0.0).allows(0.0)
-    assert not Deadline.after(FakeClock(START), -1.0).allows(0.0)
-
-
-def test_it_cannot_be_moved() -> None:
-    deadline = Deadline.after(FakeClock(START), 1.0)
-    with pytest.raises(AttributeError):
-        deadline.expires_at = 0.0  # type: ignore[misc]
-
-
 ticks = st.integers(0, 10_000).map(lambda n: n / 64)
 
 
