@@ -8,14 +8,16 @@ import pymongo
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutAtHandshake
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
-from support.telemetry import Instrument
+from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Config
 from pymongo_resilience.testbed import ReplicaSet
+from pymongo_resilience.testing import RecordingListener
 
 
 def test_the_duration_of_every_operation_is_recorded_once(
@@ -182,24 +184,14 @@ def test_a_later_instrument_shows_its_clients_through_the_same_provider(
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
 
-    def states() -> list[Any]:
-        data = reader.get_metrics_data()
-        return [
-            point
-            for resource in (data.resource_metrics if data else ())
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == "pymongo_resilience.server.state"
-            for point in metric.data.data_points
-        ]
-
+    telemetry = Telemetry(InMemorySpanExporter(), reader, RecordingListener())
     for _ in range(3):
-        assert states() == []
+        assert telemetry.points("pymongo_resilience.server.state") == []
         pymongo_resilience.instrument(Config(traces=False), meter_provider=provider)
         try:
             client = side.do(side.client, server.uri)
             side.do(client[database].coll.find_one)
-            assert len(states()) == 1
+            assert len(telemetry.points("pymongo_resilience.server.state")) == 1
         finally:
             pymongo_resilience.uninstrument()
 

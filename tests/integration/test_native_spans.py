@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,35 +28,22 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("PyMongo")
 
-    def native(base: Any) -> Any:
-        class Native(base):  # type: ignore[misc]  # of the driver
-            __slots__ = ("_operation_telemetry",)
+    def around(loop: Any) -> Any:
+        return tracer.start_as_current_span(str(driver.retry_loop.operation_name(loop)))
 
-            def _around(self) -> Any:
-                return tracer.start_as_current_span(str(driver.retry_loop.operation_name(self)))
+    def run(loop: Any) -> Any:
+        with around(loop):
+            return loop._run()
 
-        return Native
+    async def async_run(loop: Any) -> Any:
+        with around(loop):
+            return await loop._run()
 
-    for half in ("synchronous", "asynchronous"):
-        module = importlib.import_module(f"pymongo.{half}.mongo_client")
+    for module, asynchronous in driver.retry_loop.loop_modules():
         base = getattr(module, driver.retry_loop.LOOP)
-        cls = native(base)
-        original = base.run
-
-        def run(self: Any) -> Any:
-            with self._around() as span:
-                self._operation_telemetry = SimpleNamespace(handle=SimpleNamespace(span=span))
-                return self._run()
-
-        async def async_run(self: Any) -> Any:
-            with self._around() as span:
-                self._operation_telemetry = SimpleNamespace(handle=SimpleNamespace(span=span))
-                return await self._run()
-
-        cls.run = run if half == "synchronous" else async_run
-        cls._run = original
-        cls.__name__ = cls.__qualname__ = base.__name__
-        monkeypatch.setattr(module, driver.retry_loop.LOOP, cls)
+        own = {"__slots__": (), "_run": base.run, "run": async_run if asynchronous else run}
+        native = type(base.__name__, (base,), own)
+        monkeypatch.setattr(module, driver.retry_loop.LOOP, native)
     monkeypatch.setattr(driver.clients, "records_spans", lambda _: True)
     pymongo_resilience.instrument(Config(), tracer_provider=provider)
     yield exporter
