@@ -2,16 +2,12 @@
 
 The table has the facts of each kind of reply: command, code, code name, labels, the codes in
 ``writeErrors`` and in ``writeConcernError``. Each is provoked on the test bed, by itself or by the
-fault that stands for it, or it is listed as different. Where the recorded replies are there, the
-table must have all of them: in the file that MONGOD_REPLIES names, or beside the clone.
+fault that stands for it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,8 +23,6 @@ from pymongo_resilience.testbed import (
     ReplicaSet,
 )
 
-NAMED = os.environ.get("MONGOD_REPLIES")
-FILE = Path(NAMED or Path(__file__).parents[3] / "shared" / "mongod-4.4-replies" / "replies.jsonl")
 AGAIN = ("RetryableWriteError",)
 WHOLE = ("TransientTransactionError",)
 NAMES = {
@@ -61,21 +55,11 @@ class Facts(NamedTuple):
 
 
 def facts(command: str, reply: dict[str, Any]) -> Facts:
-    # Some were recorded as the write concern error alone.
-    concern = reply.get("writeConcernError") or ({} if "ok" in reply else reply)
+    concern = reply.get("writeConcernError", {})
     inside = tuple(each["code"] for each in reply.get("writeErrors", ()))
     labels = tuple(reply.get("errorLabels", ()))
-    top = reply if "ok" in reply else {}
-    return Facts(command, top.get("code"), top.get("codeName"), labels, inside, concern.get("code"))
-
-
-def recorded() -> set[Facts]:
-    rows = [json.loads(line) for line in FILE.read_text().splitlines()]
-    return {
-        facts(next(iter(row["command"])), row["reply"])
-        for row in rows
-        if "errtype" not in row["reply"]
-    }
+    code, name = reply.get("code"), reply.get("codeName")
+    return Facts(command, code, name, labels, inside, concern.get("code"))
 
 
 class Bed:
@@ -246,30 +230,6 @@ MONGOD_ALONE = {
     "Location51175": "SecantusDB finds nothing where the bounds are empty",
     "InvalidPipelineOperator": "SecantusDB's views take bounds",
 }
-NO_SHARDS = "the test bed's cluster has no shards"
-LOCKED = "asked on a server with access control, below"
-DIFFERENT: dict[Facts, str] = {
-    Facts("find", 26, "NamespaceNotFound"): "SecantusDB finds no collection by its UUID",
-    Facts("find", 291, "NoQueryExecutionPlans"): "SecantusDB has no notablescan",
-    Facts("find", 9, "FailedToParse"): "newer servers know let",
-    Facts("aggregate", 31264, "Location31264"): "that mongod was built without JavaScript",
-    Facts("getMore", 50, "MaxTimeMSExpired"): "SecantusDB gives each batch all of maxTimeMS",
-    Facts("update", 290, "TransactionExceededLifetimeLimitSeconds"): "after a minute",
-    **{Facts(each, 133, "FailedToSatisfyReadPreference"): NO_SHARDS
-       for each in ("find", "aggregate", "distinct", "count")},
-    **{Facts(each, write_errors=(133,)): NO_SHARDS for each in ("update", "insert")},
-    **{Facts("update", write_errors=(code,)): NO_SHARDS for code in (61, 72, 31025)},
-    **{Facts(each, 13, "Unauthorized"): LOCKED
-       for each in ("listCollections", "update", "delete")},
-    **{Facts(each, 11602, NAMES[11602], AGAIN, (), 11602): "Fail(more={'writeConcernError': ...})"
-       for each in ("update", "insert")},
-    Facts("update", None, None, AGAIN, (189,), 189): "FailStatement with a write concern error",
-}  # fmt: skip
-
-
-@pytest.mark.skipif(not FILE.exists(), reason=f"MONGOD_REPLIES is not set, and there is no {FILE}")
-def test_the_table_has_every_recorded_reply() -> None:
-    assert recorded() - REPLIES.keys() - DIFFERENT.keys() == set()
 
 
 @pytest.mark.parametrize("wanted", REPLIES, ids=lambda each: "-".join(map(str, each[:4])))
