@@ -17,15 +17,7 @@ from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, CHECK, CONNECTORS, READ
 from .retry_loop import EXECUTE_BATCH, LOOP
-from .selection import (
-    ASYNC_HALF,
-    HANDSHAKE,
-    PREFERENCES,
-    SELECT,
-    SELECTION_TIMEOUT,
-    STALENESS,
-    SYNC_HALF,
-)
+from .selection import ASYNC_HALF, HANDSHAKE, SELECT, SELECTION_TIMEOUT, STALENESS, SYNC_HALF
 from .sessions import STATE, WITHIN_TIME_LIMIT
 
 Names = tuple[str, ...]
@@ -117,7 +109,6 @@ def parts() -> Iterator[Part]:
     selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
     yield Part(topology, (f"{LOOK}{selecting}", "known_servers"))
     yield Part(STALENESS, ("select",))
-    yield Part(PREFERENCES, ("make_read_preference",))
     # Without these there are no spans either.
     listener = ("started", "succeeded", "failed")
     yield Part("pymongo.monitoring:CommandListener", listener, State.OFF)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from pymongo.read_preferences import Primary
+from pymongo.read_preferences import Primary, make_read_preference
 from pymongo.server_selectors import Selection, any_server_selector
 
 from pymongo_resilience.internal_errors import faults
@@ -25,7 +25,6 @@ PRIMARY = Primary().mode
 SELECTOR = "server_selector"
 """The option of a client: a callable that leaves servers out."""
 STALENESS = "pymongo.max_staleness_selectors"
-PREFERENCES = "pymongo.read_preferences"
 
 
 def is_no_selector(selector: Any) -> bool:
@@ -54,9 +53,7 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
     if limit == NO_LIMIT:
         return selector
     find = importlib.import_module(STALENESS).select
-    preference = importlib.import_module(PREFERENCES).make_read_preference(
-        selector.mode, selector.tag_sets
-    )
+    preference = make_read_preference(selector.mode, selector.tag_sets)
 
     def select(selection: Any) -> Any:
         try:
@@ -71,8 +68,6 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
     return select
 
 
-selector_of = attrgetter("_settings.server_selector")
-"""The client's ``server_selector``, as its topology calls it."""
 SELECT = "_get_server"
 """The loop's method: a server for the attempt at hand."""
 
@@ -87,8 +82,8 @@ def note_server(loop: Any, server: Any) -> None:
 
 
 def selecting(loop: Any) -> tuple[Any, Any]:
-    """The topology that the loop selects from, and its selector; one that is bound has none."""
-    return loop._client._topology, None if loop._address is not None else loop._server_selector
+    """The client that the loop selects for, and its selector; one that is bound has none."""
+    return loop._client, None if loop._address is not None else loop._server_selector
 
 
 def is_bound(loop: Any) -> bool:

@@ -78,11 +78,12 @@ def explain(error: Exception, loop: Any) -> None:
     them all, and the likely cause as the last sentence. The driver's log keeps its own text."""
     if not (error.args and isinstance(error.args[0], str)):
         return
-    topology, selector = driver.selection.selecting(loop)
+    client, selector = driver.selection.selecting(loop)
+    topology = driver.monitors.topology_of(client)
     words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
     if not words.startswith(OWN_WORDS):
         words = UNREACHABLE
-    own = applications_own(driver.selection.selector_of(topology))
+    own = applications_own(client.options.server_selector)
     # It is not called once more. What the rules have left is what it has refused.
     refuses = None if own is None else lambda _servers: ()
     verdicts = _verdicts(topology.description, topology, selector, own=refuses)

@@ -142,7 +142,7 @@ class SentCommand:
         return command_attributes(self.event, self.result, namespace=False)
 
 
-def failure_of(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
+def failure_attributes(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
     # The driver reports the failure while it handles the exception.
     error = sys.exception()
     attributes = {semconv.ERROR_TYPE: "_OTHER"} if error is None else _error_of(error, quotes)

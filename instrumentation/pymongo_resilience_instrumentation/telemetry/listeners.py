@@ -25,7 +25,14 @@ from pymongo_resilience_instrumentation.clients.client_registry import ClientSta
 
 from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
-from .command_spans import SENSITIVE, CommandSpans, SentCommand, cursor_of, failure_of, text_of
+from .command_spans import (
+    SENSITIVE,
+    CommandSpans,
+    SentCommand,
+    cursor_of,
+    failure_attributes,
+    text_of,
+)
 from .metrics import DriverMetrics
 
 
@@ -126,7 +133,7 @@ class Commands(OurListener, monitoring.CommandListener):
             return
         try:
             if isinstance(event, monitoring.CommandFailedEvent):
-                sent.result |= failure_of(event, self.tracing.quotes)
+                sent.result |= failure_attributes(event, self.tracing.quotes)
             elif cursor_id := cursor_of(sent.event, event.reply):
                 sent.result["db.mongodb.cursor_id"] = cursor_id
             try:
