@@ -194,7 +194,7 @@ def test_a_fault_of_ours_waits_as_ever(
 ) -> None:
     client = unreachable(side, proxy, instrument())
 
-    def raises(*_: Any) -> None:
+    def raises(*_: Any, **__: Any) -> None:
         raise LookupError("ours")
 
     monkeypatch.setattr(Wait, broken, raises)

@@ -36,7 +36,7 @@ def test_the_installed_pymongo_has_everything() -> None:
     [
         "pymongo.synchronous.mongo_client:_ClientConnectionRetryable.run",
         "pymongo.asynchronous.client_session:AsyncClientSession._unpin",
-        "pymongo._csot.get_rtt",
+        "pymongo._csot.RTT",
         "pymongo.asynchronous.mongo_client:AsyncMongoClient._ensure_session",
         "pymongo.synchronous.monitor:Monitor.cancel_check",
         "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients",

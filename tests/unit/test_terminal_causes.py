@@ -91,10 +91,10 @@ def test_not_terminal(error: Exception | None) -> None:
 def test_the_error_is_pymongos_with_the_cause_the_servers_and_what_to_check(
     cause: Symptom,
 ) -> None:
-    found = {A: UNTRUSTED, B: None}
+    found = {A: UNTRUSTED, B: "primary"}
     error = causes.selection_error(cause, found, "orders")
     assert type(error) is ServerSelectionTimeoutError
-    for said in (cause.says, cause.check, "a:1 (a:1: [SSL", "; b:2. "):
+    for said in (cause.says, cause.check, "a:1 (a:1: [SSL", "; b:2 (primary). "):
         assert said in str(error)
     assert ('replicaSet="orders"' in str(error)) == (cause is Symptom.SET_NAME)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was pickled here
@@ -220,9 +220,34 @@ def test_a_set_without_a_server_is_another_set() -> None:
     assert looks(topology()) == [None]
 
 
-@pytest.mark.parametrize("of", ["ReplicaSetNoPrimary", "ReplicaSetWithPrimary"])
-def test_while_one_server_is_reached_the_others_are_waited_for(of: str) -> None:
-    """It may be elected, catch up, or come to suit the selector."""
-    assert looks(topology(up(A), up(B), of=of)) == [None]
-    seen = looks(*(topology(down(A, UNTRUSTED), up(B), of=of) for _ in range(3)))
-    assert seen == [None, None, None]
+@pytest.mark.parametrize(
+    ("of", "hello", "cause"),
+    [
+        # The primary that they name has a terminal cause, or they know none.
+        ("ReplicaSetNoPrimary", {"secondary": True, "primary": "a:1"}, Symptom.UNKNOWN_AUTHORITY),
+        ("ReplicaSetNoPrimary", {"arbiterOnly": True, "primary": "a:1"}, Symptom.UNKNOWN_AUTHORITY),
+        ("ReplicaSetNoPrimary", {"secondary": True}, None),
+        ("ReplicaSetNoPrimary", {"secondary": True, "primary": "c:3"}, None),
+        # A read from secondaries: the primary and an arbiter have their roles.
+        ("ReplicaSetWithPrimary", {"isWritablePrimary": True}, Symptom.UNKNOWN_AUTHORITY),
+        ("ReplicaSetWithPrimary", {"arbiterOnly": True}, Symptom.UNKNOWN_AUTHORITY),
+        # It recovers, is too far behind, or does not suit the application's selector for now.
+        ("ReplicaSetNoPrimary", {}, None),
+        ("ReplicaSetWithPrimary", {}, None),
+        ("ReplicaSetWithPrimary", {"secondary": True}, None),
+        ("Sharded", {"msg": "isdbgrid"}, None),
+    ],
+)
+def test_a_server_that_is_reached_and_may_come_to_serve_is_waited_for(
+    of: str, hello: dict[str, Any], cause: Symptom | None
+) -> None:
+    said = {"ok": 1, "maxWireVersion": 21}
+    if of != "Sharded":
+        said |= {"setName": "x", "hosts": ["a:1", "b:2"]}
+    reached = ServerDescription(B, Hello(said | hello), 0.001)
+    seen = looks(*(topology(down(A, UNTRUSTED), reached, of=of) for _ in range(2)))
+    assert seen == [None, cause]
+
+
+def test_where_every_server_is_known_it_is_the_selector_that_waits() -> None:
+    assert looks(topology(up(A), up(B), of="ReplicaSetWithPrimary")) == [None]

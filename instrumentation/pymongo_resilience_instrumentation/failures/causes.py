@@ -137,13 +137,13 @@ def diagnose(
 
 
 def selection_error(
-    cause: Symptom, found: Mapping[Address, Exception | None], asked_for: str | None
+    cause: Symptom, found: Mapping[Address, Exception | str | None], asked_for: str | None
 ) -> ServerSelectionTimeoutError:
     """The error of a selection that is given up: pymongo's own class, with the cause, each server
     and what to check. Its attribute ``terminal_cause`` is the cause in one word.
 
-    ``found``: the servers and the errors of their last checks; ``asked_for``: the replica set's
-    name.
+    ``found``: the servers and what they were found with, of one that is reached what it is;
+    ``asked_for``: the replica set's name.
     """
     name = f' (replicaSet="{asked_for}")' if cause is Symptom.SET_NAME else ""
     servers = "; ".join(

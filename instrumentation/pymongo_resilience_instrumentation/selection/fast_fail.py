@@ -31,10 +31,11 @@ alone."""
 REFUSED_S = 1.0
 """Seconds for which a refused password fails operations that have not tried it themselves."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
+PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
 
 class Seen(NamedTuple):
-    """A server as a selection saw it. Immutable."""
+    """A server that cannot be reached, as a selection saw it. Immutable."""
 
     description: Any
     cause: Symptom | None
@@ -58,15 +59,27 @@ class TerminalDetector:
     seen: dict[Address, Seen] = field(default_factory=dict)
 
     def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
-        """The terminal cause that all servers have in common; else None. ``now``: in seconds;
-        ``refusals``: how many logins in a row a server has refused."""
+        """The terminal cause that all servers that could serve have in common; else None. ``now``:
+        in seconds; ``refusals``: how many logins in a row a server has refused."""
         servers = topology.server_descriptions().values()
-        if not servers and topology.topology_type_name == NO_PRIMARY:
+        electing = topology.topology_type_name == NO_PRIMARY
+        if not servers and electing:
             # pymongo has dropped every server for being none of the set, and checks none any more.
             return Symptom.SET_NAME
-        self.seen = {each.address: self._look_at(each, now, refusals) for each in servers}
-        causes_seen = {each.cause if each.is_terminal(now) else None for each in self.seen.values()}
-        return causes_seen.pop() if len(causes_seen) == 1 else None
+        unknown = [each for each in servers if not each.is_server_type_known]
+        self.seen = {each.address: self._look_at(each, now, refusals) for each in unknown}
+        if any(self._may_serve(each, electing) for each in servers if each.is_server_type_known):
+            return None
+        found = {each.cause if each.is_terminal(now) else None for each in self.seen.values()}
+        return found.pop() if len(found) == 1 else None
+
+    def _may_serve(self, description: Any, electing: bool) -> bool:
+        """A server that is reached, and does not serve, may recover, catch up or be elected, unless
+        the primary that it names has an error."""
+        kind = description.server_type_name
+        if electing and kind in (SECONDARY, ARBITER):
+            return description.primary not in self.seen
+        return kind not in (PRIMARY, ARBITER)
 
     def _look_at(self, description: Any, now: float, refusals: Callable[[Address], int]) -> Seen:
         before, cause = self.seen.get(description.address), causes.cause_of(description.error)
@@ -156,7 +169,12 @@ class SelectionWaits:
                 return causes.refused_again(newest.error, newest.address, age)
         elif cause is not None:
             seeds = driver.selection.seeds(driver.monitors.topology_of(client))
-            found = {at: seen.description.error for at, seen in detector.seen.items()}
+            found = {
+                at: each.server_type_name.removeprefix("RS").lower()
+                if each.is_server_type_known
+                else each.error
+                for at, each in topology.server_descriptions().items()
+            }
             found = found or dict.fromkeys(seeds)
             return causes.selection_error(cause, found, topology.replica_set_name)
         # pymongo takes the server for unknown until its next hello, up to ten seconds later, and no

@@ -181,16 +181,20 @@ class _MeasuredWait(Interceptor):
 
     @contextmanager
     def _measured(self, call: Call, place: object) -> Iterator[None]:
-        wait = _in_progress(call, self._what)
-        if self._what is For.CONNECTION:
-            self._waiting[wait] = weakref.ref(place)
+        wait = None
+        with shielded("before a wait"):
+            wait = _in_progress(call, self._what)
+            if self._what is For.CONNECTION:
+                self._waiting[wait] = weakref.ref(place)
         began = time.perf_counter()
         try:
             yield
         finally:
-            self._waiting.pop(wait, None)
-            seconds = time.perf_counter() - began
-            wait.add(seconds, connecting=isinstance(self, Handshake))
+            if wait is not None:
+                self._waiting.pop(wait, None)
+                seconds = time.perf_counter() - began
+                with shielded("after a wait"):
+                    wait.add(seconds, connecting=isinstance(self, Handshake))
 
 
 class ConditionWait(_MeasuredWait):
