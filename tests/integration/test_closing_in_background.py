@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import logging
 import weakref
@@ -12,7 +11,6 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry import trace
-from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
@@ -140,27 +138,3 @@ def test_the_application_s_trace_has_no_part_in_it(
     assert [each.get_span_context().trace_id for each in traces.around["ping"]] == [1]
     assert traces.around["killCursors"] == [trace.INVALID_SPAN]
     assert "killCursors" not in [span.name for span in telemetry.spans()]
-
-
-@by_hand
-@pytest.mark.usefixtures("caplog")
-def test_what_is_left_for_the_task_has_its_next_run(
-    side: Side, proxy: ReplicaSet, instrument: Instrument
-) -> None:
-    """Where it fails, the rest runs all the same; nothing keeps the client alive."""
-    instrument()
-    client, ran = side.do(side.client, proxy.uri), []
-
-    def work(number: int) -> Any:
-        async def later() -> None:
-            ran.append(number)
-
-        if number == 1:
-            raise pymongo.errors.AutoReconnect
-        return later() if side.name == "async" else ran.append(number)
-
-    for number in range(3):
-        background_work.leave(client, functools.partial(work, number))
-    run_background(side, client)
-    run_background(side, client)
-    assert ran == [0, 2]

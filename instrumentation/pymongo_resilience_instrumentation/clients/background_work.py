@@ -3,15 +3,13 @@ answered are aborted. Else they keep their locks until the server ends them, aft
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import context
 from opentelemetry.context import Context
-from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.internal_errors import is_closing, shielded
@@ -26,54 +24,43 @@ from pymongo_resilience_instrumentation.operations import Target
 from .by_client import Closings, keep
 
 MOST = 1000
-"""What is left for one task: where it does not run, nothing may grow for ever."""
-_left: dict[int, deque[Callable[[], Any]]] = {}
+"""Transactions of one client: where its task does not run, nothing may grow for ever."""
 WITHIN = 5.0
 """Seconds that one run of the task has for a transaction."""
 LIFETIME = 60.0
 """Seconds after which the server has ended it (``transactionLifetimeLimitSeconds``)."""
-
-
-def leave(client: object, work: Callable[[], Any]) -> None:
-    """Have the next run of the client's task call it; an async client's awaits what it returns."""
-    keep(_left, client, deque(maxlen=MOST)).append(work)
+_open: dict[int, deque[tuple[OpenTransaction, float]]] = {}
+"""By client: what its task is to abort, and until when it tries."""
 
 
 def reset_after_fork() -> None:
-    """In a forked child: what is left is the parent's."""
-    _left.clear()
+    """In a forked child: what is open is the parent's."""
+    _open.clear()
 
 
 def leave_open(client: Any, opened: OpenTransaction | None, until: float | None = None) -> None:
     """Have the task abort a transaction, and again until then. Safe in a finalizer."""
     if opened is not None:
-        abort = _abort_async if isinstance(client, AsyncMongoClient) else _abort
         until = driver.csot.now() + LIFETIME if until is None else until
-        leave(client, partial(abort, weakref.ref(client), opened, until))
+        keep(_open, client, deque(maxlen=MOST)).append((opened, until))
 
 
-def _abort(reference: Any, opened: OpenTransaction, until: float) -> None:
-    client = reference()
-    try:
-        with driver.csot.InForce(WITHIN):
-            driver.sessions.abort(client, opened)
-    except PyMongoError as error:
-        _failed(client, opened, until, error)
+@contextmanager
+def _aborting(client: Any, opened: OpenTransaction, until: float) -> Iterator[None]:
+    with shielded("in the background task"):
+        try:
+            with driver.csot.InForce(WITHIN):
+                yield
+        except PyMongoError as error:
+            # An answer of the server's says that it has ended.
+            if not isinstance(error, OperationFailure) and driver.csot.now() < until:
+                leave_open(client, opened, until)
 
 
-async def _abort_async(reference: Any, opened: OpenTransaction, until: float) -> None:
-    client = reference()
-    try:
-        with driver.csot.InForce(WITHIN):
-            await driver.sessions.abort_async(client, opened)
-    except PyMongoError as error:
-        _failed(client, opened, until, error)
-
-
-def _failed(client: Any, opened: OpenTransaction, until: float, error: PyMongoError) -> None:
-    # An answer of the server's says that it has ended.
-    if not isinstance(error, OperationFailure) and driver.csot.now() < until:
-        leave_open(client, opened, until)
+def _taken(client: Any) -> Iterator[tuple[OpenTransaction, float]]:
+    left = _open.get(id(client), deque())
+    for _ in range(len(left)):  # what fails has the next run
+        yield left.popleft()
 
 
 class CleanupCall(Call):
@@ -91,28 +78,23 @@ class BackgroundCall(CleanupCall):
 
 
 class BackgroundRun(Interceptor):
-    """Around a run of the task: it begins with what was left for it."""
+    """Around a run of the task: it begins with the aborts."""
 
     def __init__(self, closings: Closings, asynchronous: bool) -> None:
         self._closings = closings
         self.send = self._send_async if asynchronous else self._send
 
-    def _send(self, call: BackgroundCall, original: Function, *given: Any) -> Any:
-        for work in self._left(call):
-            with shielded("in the background task"):
-                work()
-        return original(*given)
+    def _send(self, _: BackgroundCall, original: Function, client: Any) -> Any:
+        for opened, until in _taken(client):
+            with _aborting(client, opened, until):
+                driver.sessions.abort(client, opened)
+        return original(client)
 
-    async def _send_async(self, call: BackgroundCall, original: Function, *given: Any) -> Any:
-        for work in self._left(call):
-            with shielded("in the background task"):
-                await work()
-        return await original(*given)
-
-    def _left(self, call: BackgroundCall) -> Iterator[Callable[[], Any]]:
-        left = _left.get(id(call.client), deque())
-        for _ in range(len(left)):  # what they leave in turn has the next run
-            yield left.popleft()
+    async def _send_async(self, _: BackgroundCall, original: Function, client: Any) -> Any:
+        for opened, until in _taken(client):
+            with _aborting(client, opened, until):
+                await driver.sessions.abort_async(client, opened)
+        return await original(client)
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundCall:
         if pending:

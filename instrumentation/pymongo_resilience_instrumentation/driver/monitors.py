@@ -28,7 +28,7 @@ CONNECTORS = "_create_connection", "_async_create_connection"
 _CHECK, _PRIMARY = "_pymongo_resilience_check", "_pymongo_resilience_primary"
 
 
-class Check:
+class CheckInProgress:
     """A check in progress. Written by its monitor alone."""
 
     __slots__ = ("connected", "connection", "process", "since", "woken")
@@ -43,7 +43,7 @@ class Check:
         self.woken = False
 
 
-_checking: ContextVar[Check | None] = ContextVar("pymongo_resilience_check", default=None)
+_checking: ContextVar[CheckInProgress | None] = ContextVar("pymongo_resilience_check", default=None)
 """The check that the caller's thread or task makes."""
 
 
@@ -64,7 +64,7 @@ def was_cancelled(error: BaseException) -> bool:
 @contextmanager
 def checking(monitor: Any) -> Iterator[None]:
     """Around one check."""
-    made = vars(monitor)[_CHECK] = Check()
+    made = vars(monitor)[_CHECK] = CheckInProgress()
     _checking.set(made)  # for good: a monitor has a context of its own, and may end in another one
     try:
         yield
@@ -82,7 +82,7 @@ def note_connected() -> None:
 @contextmanager
 def reading(monitor: Any, connection: Any) -> Iterator[None]:
     """Around a check's wait for its reply; one that was woken counts as cancelled."""
-    check = vars(monitor).setdefault(_CHECK, Check())
+    check = vars(monitor).setdefault(_CHECK, CheckInProgress())
     check.since, check.connection = now(), connection
     try:
         yield
@@ -96,7 +96,7 @@ def reading(monitor: Any, connection: Any) -> Iterator[None]:
         vars(monitor).pop(_CHECK, None)
 
 
-def check_in_progress(topology: Any, address: Address) -> Check | None:
+def check_in_progress(topology: Any, address: Address) -> CheckInProgress | None:
     server = topology.get_server_by_address(address)
     return None if server is None else vars(server._monitor).get(_CHECK)
 

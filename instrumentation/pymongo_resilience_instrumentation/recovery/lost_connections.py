@@ -31,10 +31,10 @@ from pymongo_resilience_instrumentation.retries.failed_attempts import described
 from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
-GRACE = 0.2
+ANSWERS_WITHIN = 0.2
 """Seconds that a former primary has to answer a check."""
 LOOKS = 10
-"""How many times, GRACE apart, a silent member's attempts are looked for: some connect late."""
+"""How many times, ANSWERS_WITHIN apart, its attempts are looked for: some connect late."""
 THREAD = "pymongo_resilience_recovery"
 BUILT_IN = tuple(type(each) for each in NAMED.values())
 """Another strategy is the application's, and is asked about failures that happened only."""
@@ -100,12 +100,12 @@ def of_primaries(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of topologies and of handshakes, and with what."""
     if INTERRUPTIONS not in runtime.config.disabled_recovery:
         for owner in driver.monitors.topologies():
-            yield owner, driver.monitors.CHANGE, Change(runtime)
+            yield owner, driver.monitors.CHANGE, PrimaryChange(runtime)
     for owner in driver.connections.connections_with(driver.connections.HELLO):
-        yield owner, driver.connections.HELLO, Handshake(runtime)
+        yield owner, driver.connections.HELLO, Hello(runtime)
 
 
-class Change(Interceptor):
+class PrimaryChange(Interceptor):
     """A topology takes note of a server's new description."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -120,7 +120,7 @@ class Change(Interceptor):
         return result
 
 
-class Handshake(Interceptor):
+class Hello(Interceptor):
     """The handshake of a connection for operations."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -146,7 +146,7 @@ def _watch(runtime: Runtime, topology: Any, address: Address) -> None:
         asked_at = time.monotonic()
         driver.monitors.request_check(topology, address)
         for _ in range(LOOKS):
-            time.sleep(GRACE)
+            time.sleep(ANSWERS_WITHIN)
             pool = driver.monitors.pool_at(topology, address)
             answered = driver.monitors.last_reply_at(topology, address) >= asked_at
             if pool is None or answered or not runtime.enabled_flag.on:
@@ -161,7 +161,7 @@ def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, address: Address
     if (
         connection is not None
         and driver.connections.is_of(connection, pool)
-        and driver.connections.nothing_arrived_for(connection, GRACE)
+        and driver.connections.nothing_arrived_for(connection, ANSWERS_WITHIN)
         and would_be_repeated(runtime, attempt)
     ):
         driver.connections.end(connection, InterruptedAttemptError())

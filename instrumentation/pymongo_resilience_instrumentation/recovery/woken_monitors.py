@@ -26,7 +26,7 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 
 FIRST = 0.01
 """Seconds to the second check of a server that could be reached until now."""
-REFUSED = 0.03
+LONGEST_REFUSED = 0.03
 """Seconds to where the interval stops doubling while connections are refused: such checks are
 cheap."""
 REFUSED_PART = 0.04
@@ -45,14 +45,14 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of monitors and topologies, and with what."""
     disabled = runtime.config.disabled_recovery
     for module, name in driver.monitors.connectors():
-        yield module, name, Connect()
+        yield module, name, SocketOpened()
     for cls in driver.monitors.monitor_classes():
         yield cls, driver.monitors.CHECK, Check()
         yield cls, driver.monitors.READ, Read()
         if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
             yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
     for cls in driver.monitors.topologies() if QUICK_CHECKS not in disabled else ():
-        yield cls, driver.monitors.CHANGE, Change()
+        yield cls, driver.monitors.CHANGE, CheckResult()
 
 
 class CheckIntervals:
@@ -76,7 +76,7 @@ class CheckIntervals:
             self._failed_at = now
         else:
             doubled = min(self._interval * 2, LONGEST)
-            limit = max(REFUSED, (now - self._failed_at) * REFUSED_PART)
+            limit = max(LONGEST_REFUSED, (now - self._failed_at) * REFUSED_PART)
             self._interval = min(doubled, limit) if refused else doubled
 
     def seconds(self, most: float) -> float:
@@ -89,7 +89,7 @@ class CheckIntervals:
         return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
 
 
-class Connect(Interceptor):
+class SocketOpened(Interceptor):
     """A socket is opened."""
 
     def succeeded(self, _entered: Entered, result: Any) -> Any:
@@ -125,7 +125,7 @@ class Check(Interceptor):
         return Entered(given[0], driver.monitors.checking(given[0]))
 
 
-class Change(Interceptor):
+class CheckResult(Interceptor):
     """A topology takes note of what a check has found, before the monitor waits for the next."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
