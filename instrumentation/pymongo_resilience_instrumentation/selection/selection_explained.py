@@ -269,12 +269,9 @@ def _symptom(server: Any, topology: Any) -> Symptom | None:
     """What is wrong with a server; None where it is reached."""
     if server.is_server_type_known:
         return None
-    cause = cause_of(server.error)
-    if cause in {Symptom.PASSWORD, Symptom.SET_NAME}:
-        return cause
     if server.error is None:
         return symptom_of(_check(topology, server.address))
-    return symptom_of(error_text(server.error, server.address))
+    return cause_of(server.error) or symptom_of(error_text(server.error, server.address))
 
 
 def error_text(error: Exception, address: Address) -> str:
