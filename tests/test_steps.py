@@ -160,19 +160,6 @@ def test_what_failed_beside_others_is_run_once_more_alone(
     ]
 
 
-def test_a_failed_run_says_how_to_repeat_what_failed(ci: Any, capsys: Any, tmp_path: Path) -> None:
-    report(tmp_path / "test" / "newest.xml", ("test_a", 2, "<failure/>"), ("test_b", 1, ""))
-    command = ["python", "-m", "pytest", f"--junitxml={tmp_path}/test/newest.xml", "-n", "4"]
-    (tmp_path / "test" / ci.FAILED).write_text(json.dumps([["tests, newest", command]]))
-    assert ci.finish("test", 3.0) == 1
-    *_, failed, again, last = capsys.readouterr().out.splitlines()
-    assert failed == "failed: tests, newest"
-    assert again == "once more what failed: make failed"
-    assert last == "1 passed, 1 failed, 0 skipped in 3 s"
-    assert ci.repeating(command) == ["python", "-m", "pytest", "tests/test_steps.py::test_a"]
-    assert ci.repeating(["ruff", "check", "."]) == ["ruff", "check", "."]
-
-
 def test_fewer_tests_than_recorded_fail(ci: Any, capsys: Any, tmp_path: Path) -> None:
     for part, names in (("test", "ab"), ("rest", "bc")):
         report(tmp_path / part / "newest.xml", *((f"test_{name}", 1, "") for name in names))
@@ -184,20 +171,6 @@ def test_fewer_tests_than_recorded_fail(ci: Any, capsys: Any, tmp_path: Path) ->
     assert "failed: newest: scenarios: 3, not 4" in capsys.readouterr().out
     ci.record()
     assert ci.finish("rest", 1.0) == 0
-
-
-def test_what_the_machine_lacks_is_not_missed(
-    ci: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MONGODB_SPECIFICATIONS", raising=False)
-    report(tmp_path / "test" / "newest.xml", ("test_a", 1, ""))
-    ci.skip(tmp_path / "rest", "python3.12", "there is no python3.12")
-    before = {"newest: MongoDB's own tests": 9, "python3.12: tests": 9, "newest: tests": 1}
-    ci.COUNTS.write_text("[counts]\n" + "".join(f'"{n}" = {c}\n' for n, c in before.items()))
-    assert ci.finish("rest", 1.0) == 0
-    assert len(ci.shrunk({"newest: tests": 0}, before)) == 1
-    monkeypatch.setenv("MONGODB_SPECIFICATIONS", "here")
-    assert len(ci.shrunk({"newest: tests": 0}, before)) == 2
 
 
 def test_a_report_that_broke_off_counts_nothing(ci: Any, tmp_path: Path) -> None:

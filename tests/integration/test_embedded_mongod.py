@@ -20,7 +20,6 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.testbed import wire
 from pymongo_resilience_instrumentation.tools.testbed.processes import Process, ask
 from support.clients import wait_until
 
@@ -83,6 +82,7 @@ def test_it_is_behind_every_deployment(
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.thorough("starts three processes")
 def test_a_cluster_has_a_mongos_where_there_is_one(mongod: str, tmp_path: Path) -> None:
     (tmp_path / "mongos").symlink_to(tmp_path / "mongod")
     with ShardedCluster(mongod) as cluster, MongoClient[Any](cluster.uri) as client:
@@ -160,29 +160,16 @@ def test_it_gets_what_was_sent(mongod: str) -> None:
         assert replica_set.repeats == 1
 
 
-def test_a_hello_that_is_forwarded_asks_for_one_reply() -> None:
-    """A mongod refuses one that allows a stream and does not say how long it waits."""
-    hello = wire.parse(wire.command({"hello": 1, "maxAwaitTimeMS": 9}).raw)
-    raw = bytearray(hello.raw)
-    raw[18] |= wire.EXHAUST_ALLOWED >> 16
-    streamed = wire.parse(bytes(raw))
-    assert streamed.exhaust_allowed
-    plain = wire.parse(streamed.for_one_reply().with_body({"hello": 1}).raw)
-    assert (plain.body, plain.exhaust_allowed) == ({"hello": 1}, False)
-
-
-@pytest.mark.parametrize("how", ["argument", "variable"])
 def test_it_is_found_in_the_path(
-    how: str, mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del mongod
     monkeypatch.setenv("PATH", str(tmp_path))
-    if how == "variable":
-        monkeypatch.setenv(SERVER_VARIABLE, "mongod")
-    with EmbeddedServer("mongod" if how == "argument" else None) as server:
-        assert "secantusVersion" not in ask(server.address, {"buildInfo": 1, "$db": "admin"})
-    with EmbeddedServer("secantus") as server:
-        assert "secantusVersion" in ask(server.address, {"buildInfo": 1, "$db": "admin"})
+    monkeypatch.setenv(SERVER_VARIABLE, "mongod")
+    assert server.program("mongod") == server.program(None) == tmp_path / "mongod"
+    assert server.program("secantus") is None
+    with EmbeddedServer() as embedded:
+        assert "secantusVersion" not in ask(embedded.address, {"buildInfo": 1, "$db": "admin"})
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,6 @@ def test_elections_go_round(replica_set: ReplicaSet) -> None:
     assert [str(each)[-1] for each in ids] == ["5", "6"]
 
 
-def test_a_set_of_one_elects_itself(server: EmbeddedServer) -> None:
-    with ReplicaSet(server.address, members=1) as single:
-        before = ask(single.address, HELLO)["electionId"]
-        single.inject(Election(0.01)).result(5)
-        assert single.primary is single.members[0]
-        assert ask(single.address, HELLO)["electionId"] > before
-
-
 def test_the_longer_of_two_gaps_holds(replica_set: ReplicaSet) -> None:
     """Neither another election nor a member that comes back ends a gap early."""
     long = replica_set.inject(Election(60))
@@ -102,12 +94,6 @@ def test_where_all_are_down_one_that_returns_is_elected(replica_set: ReplicaSet,
     done.result(5)
     assert replica_set.primary is not None
     assert ask(replica_set.address, HELLO)["primary"] == replica_set.primary.host_and_port
-
-
-def test_an_election_passes_over_members_that_are_down(replica_set: ReplicaSet) -> None:
-    replica_set.inject(Refuse(60), on=1)
-    replica_set.inject(Election(0.01)).result(5)
-    assert replica_set.primary is replica_set.members[2]
 
 
 def test_an_election_aborts_transactions_that_are_open(

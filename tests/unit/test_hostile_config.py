@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,19 +148,6 @@ def test_any_file_is_legal_or_one_error(content: bytes, tmp_path: Path) -> None:
         assert all(problem.startswith(f"{file}: ") for problem in made.problems)
 
 
-@pytest.mark.parametrize("digits", [4_000, 5_000, 100_000])
-def test_a_number_too_long_to_print_is_a_bad_value(digits: int, tmp_path: Path) -> None:
-    """Python reads a hexadecimal number of any length, and refuses to write it as a decimal."""
-    file = tmp_path / "resilience.toml"
-    file.write_text(f"timeout_ms = 0x{'f' * digits}\nstrategy = 'luck'\n")
-    with pytest.raises(ConfigurationError) as caught:
-        Config.from_toml(file)
-    number, strategy = caught.value.problems
-    assert number.startswith(f"{file}: timeout_ms=")
-    assert number.endswith(": expected an integer from 0 to 2147483647")
-    assert "luck" in strategy
-
-
 class Unprintable:
     def __repr__(self) -> str:
         raise LookupError("a user's class with a mistake")
@@ -177,16 +162,3 @@ class Unprintable:
 def test_a_value_that_cannot_be_printed_is_a_bad_value(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"{name}=.*: expected "):
         Config(**{name: value})
-
-
-def test_a_loop_of_links_is_a_configuration_error(tmp_path: Path) -> None:
-    (tmp_path / "one").symlink_to(tmp_path / "two")
-    (tmp_path / "two").symlink_to(tmp_path / "one")
-    with pytest.raises(ConfigurationError, match=os.strerror(errno.ELOOP)):
-        Config.from_env({FILE_VARIABLE: str(tmp_path / "one")})
-
-
-@pytest.mark.parametrize("path", ["\udcff", "a\0b", "\ud800/x", "~/missing", "%s", "\n"])
-def test_a_path_of_any_text_is_a_configuration_error(path: str) -> None:
-    with pytest.raises(ConfigurationError, match="expected a readable TOML file"):
-        Config.from_env({FILE_VARIABLE: path})
