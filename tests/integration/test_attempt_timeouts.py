@@ -236,9 +236,3 @@ def test_making_a_connection_ends_in_an_error_that_names_the_time(
     assert reasons(telemetry) == ["attempt_timeout"] * 2
     assert f"no answer within {ATTEMPT_MS} ms (" in str(raised.value)
     assert raised.value.has_error_label("SystemOverloadedError"), "as the driver's own"
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5])
-def test_what_is_no_time_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="attempt_timeout_ms"):
-        Policy(attempt_timeout_ms=value)

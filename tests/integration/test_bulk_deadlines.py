@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo import InsertOne
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 from support.clients import SentCommands, Side
 from support.small_batches import SmallBatches
 from support.telemetry import Instrument
@@ -99,25 +98,3 @@ def test_a_command_is_repeated_as_often_as_fits_and_never_past_the_deadline(
     assert len(sent.named(command)) > 4
     assert sum(getattr(event, "delay", 0) for event in telemetry.decisions.events) < 1.5
     assert control[database].coll.count_documents({}) == 2
-
-
-@pytest.mark.parametrize("name", BULKS)
-def test_without_a_deadline_it_ends_after_one_repetition(
-    name: str, side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
-    """The control of the test above."""
-    instrument()
-    proxy.inject(SmallBatches())
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    side.do(client[database].coll.find_one)
-    command, bulk = BULKS[name]
-    function, models = bulk(client[database].coll)
-    labels = ["RetryableWriteError"]
-    proxy.inject(FailsFromTheThird(command, times=100_000, code=91, labels=labels))
-    with pytest.raises(PyMongoError) as caught:
-        side.do(function, models)
-    error = getattr(caught.value, "error", None) or caught.value
-    assert isinstance(error, OperationFailure | pymongo.errors.NotPrimaryError)
-    assert not isinstance(error, OperationTimeoutError)
-    assert len(sent.named(command)) == 4

@@ -159,38 +159,3 @@ def test_a_block_around_a_next_can_only_shorten_it(
         assert error.timeout_s == holds
         assert 0.9 * holds < error.elapsed_s <= elapsed < 5
         side.do(stream.close)
-
-
-def test_it_does_not_leak_into_what_follows(
-    side: Side, coll: Any, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument()
-    with override(timeout_ms=MINUTE):
-        stream = side.do(coll.watch, max_await_time_ms=20)
-    write(control, coll, 1)
-
-    async def asynchronous() -> None:
-        await stream.next()
-        await coll.find_one()
-
-    if side.name == "async":
-        side.do(asynchronous)
-    else:
-        stream.next()
-        coll.find_one()
-    (span,) = telemetry.operations(f"find {coll.full_name}")
-    assert "pymongo_resilience.deadline" not in span.attributes
-    side.do(stream.close)
-
-
-def test_without_a_timeout_it_is_as_ever(
-    side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
-) -> None:
-    instrument()
-    stream = side.do(coll.watch, max_await_time_ms=20)
-    assert side.do(stream.try_next) is None
-    write(control, coll, 1, 2)
-    assert read(side, stream, 2) == [1, 2]
-    side.do(stream.close)
-    assert "maxTimeMS" not in sent.named("aggregate")[0]
-    assert "maxTimeMS" not in sent.named("killCursors")[0]

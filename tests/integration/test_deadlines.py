@@ -102,30 +102,6 @@ def test_a_shortened_delay_leaves_time_for_one_attempt(
     assert 0 < first.delay <= 1 - LAST_ATTEMPT
 
 
-def test_an_attempt_that_hangs_ends_with_the_deadline(
-    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=300)
-    client = side.client(server.uri)
-    wait_for_server(side, client)
-    coll = client[database].coll
-    with fail_command(control, "find", blockConnection=True, blockTimeMS=5000, times=1):
-        started = time.monotonic()
-        with pytest.raises(OperationTimeoutError) as caught:
-            side.do(coll.find_one)
-        # Inside of the block: mongod ends a failpoint when the command that it blocks has ended.
-        assert time.monotonic() - started < 4
-    assert isinstance(caught.value, pymongo.errors.NetworkTimeout | pymongo.errors.ExecutionTimeout)
-
-
-def test_no_server_until_the_deadline_is_a_timeout_too(side: Side, instrument: Instrument) -> None:
-    instrument(timeout_ms=200)
-    coll = side.client("mongodb://127.0.0.1:1/", connectTimeoutMS=100)["db"].coll
-    with pytest.raises(OperationTimeoutError) as caught:
-        side.do(coll.find_one)
-    assert isinstance(caught.value, pymongo.errors.ServerSelectionTimeoutError)
-
-
 def test_without_a_deadline_no_error_changes_its_type(
     side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:

@@ -13,69 +13,14 @@ import pytest
 from pymongo import AsyncMongoClient
 from pymongo._asyncio_lock import Condition
 from pymongo.network_layer import PyMongoProtocol
-from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import fail_command
 from support.telemetry import Instrument
 
 from pymongo_resilience.testbed import ReplicaSet
 
 TIMEOUTS = pytest.mark.parametrize("timeout_ms", [None, 20_000])
-WORKERS = 100
 
 CANCELLED: ContextVar[asyncio.Task[Any] | None] = ContextVar("CANCELLED", default=None)
-
-
-@TIMEOUTS
-def test_every_worker_ends_with_one_cancel(
-    server: EmbeddedServer, database: str, instrument: Instrument, timeout_ms: int | None
-) -> None:
-    instrument(timeout_ms=timeout_ms)
-
-    async def survivors(coll: Any) -> int:
-        going = True
-
-        async def work() -> None:
-            while going:
-                await coll.find_one({"_id": 1})
-
-        workers = [asyncio.create_task(work()) for _ in range(WORKERS)]
-        await asyncio.sleep(0.4)
-        for worker in workers:
-            worker.cancel()
-        _, pending = await asyncio.wait(workers, timeout=5)
-        going = False
-        if pending:
-            await asyncio.wait(pending, timeout=5)
-        return len(pending)
-
-    async def main() -> int:
-        async with AsyncMongoClient(server.uri) as client:
-            return sum([await survivors(client[database].coll) for _ in range(4)])
-
-    assert asyncio.run(main()) == 0
-
-
-@TIMEOUTS
-def test_asyncio_timeout_ends_a_loop_of_operations(
-    server: EmbeddedServer, database: str, instrument: Instrument, timeout_ms: int | None
-) -> None:
-    instrument(timeout_ms=timeout_ms)
-
-    async def endless(coll: Any) -> None:
-        async with asyncio.timeout(0.2):
-            while True:
-                await coll.find_one({"_id": 1})
-
-    async def main() -> None:
-        async with AsyncMongoClient(server.uri) as client:
-            loops = [asyncio.create_task(endless(client[database].coll)) for _ in range(WORKERS)]
-            done, pending = await asyncio.wait(loops, timeout=10)
-            for each in pending:
-                each.cancel()
-            assert not pending
-            assert all(isinstance(each.exception(), TimeoutError) for each in done)
-
-    asyncio.run(main())
 
 
 PLACES = {

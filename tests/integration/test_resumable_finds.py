@@ -123,22 +123,6 @@ def test_another_collection_of_that_name_ends_the_scan(
     assert keys(found) == order[:BATCH]
 
 
-@TIMEOUTS
-def test_another_collection_ends_a_scan_that_was_resumed_before(
-    timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str,
-    order: list[bytes],
-) -> None:  # fmt: skip
-    cursor, found = opened(side, coll)
-    proxy.inject(CutAfter("getMore"))
-    found += [side.do(cursor.next) for _ in range(BATCH)]
-    assert keys(found) == order[: 2 * BATCH]
-    with set_active(False):
-        REPLACEMENTS["dropped and made anew"](control[database].coll)
-    proxy.inject(CutBefore("getMore"))
-    with override(timeout_ms=timeout_ms), pytest.raises(OperationFailure, match="replaced"):
-        side.do(cursor.next)
-
-
 def test_another_collection_behind_a_view_ends_the_scan(
     side: Side, proxy: ReplicaSet, client: Any, control: Any, database: str, order: list[bytes]
 ) -> None:
@@ -432,10 +416,8 @@ def refused(side: Side, coll: Any, **given: Any) -> str:
         ({"cursor_type": pymongo.CursorType.TAILABLE}, "tailable"),
         ({"cursor_type": pymongo.CursorType.TAILABLE_AWAIT}, "tailable"),
         ({"cursor_type": pymongo.CursorType.EXHAUST}, "exhaust"),
-        ({"sort": {"$natural": 1}}, "natural"),
         ({"hint": [("$natural", 1)]}, "natural"),
         ({"filter": {"at": {"$near": [1, 1]}}}, "geo"),
-        ({"filter": {"$text": {"$search": "x"}}}, "text"),
         ({"collation": {"locale": "en", "strength": 2}}, "collation"),
         ({"hint": "n_1"}, "hint"),
         ({"projection": {"_id": "$n"}}, "projection"),

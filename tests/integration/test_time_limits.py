@@ -23,7 +23,6 @@ from support.command_listeners import OnCommands
 from support.every_operation import BY_CLASS, Scene
 from support.pool_connections import Closed
 from support.servers import cases
-from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
@@ -183,32 +182,6 @@ def test_each_attempt_has_what_is_left_then(
     assert falls([each["maxTimeMS"] for each in sent])
     if command == "commitTransaction":
         assert [each.get("writeConcern", {}).get("w") for each in sent[1:]] == ["majority"] * 2
-
-
-@pytest.mark.parametrize("whose", ["collection", "client"])
-def test_each_batch_of_a_bulk_write_has_what_is_left_then(
-    whose: str,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-    instrument: Instrument,
-) -> None:
-    """One deadline for all: "not to each individual batch"."""
-    instrument(timeout_ms=TIMEOUT)
-    proxy.inject(SmallBatches(2))
-    client = side.client(proxy.uri, event_listeners=[pausing()], **OLDER)
-    coll = client[database].coll
-    if whose == "client":
-        writes: Any = [InsertOne({}, namespace=coll.full_name) for _ in range(5)]
-        side.do(client.bulk_write, writes)
-    else:
-        side.do(coll.bulk_write, [InsertOne({}) for _ in range(5)])
-    sent = recorder.named("bulkWrite" if whose == "client" else "insert")
-    assert len(sent) == 3
-    assert not any(map(wrong, sent))
-    assert falls([each["maxTimeMS"] for each in sent])
 
 
 def min_rtt(client: Any) -> float:

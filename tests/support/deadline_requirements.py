@@ -110,7 +110,7 @@ BEHAVIOUR = (
              "handshake_deadlines::test_without_a_deadline_the_sockets_own_timeout_ends_it",
              "waits::test_without_a_deadline_connecting_has_its_own_timeout"),
         held("errors-2", "when it expires, whatever blocks ends, and an error is raised",
-             "deadlines::test_an_attempt_that_hangs_ends_with_the_deadline",
+             "timeout_errors::test_a_reply_that_does_not_come",
              "waits::test_selection_that_ends_with_the_deadline_is_an_expiry",
              "deadlines::test_a_permanent_error_is_repeated_with_back_off_until_the_deadline"),
         held("errors-3", "that error can be told from others",
@@ -190,7 +190,7 @@ BLOCKING = (
         held("blocking-write", "writing to the socket",
              "socket_deadlines::test_a_write_to_a_socket_ends_with_the_deadline"),
         held("blocking-read", "reading the reply",
-             "deadlines::test_an_attempt_that_hangs_ends_with_the_deadline",
+             "timeout_errors::test_a_reply_that_does_not_come",
              "socket_deadlines::test_the_timeout_is_that_of_all_reads_of_a_reply_together"),
         documented("blocking-documented", "the exceptions are documented",
              "What it cannot reach", "timeouts.md#what-it-cannot-reach"),
@@ -273,7 +273,7 @@ BLOCKING = (
         held("command-11", "and a timeout is raised",
              "timeout_errors::test_a_reply_that_does_not_come"),
         driver("command-12", "reading has what is left",
-               "deadlines::test_an_attempt_that_hangs_ends_with_the_deadline"),
+               "timeout_errors::test_a_reply_that_does_not_come"),
         driver("command-13", "all reads of a reply share it",
                "socket_deadlines::"
                "test_the_timeout_is_that_of_all_reads_of_a_reply_together"),
@@ -285,8 +285,7 @@ BLOCKING = (
     )),
     Section("Batching", (
         held("batching-1", "all batches of a bulk write have one timeout",
-             "bulk_deadlines::test_one_deadline_is_over_all_its_commands",
-             "time_limits::test_each_batch_of_a_bulk_write_has_what_is_left_then"),
+             "bulk_deadlines::test_one_deadline_is_over_all_its_commands"),
     )),
     Section("Retryability", (
         differs("retrying-1", "what can be repeated is, as often as there is time",
