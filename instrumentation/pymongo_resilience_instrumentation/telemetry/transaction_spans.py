@@ -66,6 +66,9 @@ class TransactionSpan:
             self._unknown = True
         elif self in open_spans:
             open_spans.discard(self)
+            session = self._session()
+            if session is not None:
+                delattr(session, _SPAN)
             self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
             calls.reported(end_span, self.span, error, self._quotes, ended_ns)
 
