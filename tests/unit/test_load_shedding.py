@@ -43,17 +43,34 @@ def test_nothing_is_refused_while_nothing_is_rejected(priority: Priority) -> Non
     assert made.refused(priority) == 0
 
 
-@pytest.mark.parametrize(("accepted", "rejected", "refused"), [
-    (50, 50, 0), (60, 40, 0), (10, 90, (100 - 2 * 10) / 101), (0, 9, 9 / 10), (0, 1, 1 / 2),
+K_LOW = 1.2 - 5 * 8 / 142
+"""Of low priority, beside 142 accepted and 8 rejected requests of higher ones."""
+
+
+@pytest.mark.parametrize(("requests", "refused"), [
+    # max(0, (requests - K * accepts) / (requests + 1)), with K = 2.
+    (["high 50 50"], {"high": 0}),
+    (["normal 60 40"], {"normal": 0}),
+    (["normal 10 90"], {"normal": (100 - 2 * 10) / 101}),
+    (["high 0 9"], {"high": 9 / 10}),
+    (["normal 0 1"], {"normal": 1 / 2}),
+    # Alone, low priority has a K of 1.2, and something of it is always sent.
+    (["low 50 50"], {"low": (100 - 1.2 * 50) / 101}),
+    (["low 0 99"], {"low": 99 / 100}),
+    # It has what higher ones leave, perhaps nothing: they show when that is over.
+    (["high 92 8", "low 50 0"], {"low": (50 + 100 - K_LOW * 142) / 50}),
+    (["high 92 8", "low 50 40"], {"low": 1, "normal": 0, "high": 0}),
+    (["high 10 40", "normal 10 40", "low 10 40"], {"high": 0, "normal": 0.8, "low": 1}),
 ])  # fmt: skip
-@pytest.mark.parametrize("priority", ["high", "normal"])
 def test_the_part_that_is_refused_is_that_of_the_book(
-    priority: Priority, accepted: int, rejected: int, refused: float
+    requests: list[str], refused: dict[Priority, float]
 ) -> None:
-    """max(0, (requests - K * accepts) / (requests + 1)), with K = 2."""
+    """``requests``: a priority, how many were accepted, and how many rejected."""
     made = LoadShedder(FakeClock(), lambda: 1.0)
-    sent(made, priority, accepted=accepted, rejected=rejected)
-    assert made.refused(priority) == pytest.approx(refused)
+    for each in requests:
+        priority, accepted, rejected = each.split()
+        sent(made, priority, accepted=int(accepted), rejected=int(rejected))  # type: ignore[arg-type]
+    assert {each: made.refused(each) for each in refused} == pytest.approx(refused)
 
 
 def test_what_is_refused_here_counts_as_a_request() -> None:
@@ -62,36 +79,6 @@ def test_what_is_refused_here_counts_as_a_request() -> None:
     for already in range(1, 20):
         assert made.refused() == pytest.approx(already / (already + 1))
         assert not made.admits()
-
-
-def test_low_priority_has_what_the_higher_ones_leave() -> None:
-    made = LoadShedder(FakeClock(), lambda: 1.0)
-    sent(made, "high", accepted=92, rejected=8)
-    sent(made, "low", accepted=50, rejected=0)
-    k = 1.2 - 5 * 8 / 142
-    assert made.refused("low") == pytest.approx((50 + 100 - k * 142) / 50)
-    sent(made, "low", accepted=0, rejected=40)
-    assert made.refused("low") == 1, "nothing at all: the higher ones tell when that is over"
-    assert made.refused("normal") == made.refused("high") == 0
-
-
-def test_low_priority_alone_has_a_k_of_its_own() -> None:
-    made = LoadShedder(FakeClock(), lambda: 1.0)
-    sent(made, "low", accepted=50, rejected=50)
-    assert made.refused("low") == pytest.approx((100 - 1.2 * 50) / 101)
-
-
-def test_of_low_priority_alone_something_is_always_sent() -> None:
-    made = LoadShedder(FakeClock(), lambda: 1.0)
-    sent(made, "low", accepted=0, rejected=99)
-    assert made.refused("low") == pytest.approx(99 / 100)
-
-
-def test_the_order_is_that_of_the_priorities() -> None:
-    made = LoadShedder(FakeClock(), lambda: 1.0)
-    for priority in PRIORITIES:
-        sent(made, priority, accepted=10, rejected=40)
-    assert [made.refused(each) for each in PRIORITIES] == [0, pytest.approx(0.8), 1]
 
 
 @pytest.mark.parametrize("seconds", [WINDOW_S, 10 * WINDOW_S, 1e9])

@@ -129,7 +129,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             # An unacknowledged write has no outcome; a failed attempt was reported before.
             no_reply = error is not None or (call.public and not call.acknowledged)
             shown = Evidence.NONE if no_reply else Evidence.HEALTHY
-            self._report(shown, unfinished=unfinished)
+            self._end_permit(shown, unfinished=unfinished)
         if self.avoided is not None:
             if not unfinished:
                 deprioritized.end(self.avoiding)
@@ -142,7 +142,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         if not call.ended:
             call.history.selected = driver.retry_loop.server(self)
 
-    def _report(self, shown: Evidence, *, unfinished: bool = False) -> None:
+    def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
         """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
         no lock may be taken."""
         permit, self.permit = self.permit, None
@@ -180,8 +180,10 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         if self.call is NOT_OURS or not self.call.has_operations:
             return
         try:
-            priority = self.call.wanted(self.runtime.rules, "priority") or NORMAL
-            self.permit = self.limits.admit(self, server, priority)
+            priority: Any = None
+            if self.limits.shedders is not None:
+                priority = self.call.wanted(self.runtime.rules, "priority")
+            self.permit = self.limits.admit(self, server, priority or NORMAL)
         except (CircuitBreakerOpenError, OverloadShedError):
             driver.selection.note_server(self, server)
             raise
@@ -191,9 +193,9 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def operation(self) -> Operation:
         self.check_repeated()
         clock = self.runtime.executor.clock
+        self.txn_number = TxnNumber(clock)
         self.began = clock.now() - self.call.elapsed()
         self.limits = self.runtime.limits.of(driver.retry_loop.client(self))
-        self.txn_number = TxnNumber(clock)
         operation = failed_attempts.described(self)
         operation.deadline, operation.retry_window = failed_attempts.deadlines(self)
         return operation
@@ -205,30 +207,30 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         return self.again()
 
     def classify(self, error: Exception, operation: Operation) -> Failure:
-        self.runtime.in_flight.pop(id(self), None)
-        if self.call.history.waits:
-            bounded_waits.over(self.call, None if self.reached_connection else error)
-        progress = driver.retry_loop.bulk_progress(self)
-        if self.progress is not None and progress != self.progress:
-            self._next_command(operation)
-        self.progress = progress
+        self._attempt_ends(error, operation)
         if isinstance(error, TxnNumberUnsupportedError):
-            self._report(Evidence.NONE)
+            self._end_permit(Evidence.NONE)
             if (earlier := self.txn_number.unsupported()) is not None:
                 return earlier
         if isinstance(error, TxnNumberLostError):
             error = AutoReconnect(str(error))
         return failed_attempts.classified(self, error, operation)
 
-    def _next_command(self, operation: Operation) -> None:
-        """A bulk has gone on: the retry of its last command has succeeded."""
-        if operation.attempts:
-            self.limits.succeeded(retried=True)
-        operation.next_command()
-        self.txn_number.next_command()
+    def _attempt_ends(self, error: Exception, operation: Operation) -> None:
+        self.runtime.in_flight.pop(id(self), None)
+        if self.call.history.waits:
+            bounded_waits.over(self.call, None if self.reached_connection else error)
+        progress = driver.retry_loop.bulk_progress(self)
+        if self.progress is not None and progress != self.progress:
+            # A bulk has gone on: the retry of its last command has succeeded.
+            if operation.attempts:
+                self.limits.succeeded(retried=True)
+            operation.next_command()
+            self.txn_number.next_command()
+        self.progress = progress
 
     def report(self, failure: Failure, operation: Operation) -> Callable[[], Any] | None:
-        self._report(evidence(failure))
+        self._end_permit(evidence(failure))
         with shielded("after an attempt"):
             self.limits.failed(failure, retried=operation.attempts > 0)
             if failure.overloaded and self.runtime.hedges is not None:
