@@ -21,6 +21,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.testbed.processes import Process, ask
+from pymongo_resilience_instrumentation.tools.testbed.server import program as named_program
 from support.clients import wait_until
 
 from pymongo_resilience.config import SERVER_VARIABLE
@@ -166,8 +167,8 @@ def test_it_is_found_in_the_path(
     del mongod
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv(SERVER_VARIABLE, "mongod")
-    assert server.program("mongod") == server.program(None) == tmp_path / "mongod"
-    assert server.program("secantus") is None
+    assert named_program("mongod") == named_program(None) == tmp_path / "mongod"
+    assert named_program("secantus") is None
     with EmbeddedServer() as embedded:
         assert "secantusVersion" not in ask(embedded.address, {"buildInfo": 1, "$db": "admin"})
 
