@@ -166,33 +166,6 @@ def test_it_is_repeated_as_a_whole_and_counts_once(
     assert sum("again in" in record.getMessage() for record in caplog.records) == times
 
 
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        (lambda: CutAfter("commitTransaction", times=2), ["update"] + ["commitTransaction"] * 3),
-        (lambda: Fail("commitTransaction", 2, **UNKNOWN), ["update"] + ["commitTransaction"] * 3),
-        (
-            lambda: Fail("commitTransaction", 2, **TRANSIENT),
-            ["update", "commitTransaction"] * 3,
-        ),
-    ],
-    ids=["lost reply", "unknown result", "transient"],
-)
-def test_its_commit_is_repeated_by_the_rules_of_transactions(
-    fault: Any, expected: list[str], side: Side, proxy: ReplicaSet, opened: Any, numbers: Any,
-    sent: SentCommands, instrument: Instrument,
-) -> None:  # fmt: skip
-    telemetry = instrument(timeout_ms=LOW)
-    coll = opened()
-    telemetry.clear()
-    proxy.inject(fault())
-    with override(atomic=True):
-        result = side.do(*update(coll))
-    assert (counts(result), numbers()) == ((3, 3), AFTER)
-    assert names(sent) == expected
-    assert [type(each) for each in telemetry.decisions.events] == [RetryScheduled] * 2
-
-
 def test_an_election_in_the_midst_of_it(
     side: Side, replica_set: ReplicaSet, opened: Any, numbers: Any, instrument: Instrument
 ) -> None:
