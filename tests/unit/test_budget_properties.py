@@ -78,21 +78,6 @@ def test_a_retry_after_an_overload_takes_a_token_that_is_there(setting: Setting)
 
 @given(setting=with_budgets)
 @example(setting=POOR)
-def test_no_more_overload_retries_than_there_were_tokens(setting: Setting) -> None:
-    outcome = run_forever(setting)
-    assert setting.tokens is not None
-    overloads = [
-        number for number, fault in repeated(setting, outcome) if SYSTEM_OVERLOADED in fault.labels
-    ]
-    others = sum(
-        SYSTEM_OVERLOADED not in setting.faults[number % len(setting.faults)].labels
-        for number in range(1, outcome.attempts)
-    )
-    assert 10 * len(overloads) <= setting.tokens.there + 10 * others
-
-
-@given(setting=with_budgets)
-@example(setting=POOR)
 def test_a_budget_declines_and_changes_nothing_else(setting: Setting) -> None:
     """Until it declines all is as without it, and it is the last rule to decline."""
     plain = run_forever(replace(setting, tokens=None))

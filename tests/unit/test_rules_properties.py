@@ -46,7 +46,7 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
+from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules
 from pymongo_resilience.rules.strategy import RetryAction
 
 if TYPE_CHECKING:
@@ -234,22 +234,3 @@ def test_the_rules_change_nothing(
     first = retry_rules.decide(operation, failure)
     assert retry_rules.decide(operation, failure) == first
     assert operation == before
-
-
-@given(call=calls, fault=faults, retry_rules=any_retry_rules)
-def test_a_rule_that_declines_says_which(call: Call, fault: Fault, retry_rules: RetryRules) -> None:
-    assume(not refused_until(fault))
-    operation, failure = recorded(call, fault, None)
-    rule = retry_rules.declined(operation, failure)
-    if not permitted(call, fault):
-        assert rule in {
-            Rule.LOAD_SHEDDING,
-            Rule.SELECTION,
-            Rule.NEVER_REPEATED,
-            Rule.UNKNOWN_REASON,
-            Rule.NOT_SAFE,
-            Rule.SWITCHED_OFF,
-        }
-    elif rule is not None:
-        assert rule is Rule.ATTEMPTS
-        assert retry_rules.max_retries == 0
