@@ -281,10 +281,9 @@ def meter_of(provider: Any) -> metrics.Meter:
 
 
 def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
-    if strategy is not None:
-        return NamespaceRules(strategy, config.policies)
-    if config.strategy in NAMED:
-        return NamespaceRules(NAMED[config.strategy], config.policies)
+    decides = NAMED.get(config.strategy) if strategy is None else strategy
+    if decides is not None:
+        return NamespaceRules(decides, config.policies)
     for chosen, what in (
         (config.policies, "the policies have"),
         (config.retry_budget == TOKENS, "adaptive retries have"),

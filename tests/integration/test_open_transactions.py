@@ -10,6 +10,7 @@ import pytest
 from support.clients import SentCommands, Side, wait_until
 from support.interruption import Held
 from support.telemetry import Instrument
+from support.transactions import session_of
 
 from pymongo_resilience import override, retry_transaction
 from pymongo_resilience.testbed import CutBefore, ReplicaSet
@@ -24,8 +25,8 @@ class Own(Exception):  # noqa: N818 - no error
     """The application's."""
 
 
-def _with_transaction(side: Side, coll: Any) -> Any:
-    session = coll.database.client.start_session()
+def _body(side: Side, coll: Any) -> Any:
+    """Updates, and raises an error of the application's."""
 
     def body(session: Any) -> None:
         coll.update_one({"_id": 1}, INC, session=session)
@@ -35,23 +36,16 @@ def _with_transaction(side: Side, coll: Any) -> Any:
         await coll.update_one({"_id": 1}, INC, session=session)
         raise Own
 
-    try:
-        side.do(session.with_transaction, body if side.runner is None else async_body)
-    finally:
-        side.do(session.end_session)
+    return body if side.runner is None else async_body
+
+
+def _with_transaction(side: Side, coll: Any) -> Any:
+    with session_of(side, coll.database.client) as session:
+        side.do(session.with_transaction, _body(side, coll))
 
 
 def _retry_transaction(side: Side, coll: Any) -> Any:
-    def body(session: Any) -> None:
-        coll.update_one({"_id": 1}, INC, session=session)
-        raise Own
-
-    async def async_body(session: Any) -> None:
-        await coll.update_one({"_id": 1}, INC, session=session)
-        raise Own
-
-    decorate = retry_transaction(coll.database.client)
-    side.do(decorate(body if side.runner is None else async_body))
+    side.do(retry_transaction(coll.database.client)(_body(side, coll)))
 
 
 def _atomic(side: Side, coll: Any) -> Any:

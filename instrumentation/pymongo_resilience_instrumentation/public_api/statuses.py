@@ -7,7 +7,6 @@ from typing import Any
 
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
-from pymongo_resilience.config import Config
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -15,22 +14,19 @@ from pymongo_resilience_instrumentation.selection.selection_explained import err
 from pymongo_resilience_instrumentation.telemetry.client_tracing import tracing_of
 
 
-def watched_for(config: Config) -> int | None:
-    """Seconds without a packet from a server's host; None where nothing is watched."""
-    return (config.dead_peer_s or None) if driver.connections.can_watch() else None
-
-
 def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     """Answers :func:`pymongo_resilience.status` for a client; ``runtime`` is None while nothing
     is instrumented."""
     described = client.topology_description
-    budget = shedders = hedges = None
+    budget = shedders = hedges = dead_peer_s = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
         limits = runtime.limits.of(client)
         budget, shedders = limits.budget, limits.shedders
         breakers = runtime.breakers_of(client)
         hedges = None if runtime.hedges is None else runtime.hedges.known(client)
+        if driver.connections.can_watch():
+            dead_peer_s = runtime.config.dead_peer_s or None
 
     def in_flight(at: Any) -> int | None:
         try:
@@ -61,7 +57,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
             for each in servers_of(described)
             for at, address in [(each.address, address_text(each.address))]
         ),
-        dead_peer_s=None if runtime is None else watched_for(runtime.config),
+        dead_peer_s=dead_peer_s,
         retry_tokens=None if budget is None else budget.tokens,
         hedges=None
         if hedges is None
