@@ -171,7 +171,7 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 # Any other Python, for the core of the tests: make .venv-3.12/stamp PYTHON=python3.12
 .venv-3.%/stamp: pyproject.toml | $(MAIN)/bin/python
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv --without-pip $(@D)
-	$(PIP_INTO) $(@D)/bin/python install --quiet --no-compile --editable ".[dev]"
+	$(PIP_INTO) $(@D)/bin/python install --quiet --no-compile --editable ".[test]"
 	@touch $@
 
 $(EXAMPLES)/stamp: pyproject.toml examples/frameworks/requirements.txt | $(EXAMPLES)/bin/python
