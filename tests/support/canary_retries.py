@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pymongo
 from pymongo import InsertOne, errors
 from support.canaries import MARK, NUMBER, PASSWORD, USER, WRONG_PASSWORD, document, matching, text
-from support.canary_operations import CHANGE, Operation, Place
+from support.canary_operations import Operation, Place
 from support.clients import fail_command
 
 from pymongo_resilience import OperationTimeoutError, override
@@ -20,7 +20,6 @@ from pymongo_resilience.rules.strategy import Answer
 from pymongo_resilience.strategies import BestEffort, Failure
 
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
-NOT_PRIMARY = {"errorCode": 10107, "errorLabels": ["RetryableWriteError"]}
 CUT = {"closeConnection": True}
 LATE = {"blockConnection": True, "blockTimeMS": 5000}
 
@@ -54,14 +53,6 @@ def _read(p: Place) -> Any:
     return p.do(p.coll.find_one, matching("a read in trouble"), comment=text("a comment"))
 
 
-def _commit(p: Place) -> None:
-    session = p.client.start_session()
-    p.do(session.start_transaction)
-    p.do(p.coll.insert_one, document("a transaction in trouble"), session=session)
-    p.do(session.commit_transaction)
-    p.do(session.end_session)
-
-
 class Own(BestEffort):
     """A strategy of the application, which is told the application's own facts."""
 
@@ -78,24 +69,11 @@ TROUBLES = {
         ("find",), CUT, _read, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
         errors.AutoReconnect, times=None,
     ),
-    "a write that is not repeated": Trouble(
-        ("update",), CUT,
-        lambda p: p.do(p.coll.update_many, matching("update_many"), CHANGE),
-        RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, errors.AutoReconnect,
-    ),
     "an overload": Trouble(("find",), OVERLOADED, _read, RetryReason.OVERLOADED),
-    "a bulk that finds no primary": Trouble(
-        ("insert",), NOT_PRIMARY,
-        lambda p: p.do(p.coll.bulk_write, [InsertOne(document("a bulk in trouble"))]),
-        RetryReason.NOT_PRIMARY,
-    ),
     "a batch": Trouble(
         ("getMore",), {"errorCode": 6},
         lambda p: p.side.documents(p.coll.find({"number": NUMBER}, batch_size=2)),
         RetryReason.TEMPORARILY_UNAVAILABLE, errors.OperationFailure,
-    ),
-    "a commit": Trouble(
-        ("commitTransaction",), {"errorCode": 6}, _commit, RetryReason.TEMPORARILY_UNAVAILABLE
     ),
     "a command": Trouble(
         ("ping",), OVERLOADED, lambda p: p.do(p.database.command, "ping", MARK),

@@ -97,99 +97,52 @@ def test_events_carry_facts_and_no_error_text() -> None:
     assert BreakerOpened._fields == ("server", *counts)
 
 
-def logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
+SERVER = "db1.example:27017"
+FIND = {
+    "operation": "find", "namespace": "shop.orders", "reason": "not_primary", "server": SERVER,
+}  # fmt: skip
+LOGGED: dict[str, tuple[Event, str, str, tuple[str, ...], dict[str, Any]]] = {
+    # name: (event, logger, level, facts of the line, fields of the record)
+    "scheduled": (
+        SCHEDULED, "retry", "INFO",
+        ("find shop.orders", "1", SERVER, "not_primary", "0.002 s", "Error, code 6"),
+        {**FIND, "event": "retry.scheduled", "attempt": 1, "delay": 0.0015,
+         "error": "Error, code 6", "held_back": False},
+    ),
+    "held back": (
+        SCHEDULED._replace(held_back=True), "retry", "INFO", ("budget",), {"held_back": True},
+    ),
+    "declined": (
+        DECLINED, "retry", "WARNING",
+        ("find shop.orders", "2", SERVER, "not_primary", DECLINED.why),
+        {**FIND, "event": "retry.declined", "attempt": 2, "rule": "attempts",
+         "why": DECLINED.why, "error": ""},
+    ),
+    "an ordinary error": (
+        NO_SERVER, "retry", "DEBUG", ("no server", "node_not_available"), {"server": None},
+    ),
+    "opened": (
+        OPENED, "circuit_breaker", "WARNING", (SERVER, "open", "12 of 20", "5.000 s"),
+        {"event": "circuit_breaker.opened", "server": SERVER, "calls": 20, "failures": 12,
+         "next_probe_in": 5.0},
+    ),
+    "closed": (
+        CLOSED, "circuit_breaker", "INFO", (SERVER, "closed"),
+        {"event": "circuit_breaker.closed", "server": SERVER},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGGED)
+def test_an_event_is_logged_with_its_facts(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    event, logger, level, facts, fields = LOGGED[name]
     EventLog().on_event(event)
     (record,) = caplog.records
-    assert record.name == "pymongo_resilience.retry"
-    return record
-
-
-def check_facts(record: logging.LogRecord, *facts: str) -> None:
-    """What a person who reads the line is told, in whatever words."""
-    message = record.getMessage()
-    assert [fact for fact in facts if fact not in message] == []
-
-
-def shown_as_json(record: logging.LogRecord) -> Any:
-    """What a formatter for JSON makes of the record's own attributes: plain values only."""
+    assert (record.name, record.levelname) == (f"pymongo_resilience.{logger}", level)
+    assert [fact for fact in facts if fact not in record.getMessage()] == []
+    # What a formatter for JSON makes of the record's own attributes: plain values only.
     ordinary = vars(logging.makeLogRecord({})).keys() | {"message"}
     own = {name: value for name, value in vars(record).items() if name not in ordinary}
-    (fields,) = json.loads(json.dumps(own)).values()
-    return fields
-
-
-def test_a_scheduled_retry_is_logged_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
-    record = logged(SCHEDULED, caplog)
-    assert record.levelname == "INFO"
-    check_facts(record, "find shop.orders", "1", "db1.example:27017", "not_primary", "0.002 s")
-    check_facts(record, "Error, code 6")
-    assert "budget" not in record.getMessage()
-    assert shown_as_json(record) == {
-        "event": "retry.scheduled",
-        "operation": "find",
-        "namespace": "shop.orders",
-        "reason": "not_primary",
-        "server": "db1.example:27017",
-        "attempt": 1,
-        "delay": 0.0015,
-        "error": "Error, code 6",
-        "held_back": False,
-    }
-
-
-def test_a_retry_that_the_budget_holds_back_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    check_facts(logged(SCHEDULED._replace(held_back=True), caplog), "budget")
-
-
-def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixture) -> None:
-    record = logged(DECLINED, caplog)
-    assert record.levelname == "WARNING"
-    check_facts(record, "find shop.orders", "2", "db1.example:27017", "not_primary", DECLINED.why)
-    assert shown_as_json(record) == {
-        "event": "retry.declined",
-        "operation": "find",
-        "namespace": "shop.orders",
-        "reason": "not_primary",
-        "server": "db1.example:27017",
-        "attempt": 2,
-        "rule": "attempts",
-        "why": DECLINED.why,
-        "error": "",
-    }
-
-
-def test_an_ordinary_error_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    record = logged(NO_SERVER, caplog)
-    assert record.levelname == "DEBUG"
-    check_facts(record, "no server", "node_not_available")
-    assert shown_as_json(record)["server"] is None
-
-
-def breaker_logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
-    EventLog().on_event(event)
-    (record,) = caplog.records
-    assert record.name == "pymongo_resilience.circuit_breaker"
-    return record
-
-
-def test_a_breaker_that_opens_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    record = breaker_logged(OPENED, caplog)
-    assert record.levelname == "WARNING"
-    check_facts(record, "db1.example:27017", "open", "12 of 20", "5.000 s")
-    assert shown_as_json(record) == {
-        "event": "circuit_breaker.opened",
-        "server": "db1.example:27017",
-        "calls": 20,
-        "failures": 12,
-        "next_probe_in": 5.0,
-    }
-
-
-def test_a_breaker_that_closes_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    record = breaker_logged(CLOSED, caplog)
-    assert record.levelname == "INFO"
-    check_facts(record, "db1.example:27017", "closed")
-    assert shown_as_json(record) == {
-        "event": "circuit_breaker.closed",
-        "server": "db1.example:27017",
-    }
+    (shown,) = json.loads(json.dumps(own)).values()
+    assert shown.items() >= fields.items()
+    assert "event" not in fields or shown == fields
