@@ -92,7 +92,7 @@ def current() -> Policy:
     if block is None:
         return NOTHING
     if block.ended:
-        block = _living(block)
+        block = next(_chain(block), None)
         _innermost.set(block)
     return _policy_of(block)
 
@@ -103,19 +103,13 @@ def timed() -> Block | None:
     return next((each for each in named if each.holds()), None)
 
 
-def _living(block: Block | None) -> Block | None:
-    """The first that has not ended, from this one outward; those around it without ended ones."""
-    while block is not None and block.ended:
-        block = block.outer
-    for inner in _chain(block):
-        while inner.outer is not None and inner.outer.ended:
-            inner.outer = inner.outer.outer
-    return block
-
-
 def _chain(block: Block | None) -> Iterator[Block]:
+    """Those that have not ended, from this one outward; ended ones are taken out of the chain."""
     while block is not None:
-        yield block
+        while block.outer is not None and block.outer.ended:
+            block.outer = block.outer.outer
+        if not block.ended:
+            yield block
         block = block.outer
 
 
@@ -147,7 +141,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         """Those that have not ended."""
 
     def __enter__(self) -> Policy:
-        block = Block(self._policy, _living(_innermost.get()), _generator_around())
+        block = Block(self._policy, next(_chain(_innermost.get()), None), _generator_around())
         try:
             self._entered.append(block)
             _innermost.set(block)
