@@ -72,6 +72,7 @@ def test_terminal(error: Exception, cause: Symptom) -> None:
         AutoReconnect("SSL handshake failed: a:1: EOF occurred in violation of protocol"),
         AutoReconnect("SSL handshake failed: a:1: (-1, 'Unexpected EOF')"),
         NetworkTimeout("SSL handshake failed: a:1: _ssl.c:989: The handshake operation timed out"),
+        AutoReconnect("SSL handshake failed: a:1: [SSL] sslv3 alert handshake failure (_ssl.c:1)"),
         ConnectionFailure("connection pool paused"),
         # A clock that goes wrong, or a certificate that was rolled out early.
         AutoReconnect(f"{VERIFY}certificate is not yet valid (_ssl.c:1006)"),

@@ -100,7 +100,8 @@ def cause_of(error: Exception | None) -> Symptom | None:
     if isinstance(error, ConfigurationError):
         return Symptom.SET_NAME if re.search(_OF_THE_SET, text) else None
     symptom = symptom_of(text)
-    return symptom if symptom in TERMINAL else None
+    # This alert may be about a missing certificate, or about a cipher.
+    return symptom if symptom in TERMINAL and "handshake failure" not in text else None
 
 
 def diagnose(
