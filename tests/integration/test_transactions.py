@@ -159,43 +159,33 @@ def _committed(
     return sent.named("commitTransaction")
 
 
-def test_an_overloaded_commit_is_the_same_commit_again(
-    side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
-) -> None:
-    """Nothing was executed, so there is nothing that a majority would have to confirm."""
-    instrument(**FAST)
-    overload = Overload("commitTransaction", times=5)
-    commits = _committed(side, proxy.uri, seeded, overload, inject=proxy.inject)
-    assert [each["writeConcern"] for each in commits] == [{"w": 1}] * 6
-    assert len(numbers(commits)) == 1
-    assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+COMMITS: dict[str, tuple[Callable[[], list[Fault]], list[Any]]] = {
+    "overload": (lambda: [Overload("commitTransaction", times=5)], [1] * 6),
+    "lost replies": (
+        lambda: [CutAfter("commitTransaction", times=2)], [1, "majority", "majority"],
+    ),
+    "a lost reply, then overload": (
+        lambda: [CutAfter("commitTransaction"), Overload("commitTransaction")],
+        [1, "majority", "majority"],
+    ),
+    "a lost reply, then a cut handshake": (
+        lambda: [CutAfter("commitTransaction"), CutAtHandshake()], [1, "majority"],
+    ),
+}  # fmt: skip
 
 
-def test_a_commit_whose_reply_was_lost_asks_for_a_majority(
-    side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+@pytest.mark.parametrize("name", COMMITS)
+def test_a_commit_asks_for_a_majority_once_its_reply_was_lost(
+    name: str, side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
 ) -> None:
+    """After an overload error nothing was executed, so nothing needs a majority. The driver's own
+    loop would forget the lost reply: pymongo 4.20 asks for ``w=1`` again. A handshake that is cut
+    counts as overload, and no commit was sent then."""
     instrument(timeout_ms=20_000, **FAST)
-    lost = CutAfter("commitTransaction", times=2)
-    commits = _committed(side, proxy.uri, seeded, lost, inject=proxy.inject)
-    assert [each["writeConcern"]["w"] for each in commits] == [1, "majority", "majority"]
+    faults, expected = COMMITS[name]
+    commits = _committed(side, proxy.uri, seeded, *faults(), inject=proxy.inject)
+    assert [each["writeConcern"]["w"] for each in commits] == expected
     assert len(numbers(commits)) == 1
-    assert control[seeded].coll.count_documents({"_id": "in"}) == 1
-
-
-@pytest.mark.parametrize("overload", [Overload, CutAtHandshake])
-def test_a_commit_whose_reply_was_lost_asks_for_a_majority_after_overload_too(
-    overload: Any, side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
-) -> None:
-    """The driver's own loop would forget the lost reply: pymongo 4.20 asks for ``w=1`` again.
-
-    A handshake that is cut counts as overload, and no commit was sent then.
-    """
-    instrument(timeout_ms=20_000, **FAST)
-    faults: list[Fault] = [CutAfter("commitTransaction")]
-    faults.append(overload("commitTransaction") if overload is Overload else overload())
-    commits = _committed(side, proxy.uri, seeded, *faults, inject=proxy.inject)
-    wanted = [1, "majority", "majority"] if overload is Overload else [1, "majority"]
-    assert [each["writeConcern"]["w"] for each in commits] == wanted
     assert control[seeded].coll.count_documents({"_id": "in"}) == 1
 
 
