@@ -286,7 +286,7 @@ def unwind(around: Call | None) -> None:
 
 
 def leave_unfinished(call: Call) -> None:
-    """A coroutine is closed unfinished, in whatever context: see ``unfinished``. Nothing is set or
+    """A coroutine is closed unfinished, in whatever context: see ``deferred``. Nothing is set or
     reset; an operation that begins in its own context finds the call among what is inherited."""
     call.ended = True
     call.client = call.instance = call.session = None

@@ -1,6 +1,7 @@
 """pymongo's retry loop, whose attempts the engine's rules repeat.
 
-Whether and when is decided in ``pymongo_resilience/rules/retry_rules.py``; here an attempt is
-sent, its failure described, and the next one prepared. ``deprioritized`` avoids the servers that
-failed.
+Whether and when is decided in ``pymongo_resilience/rules/retry_rules.py``. Here ``loop_subclass``
+sends an attempt and prepares the next one, ``failed_attempts`` states the facts of a failure,
+``txn_number`` keeps the number of a write, ``deprioritized`` avoids the servers that failed, and
+``final_errors`` chooses what is raised.
 """

@@ -31,7 +31,7 @@ REFUSED = frozenset({RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED})
 
 
 def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -> Exception:
-    """A method of ``Attempts``."""
+    """A method of ``RetryLoop``."""
     # The loop's own client: a task may outlive the call that it was started in.
     client = driver.retry_loop.client(loop)
     if failure.stage is Stage.NOT_SENT and loop.runtime.closings.closed(client):
