@@ -15,10 +15,10 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from pymongo import _csot
 from pymongo.server_type import SERVER_TYPE
 
 from .clients import both
+from .csot import RTT
 
 IDLE, IN_USE = "conns", "requests"
 PLACES = ("size_cond", "_max_connecting_cond")
@@ -181,7 +181,7 @@ def receivers() -> Iterator[tuple[ModuleType, str]]:
 def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
     """After the driver has limited a command: the shorter of its limit and ``seconds``."""
     if next(iter(command)) not in MAKE_CURSORS:
-        of_server = max(1, int((seconds - (_csot.get_rtt() or 0.0)) * 1000))
+        of_server = max(1, int((seconds - RTT.get()) * 1000))
         own = command.get(LIMIT)
         command[LIMIT] = min(own, of_server) if isinstance(own, int) and own else of_server
     socket = connection.conn.gettimeout
