@@ -38,20 +38,12 @@ def run_deferred() -> None:
             Context().run(calls.reported, work)
 
 
-_at_exit = False
-
-
 def run_at_exit(wanted: bool) -> None:
-    """Wanted from the first client on: what is registered last runs first, so before an SDK shuts
-    down that was set up by then."""
-    global _at_exit  # noqa: PLW0603 - one for the process
-    if wanted is _at_exit:
-        return
-    _at_exit = wanted
+    """Wanted anew with each client: what is registered last runs first, so before an SDK shuts down
+    that was set up by then."""
+    atexit.unregister(run_deferred)
     if wanted:
         atexit.register(run_deferred)
-    else:
-        atexit.unregister(run_deferred)
 
 
 def forget_deferred() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.clients.client_registry import Pool
 from support.clients import Side, wait_until
 from support.open_sockets import inodes_to
 from support.telemetry import Instrument, Telemetry
@@ -101,15 +100,6 @@ def test_after_connections_in_use_were_reset(scene: Scene, proxy: ReplicaSet) ->
     scene.settles(working=True, idle=1, used=0)
 
 
-def test_after_they_were_idle_for_too_long(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    scene = Scene(side, proxy.uri, instrument(), database, maxIdleTimeMS=50)
-    with scene.three_in_use():
-        scene.settles(idle=0, used=3)
-    scene.settles(idle=0, used=0)
-
-
 def test_after_a_while_in_which_the_library_was_switched_off(scene: Scene) -> None:
     with set_active(False):
         cursor = scene.three_in_use()
@@ -123,17 +113,3 @@ def test_of_a_closed_client_there_are_none(scene: Scene) -> None:
     scene.side.do(scene.client.close)
     assert scene.counted() == {}
     scene.side.wait_until(lambda: not inodes_to(scene.port))
-
-
-def test_each_use_of_a_connection_passed_on_before_the_driver_says_so_is_timed() -> None:
-    # The driver tells of a check-in once it has let go of the pool's lock, so that another thread
-    # may have the connection by then; that cannot be provoked at will.
-    pool = Pool("db1.example:27017#1")
-    pool.created(1)
-    pool.checked_out(1)
-    pool.checked_out(1)
-    first, second = pool.checked_in(1), pool.checked_in(1)
-    assert first is not None
-    assert second is not None
-    assert second < first + 1
-    assert pool.checked_in(1) is None

@@ -327,11 +327,6 @@ def later_batch(side: Side, coll: Any) -> None:
     side.do(cursor.to_list)
 
 
-def switched_off(side: Side, coll: Any) -> None:
-    with override(hedge=False):
-        side.do(coll.find_one)
-
-
 def reading(coll: Any, mode: Any) -> Any:
     return coll.with_options(read_preference=mode)
 
@@ -350,11 +345,7 @@ UNHEDGED: dict[str, Callable[[Side, Any], object]] = {
     "with $out": lambda side, coll: side.do(coll.aggregate, [{"$out": "copy"}]),
     "later batch": later_batch,
     "from the primary": lambda side, coll: side.do(reading(coll, ReadPreference.PRIMARY).find_one),
-    "found in the primary": lambda side, coll: side.documents(
-        reading(coll, ReadPreference.PRIMARY).find()
-    ),
     PREFERRED: lambda side, coll: side.do(reading(coll, ReadPreference.PRIMARY_PREFERRED).find_one),
-    "switched off": switched_off,
 }
 
 
@@ -371,20 +362,6 @@ def test_what_may_not_be_sent_twice_is_sent_once(
     assert hedged(telemetry) == []
     assert hedges(coll).budget.sent == 0
     assert hedges(coll).budget.reads == before or name == PREFERRED
-
-
-def test_a_transaction_is_not_hedged(
-    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
-) -> None:
-    primary = coll.with_options(read_preference=ReadPreference.PRIMARY)
-    session = side.do(coll.database.client.start_session)
-    side.do(session.start_transaction)
-    replica_set.inject(slow(seconds=0.06))
-    with override(hedge=5):
-        side.do(primary.find_one, session=session)
-        side.do(session.abort_transaction)
-        side.do(session.end_session)
-    assert hedged(telemetry) == []
 
 
 def test_without_a_hedge_left_the_read_waits(

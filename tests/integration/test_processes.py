@@ -167,7 +167,6 @@ EXITS = {
     "an_open_client": (0, OPERATION),
     "sys_exit_among_threads": (3, OPERATION | {"pymongo_resilience.server.state"}),
     "a_daemon_thread_in_its_back_off": (0, {"find", "pymongo_resilience.retries"}),
-    "an_open_async_client": (0, OPERATION),
     "a_pending_task": (0, {"find", "pymongo_resilience.retries"}),
     "uninstrumented": (0, OPERATION),
 }

@@ -86,15 +86,6 @@ def a_daemon_thread_in_its_back_off(uri: str) -> None:
     waiting.wait()
 
 
-def an_open_async_client(uri: str) -> None:
-    instrument()
-
-    async def work() -> None:
-        await client(uri, pymongo.AsyncMongoClient).exits.coll.find_one()
-
-    asyncio.run(work())
-
-
 def a_pending_task(uri: str) -> None:
     waiting = instrument_with_a_long_back_off()
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # tasks of the driver's are pending too
@@ -141,7 +132,6 @@ ways = {
         an_open_client,
         sys_exit_among_threads,
         a_daemon_thread_in_its_back_off,
-        an_open_async_client,
         a_pending_task,
         uninstrumented,
     )
