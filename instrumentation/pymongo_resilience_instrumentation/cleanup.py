@@ -1,6 +1,8 @@
 """killCursors and endSessions, which pymongo sends past its retry loop. killCursors is repeated for
-an overloaded server, and after no other error; one of a client's background task is not, for the
-task keeps the pools as well and must not wait.
+an overloaded server, and after no other error.
+
+A client's background task must not wait, for it keeps the pools as well: it repeats the killCursors
+of collected cursors with its next run.
 
 Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 """
@@ -12,21 +14,32 @@ from typing import Any
 from pymongo.errors import InvalidOperation, PyMongoError
 
 from pymongo_resilience.errors import Rule
+from pymongo_resilience.internal_errors import shielded
 
 from . import calls, driver
 from .calls import NO_DEADLINE
 from .clients.background_work import BackgroundCall, CleanupCall
+from .clients.by_client import keep
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
+from .failures import classify
 from .interceptor import CallInterceptor, Function
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
 
+MOST_REPETITIONS = 5
+"""How often the background task kills one cursor again."""
+
 
 class KillCursors(CallInterceptor):
     """The killCursors of a cursor's ``close()``: where it fails, the background task has it, as in
-    pymongo. One of the task is sent once."""
+    pymongo. One of the task is repeated by its next run."""
 
     runtime: Runtime
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._rejected: dict[int, dict[int, int]] = {}
+        """How often a server has rejected which cursor of the background task, by client."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupCall | None:
         _, address, session = driver.clients.kill_arguments(given, kwargs)
@@ -53,18 +66,37 @@ class KillCursors(CallInterceptor):
     def failed(
         self, call: Any, error: BaseException, given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
+        ids, address, _ = driver.clients.kill_arguments(given, kwargs)
+        around = calls.current()
         if call is None:
             # An error of a closed client ends the task; any other would be a traceback on stderr.
-            dropped = isinstance(error, PyMongoError) and not isinstance(error, InvalidOperation)
-            return None if dropped and isinstance(calls.current(), BackgroundCall) else error
+            ours = isinstance(error, PyMongoError) and not isinstance(error, InvalidOperation)
+            if not isinstance(around, BackgroundCall) or not ours:
+                return error
+            with shielded("after killCursors"):
+                self._repeat(around.client, error, ids, address)
+            return None
         if not isinstance(error, Exception):
             # The driver leaves the cursor to its background task after its own errors alone.
-            ids, address, _ = driver.clients.kill_arguments(given, kwargs)
             for cursor_id in ids:
                 driver.clients.kill_later(given[0], cursor_id, address)
         raised = super().failed(call, error, given, kwargs)
         # The server's own timeout ends it then; the driver would go on in the background.
         return None if getattr(error, "retry_rule", None) is Rule.ATTEMPTS else raised
+
+    def _repeat(self, client: Any, error: Any, ids: Any, address: Any) -> None:
+        """With the task's next run; once the client is closed there is none."""
+        facts = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
+        again = facts.retryable_overload and client.options.retry_reads
+        own = driver.clients.max_retries(client)
+        ours = self.runtime.executor.retry_rules.max_retries
+        most = min(MOST_REPETITIONS, ours if own is None else own)
+        rejected = keep(self._rejected, client, {})
+        for cursor_id in ids:
+            count = rejected.pop(cursor_id, 0) + 1
+            if again and count <= most and not self.runtime.closings.closed(client):
+                rejected[cursor_id] = count
+                driver.clients.kill_later(client, cursor_id, address)
 
 
 class EndSessions(CallInterceptor):

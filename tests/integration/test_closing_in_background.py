@@ -1,8 +1,9 @@
-"""The background task of a client: cursors that were garbage-collected, and what is left for it."""
+"""Cursors that were garbage-collected: tried again at the next tick, five times, without a wait."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import weakref
@@ -11,12 +12,14 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry import trace
+from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
     background_by_hand,
     documents,
     half_read,
+    is_open,
     killed,
     run_background,
     until,
@@ -43,16 +46,81 @@ def dropped(side: Side, client: Any, database: str) -> int:
     return cursor_id
 
 
+@by_hand
+def test_it_is_killed_by_a_later_tick(
+    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(**LONGEST)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    cursor_id = dropped(side, client, documents)
+    proxy.inject(Overload("killCursors", times=3))
+    for ticks in range(1, 5):
+        run_background(side, client)
+        assert killed(sent) == [[cursor_id]] * ticks
+    assert not is_open(control, documents, cursor_id)
+    assert not client._kill_cursors_queue
+
+
+@by_hand
+def test_after_five_more_ticks_it_is_dropped(
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instrument(max_retries=1000, **LONGEST)
+    client = side.client(proxy.uri)
+    dropped(side, client, documents)
+    overload = Overload("killCursors", times=50)
+    proxy.inject(overload)
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "pymongo_resilience"):
+        for _ in range(8):
+            run_background(side, client)
+    assert overload.injected == 6
+    assert not client._kill_cursors_queue
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@by_hand
+def test_a_cursor_with_a_connection_of_its_own_gives_it_back_and_is_killed_later(
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    control: Any,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instrument(**LONGEST)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], maxPoolSize=1)
+    # As behind a load balancer, which the test bed has not.
+    monkeypatch.setattr(client, "_should_pin_cursor", lambda session: True)
+    cursor_id = dropped(side, client, documents)
+    monkeypatch.undo()
+    proxy.inject(Overload("killCursors", times=7))
+    for _ in range(7):
+        run_background(side, client)
+    # The pool's only connection is free.
+    side.do(client.admin.command, "ping")
+    assert [entry[1] for entry in client._kill_cursors_queue] == []
+    # Once by the driver's own way for those, which queues it.
+    assert killed(sent) == [[cursor_id]] * 7
+    assert is_open(control, documents, cursor_id)
+
+
 FAULTS = {
     "refused": lambda: Fail("killCursors", code=13),
     "cut": lambda: CutBefore("killCursors"),
-    "overload": lambda: Overload("killCursors"),
+    "retryReads": lambda: Overload("killCursors"),
 }
 
 
 @by_hand
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_an_error_it_is_dropped_without_a_word(
+def test_after_any_other_error_it_is_dropped_without_a_word(
     fault: str,
     side: Side,
     proxy: ReplicaSet,
@@ -63,7 +131,7 @@ def test_after_an_error_it_is_dropped_without_a_word(
     """pymongo prints a traceback."""
     instrument(**LONGEST)
     sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
+    client = side.client(proxy.uri, event_listeners=[sent], retryReads=fault != "retryReads")
     dropped(side, client, documents)
     proxy.inject(FAULTS[fault]())
     run_background(side, client)
@@ -130,11 +198,28 @@ def test_the_application_s_trace_has_no_part_in_it(
                 await client.admin.command("ping")
             cursor = client[documents].coll.find(batch_size=2)
             await cursor.next()
+            proxy.inject(Overload("killCursors"))
             del cursor
             gc.collect()
-            await until(lambda: traces.named("killCursors"))
+            await until(lambda: len(traces.named("killCursors")) == 2)
 
     asyncio.run(main())
     assert [each.get_span_context().trace_id for each in traces.around["ping"]] == [1]
-    assert traces.around["killCursors"] == [trace.INVALID_SPAN]
+    assert traces.around["killCursors"] == [trace.INVALID_SPAN] * 2
     assert "killCursors" not in [span.name for span in telemetry.spans()]
+
+
+@by_hand
+def test_the_tries_are_no_more_than_the_client_wants(
+    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], maxAdaptiveRetries=1)
+    dropped(side, client, documents)
+    proxy.inject(Overload("killCursors", times=20))
+    for _ in range(4):
+        run_background(side, client)
+    assert len(killed(sent)) == 2
+
+
