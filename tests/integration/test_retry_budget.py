@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pymongo
 import pytest
-from pymongo.errors import OperationFailure
+from pymongo.errors import ConfigurationError, OperationFailure
+from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side, wait_until
@@ -19,6 +21,7 @@ from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.budget import CAPACITY, RatioBudget, TokenBucket
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
+from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
@@ -161,6 +164,91 @@ def test_each_client_has_its_own_and_one_that_was_made_before(
         assert decisions(telemetry) == ["again", "again", Rule.BUDGET]
 
 
+@pytest.mark.parametrize(
+    ("in_uri", "keyword", "everywhere", "has_one"),
+    [
+        ("adaptiveRetries=True", None, False, True),
+        ("ADAPTIVERETRIES=%74rue", None, False, True),
+        (None, True, False, True),
+        (None, "True", False, True),
+        (None, "FALSE", True, False),
+        ("adaptiveRetries=false", True, False, True),
+        ("adaptiveRetries=true", False, False, False),
+        ("adaptiveRetries=false", None, True, False),
+        (None, None, True, True),
+        (None, None, False, False),
+    ],
+)
+def test_a_client_says_so_itself(
+    in_uri: str | None,
+    keyword: Any,
+    everywhere: bool,
+    has_one: bool,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    budget = "tokens" if everywhere else "off"
+    telemetry = instrument(retry_budget=budget, retry_token_capacity=1, base_backoff_ms=1)
+    uri = proxy.uri if in_uri is None else f"{proxy.uri}&{in_uri}&retryReads=true"
+    assert "?" in proxy.uri, "the options below are appended"
+    more = {} if keyword is None else {"adaptiveRetries": keyword}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the driver would warn of an option it does not know
+        coll = side.client(uri, **more)[database].coll
+    proxy.inject(Overload("find", times=2))
+    if has_one:
+        with pytest.raises(OperationFailure):
+            side.do(coll.find_one)
+        assert decisions(telemetry) == ["again", Rule.BUDGET]
+    else:
+        side.do(coll.find_one)
+        assert decisions(telemetry) == ["again", "again"]
+
+
+@pytest.mark.parametrize("value", [1, "yes", None, 0.5, ""])
+def test_what_is_no_boolean_is_refused(
+    value: Any, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    with pytest.raises(ConfigurationError, match=r"adaptiveRetries=.*: expected True or False"):
+        side.client(proxy.uri, adaptiveRetries=value)
+    with pytest.raises(ConfigurationError, match=f"={value} in the URI: expected true or false"):
+        side.client(f"{proxy.uri}&adaptiveRetries={value}")
+
+
+def test_the_driver_alone_refuses_it(proxy: ReplicaSet) -> None:
+    """The evidence for taking it out: with a driver that knows the option this test fails."""
+    with pytest.raises(ConfigurationError, match="adaptiveRetries"):
+        pymongo.MongoClient(proxy.uri, adaptiveRetries=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "left", "said"),
+    [
+        ("mongodb://h", "mongodb://h", None),
+        ("mongodb://h/?adaptiveRetries=True", "mongodb://h/", True),
+        ("mongodb://h/db?adaptiveretries=false&w=1", "mongodb://h/db?w=1", False),
+        ("mongodb://h/?w=1;adaptiveRetries=true;j=true", "mongodb://h/?w=1;j=true", True),
+        ("mongodb://h/?maxAdaptiveRetries=3", "mongodb://h/?maxAdaptiveRetries=3", None),
+        ("mongodb://adaptiveRetries:x@h/?w=1", "mongodb://adaptiveRetries:x@h/?w=1", None),
+        (
+            "mongodb+srv://u:p%3F@h.example/?authSource=a%26b&adaptiveRetries=true",
+            "mongodb+srv://u:p%3F@h.example/?authSource=a%26b",
+            True,
+        ),
+        (["h", "mongodb://i/?adaptiveRetries=true"], ["h", "mongodb://i/"], True),
+        (None, None, None),
+        (b"h", b"h", None),
+    ],
+    ids=lambda each: str(each)[:28],
+)
+def test_only_ours_is_taken_out(host: Any, left: Any, said: bool | None) -> None:
+    assert client_options.take((host,), {"w": 1}) == (((left,), {"w": 1}), said)
+    assert client_options.take((), {"host": host}) == (((), {"host": left}), said)
+
+
 @pytest.mark.parametrize("own", [0, 7])
 def test_a_clients_own_number_of_retries_wins(
     own: int, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
@@ -209,3 +297,11 @@ def test_a_child_has_it_full_and_unlocked(proxy: ReplicaSet, instrument: Instrum
         assert limits.of(client).budget is mine
         assert mine.tokens == CAPACITY
         assert mine.consume()
+
+
+def test_switched_off_the_option_keeps_no_client_from_being_made(
+    proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    with set_active(False), pymongo.MongoClient(proxy.uri, adaptiveRetries=True) as client:
+        client.admin.command("ping")

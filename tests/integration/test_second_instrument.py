@@ -181,6 +181,8 @@ def test_with_replace_everything_goes_by_the_new_arguments(
 ) -> None:
     first = again(Config(timeout_ms=20_000, retry_budget="tokens"))
     client = side.client(server.uri)
+    thrifty = side.client(server.uri, adaptiveRetries=True)
+    other = side.client(server.uri, adaptiveRetries=False)
     side.do(client[database].coll.find_one)
     assert pymongo_resilience.status(client).retry_tokens == 1000
     first.clear()
@@ -198,7 +200,8 @@ def test_with_replace_everything_goes_by_the_new_arguments(
     assert "pymongo_resilience.deadline" not in operation.attributes
     assert len(second.commands_of(operation)) == 1
     assert hooked == ["find"]
-    assert pymongo_resilience.status(client).retry_tokens == 8
+    tokens = [pymongo_resilience.status(each).retry_tokens for each in (client, thrifty, other)]
+    assert tokens == [8, 1000, None]
 
 
 @pytest.mark.parametrize("replace", [False, True])

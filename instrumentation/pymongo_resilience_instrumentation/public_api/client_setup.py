@@ -3,17 +3,14 @@ a selector, and gives us the options that are ours."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
-from urllib.parse import unquote_plus
-
-from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience_instrumentation import deferred, driver, self_check
+from pymongo_resilience_instrumentation import deferred, self_check
+from pymongo_resilience_instrumentation.clients import client_options
+from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -28,24 +25,23 @@ from pymongo_resilience_instrumentation.telemetry.listeners import (
 from pymongo_resilience_instrumentation.telemetry.metrics import NOT_MEASURED
 from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
 
-TIMEOUT = re.compile("(?i)[?&;](timeoutMS)=([^&;]*)")
-
 
 def constructor(runtime: Runtime) -> Wrapper:
     """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
 
     def construct(original: Function, client: Any, args: Any, kwargs: Any) -> None:
         # Also while it is switched off: an application that gives the option has to start.
+        (args, kwargs), adaptive = client_options.take(args, kwargs)
         kwargs, tracing_option = client_tracing.take(kwargs)
         # What is no sequence, None included, is the driver's to refuse.
         refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
         if refused or not runtime.enabled_flag.on:
             original(*args, **kwargs)
             return
-        _refuse_negative_timeout(args, kwargs)
+        client_options.refuse_negative_timeout(args, kwargs)
         with shielded("before a client was made"):
             own = kwargs.get("event_listeners", ())
-            ours = _configure(runtime, client, own, tracing_option)
+            ours = _configure(runtime, client, own, adaptive, tracing_option)
             kwargs["event_listeners"] = ours
             _select_for(runtime, client, kwargs)
         original(*args, **kwargs)
@@ -54,23 +50,11 @@ def constructor(runtime: Runtime) -> Wrapper:
     return construct
 
 
-def _refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises ConfigurationError (pymongo's) for a negative ``timeoutMS`` in a URI, which pymongo
-    drops with a warning (Client Side Operations Timeout); a keyword's pymongo refuses itself."""
-    host = args[0] if args else kwargs.get("host")
-    for uri in host if isinstance(host, (list, tuple)) else [host]:
-        for name, value in TIMEOUT.findall(uri) if isinstance(uri, str) else ():
-            with suppress(ValueError):  # what is no number is the driver's to refuse
-                if float(unquote_plus(value)) < 0:
-                    raise ConfigurationError(
-                        f"{name}={value} in the URI: expected 0 (no timeout) or more"
-                    )
-
-
 def _configure(
     runtime: Runtime,
     client: Any,
     listeners: Sequence[Any],
+    adaptive: bool | None,
     tracing_option: Mapping[str, Any],
 ) -> list[Any]:
     """The client's listeners: its own, and ours once."""
@@ -82,6 +66,8 @@ def _configure(
         logger.error("%s; pymongo-resilience is switched off from now on", refusal)
         return own
     deferred.run_at_exit(True)
+    if adaptive is not None:
+        keep(client_options.adaptive, client, adaptive)
     state = runtime.clients.add(client, runtime.limits.of(client).budget)
     tracing = client_tracing.settle(client, tracing_option, runtime.warn_once)
     return own + _listeners(runtime, state, tracing)
@@ -132,9 +118,7 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
 
 def _select_for(runtime: Runtime, client: Any, kwargs: dict[str, Any]) -> None:
     """Put our selector among the client's options, around its own."""
-    written = (each for each in kwargs if each.lower() == driver.selection.SELECTOR)
-    name = next(written, driver.selection.SELECTOR)
-    own = kwargs.get(name)
+    name, own = client_options.server_selector(kwargs)
     # What cannot be called is the driver's to refuse.
     breakers = runtime.limits.of(client).breakers
     if breakers is not None and runtime.enabled_flag.on and (own is None or callable(own)):

@@ -25,6 +25,7 @@ from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANS
 from pymongo_resilience.rules.limits import Limits, LoadShedder
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.clients import client_options
 
 
 class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
@@ -69,7 +70,7 @@ class ClientLimits(Limits):
         super().__init__()
         if config is None:
             return
-        self.budget = _budget(config, clock)
+        self.budget = _budget(client_options.adaptive.get(id(client)), config, clock)
         if config.load_shedding:
             self.shedders = ByServer(lambda _: LoadShedder(clock, random))
         if config.circuit_breaker != OFF:
@@ -93,10 +94,14 @@ class ClientLimits(Limits):
                 each.reset_after_fork()
 
 
-def _budget(config: Config, clock: Clock) -> RetryBudget | None:
-    if config.retry_budget == OFF:
+def _budget(adaptive: bool | None, config: Config, clock: Clock) -> RetryBudget | None:
+    """``adaptive``: what the client says itself."""
+    kind = config.retry_budget
+    if adaptive is not None:
+        kind = TOKENS if adaptive else OFF
+    if kind == OFF:
         return None
-    return TokenBucket() if config.retry_budget == TOKENS else RatioBudget(clock=clock)
+    return TokenBucket() if kind == TOKENS else RatioBudget(clock=clock)
 
 
 class ClientBreakers(ByServer[Address, CircuitBreaker]):

@@ -23,6 +23,7 @@ from pymongo.uri_parser import split_hosts, split_options
 
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.clients.client_options import OPTION
 
 from . import Finding, Level
 
@@ -126,6 +127,8 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
 def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
     known = common.URI_OPTIONS_VALIDATOR_MAP
     for name, _, value in pairs:
+        if name.lower() == OPTION.lower():
+            continue  # this library's
         shown = name if _NAME.fullmatch(name) else "(a name that is not shown)"
         if name.lower() in FILES and not Path(unquote_plus(value)).is_file():
             yield _wrong(f"{shown}: no such file", f"correct the path in {shown}")
