@@ -1,5 +1,5 @@
-"""killCursors and endSessions, which pymongo sends past its retry loop. killCursors is repeated for
-an overloaded server, and after no other error.
+"""killCursors and endSessions, which pymongo sends past its retry loop: repeated for an overloaded
+server, and after no other error.
 
 A client's background task must not wait, for it keeps the pools as well: it repeats the killCursors
 of collected cursors with its next run.
@@ -14,7 +14,7 @@ from typing import Any
 from pymongo.errors import InvalidOperation, PyMongoError
 
 from pymongo_resilience.errors import Rule
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import is_closing, shielded
 
 from . import calls, driver
 from .calls import NO_DEADLINE
@@ -28,6 +28,8 @@ from .timeouts.precedence import transaction_of
 
 MOST_REPETITIONS = 5
 """How often the background task kills one cursor again."""
+MOST_SESSIONS = 10_000
+"""How many of them one endSessions may name."""
 
 
 class KillCursors(CallInterceptor):
@@ -100,10 +102,13 @@ class KillCursors(CallInterceptor):
 
 
 class EndSessions(CallInterceptor):
-    """The endSessions of a client's ``close()``, which pymongo sends once and whose errors it
-    ignores: it has a timeout and a span."""
+    """The endSessions of a client's ``close()``; the driver ignores its errors."""
 
     runtime: Runtime
+
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
+        super().__init__(runtime)
+        self.send = self._send_async if asynchronous else self._send
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupCall | None:
         if calls.reporting():
@@ -111,3 +116,17 @@ class EndSessions(CallInterceptor):
         call = CleanupCall(given[0], END_SESSIONS, ("admin", None))
         self.runtime.begin(call)
         return call
+
+    def _send(self, _call: CleanupCall, _original: Function, client: Any, ids: Any) -> None:
+        for at in range(0, len(ids), MOST_SESSIONS):
+            driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
+
+    async def _send_async(
+        self, _call: CleanupCall, _original: Function, client: Any, ids: Any
+    ) -> None:
+        for at in range(0, len(ids), MOST_SESSIONS):
+            await driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
+
+    def failed(self, call: Any, error: BaseException, *rest: Any) -> BaseException | None:
+        raised = super().failed(call, error, *rest)
+        return None if isinstance(error, PyMongoError) and not is_closing(error) else raised

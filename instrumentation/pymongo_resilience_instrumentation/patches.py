@@ -190,7 +190,7 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
         yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
         background = background_work.BackgroundRun(closings, asynchronous)
         yield client, driver.clients.BACKGROUND, background
-        yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime)
+        yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
     for owner in _where_defined(
         (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes()), "close"
     ):

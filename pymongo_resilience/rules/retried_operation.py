@@ -33,7 +33,7 @@ class Kind(enum.Enum):
     TRANSACTION_END = "commit or abort"
     TRANSACTION = "transaction"
     """All of one, or its commit once more, for the label of the error alone."""
-    CLEANUP = "killCursors"
+    CLEANUP = "killCursors or endSessions"
     """What the driver sends on its own account; repeated for an overloaded server alone."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import logging
 import weakref
@@ -12,7 +11,6 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry import trace
-from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
@@ -221,5 +219,3 @@ def test_the_tries_are_no_more_than_the_client_wants(
     for _ in range(4):
         run_background(side, client)
     assert len(killed(sent)) == 2
-
-

@@ -1,53 +1,183 @@
-"""endSessions of a client's ``close()``: sent once, within the timeout, and never an error."""
+"""endSessions of a client's ``close()``: repeated for half a second, and never an error."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
+import pymongo
 import pytest
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed.fault import (
+    Answer,
+    Hang,
+    Interception,
+    Verdict,
+)
+from pymongo_resilience_instrumentation.tools.testbed.relay import Connection
+from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side
+from support.cursor_cleanup import no_jitter, until
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
+from pymongo_resilience.errors import RetryReason
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 
+__all__ = ["no_jitter"]
 pytestmark = pytest.mark.oldest
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        None,
-        lambda: Overload("endSessions"),
-        lambda: Fail("endSessions", code=13),
-        lambda: CutAfter("endSessions"),
-    ],
-    ids=["no error", "overload", "refused", "cut"],
-)
-def test_it_is_sent_once_whatever_it_ends_with(
-    fault: Callable[[], Any] | None, side: Side, proxy: ReplicaSet, instrument: Instrument
-) -> None:
-    telemetry, sent = instrument(), SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
+def used(side: Side, proxy: ReplicaSet, **options: Any) -> tuple[Any, SentCommands]:
+    """A client that has a session to end, and what it sent."""
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], **options)
     wait_for_server(side, client)
-    telemetry.clear()
-    if fault is not None:
-        proxy.inject(fault())
+    return client, sent
+
+
+def test_it_is_repeated_until_the_server_takes_it(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = used(side, proxy)
+    proxy.inject(Overload("endSessions", times=3))
+    side.do(client.close)
+    assert len(sent.named("endSessions")) == 4
+    assert len({str(command["endSessions"]) for command in sent.named("endSessions")}) == 1
+    assert [
+        (event.operation, event.namespace, event.reason, event.server, event.delay)
+        for event in telemetry.decisions.events
+    ] == [
+        ("endSessions", "admin", RetryReason.OVERLOADED, proxy.members[0].host_and_port, delay)
+        for delay in (0.002, 0.004, 0.008)
+    ]
+    (point,) = (
+        point
+        for attributes, point in telemetry.points("pymongo_resilience.retries")
+        if attributes["db.operation.name"] == "endSessions"
+    )
+    assert point.value == 3
+
+
+def test_all_well_it_is_sent_once(side: Side, proxy: ReplicaSet, instrument: Instrument) -> None:
+    telemetry = instrument()
+    client, sent = used(side, proxy)
     side.do(client.close)
     assert len(sent.named("endSessions")) == 1
-    assert [operation.name for operation in telemetry.operations()] == ["endSessions admin"]
+    assert telemetry.decisions.events == []
 
 
-def test_without_a_server_closing_takes_the_timeout(
+@pytest.mark.parametrize("base", [1, 100])
+def test_a_server_that_stays_overloaded_costs_half_a_second_at_most(
+    base: int, side: Side, proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=base)
+    client, _ = used(side, proxy)
+    overload = Overload("endSessions", times=50)
+    proxy.inject(overload)
+    start = time.monotonic()
+    side.do(client.close)
+    took = time.monotonic() - start
+    # Fewer, where the machine is too busy for as many.
+    assert 0 < overload.injected <= {1: 6, 100: 2}[base]
+    *scheduled, last = telemetry.decisions.events
+    assert last.rule is Rule.ATTEMPTS
+    assert sum(event.delay for event in scheduled) < 0.5
+    # What is over the waits is six round trips on a busy machine.
+    assert took < 4
+
+
+class _NoAnswerToTheSecond(Interception):
+    """Sheds the first endSessions, and says nothing to the next."""
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        if request.command_name != "endSessions":
+            return None
+        self.injected += 1
+        return Answer(Overload().document) if self.injected == 1 else Hang(8.0)
+
+
+def test_a_repetition_that_hangs_is_cut_off(
     side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=300)
-    client = side.client(proxy.uri, serverSelectionTimeoutMS=60_000)
-    wait_for_server(side, client)
-    proxy.stop()
-    began = time.monotonic()
+    instrument(base_backoff_ms=1)
+    client, _ = used(side, proxy)
+    fault = _NoAnswerToTheSecond()
+    proxy.inject(fault)
+    start = time.monotonic()
     side.do(client.close)
-    assert time.monotonic() - began < 20
+    assert fault.injected == 2
+    assert time.monotonic() - start < 4.0
+
+
+@pytest.mark.parametrize(
+    "fault", [lambda: Fail("endSessions", code=13), lambda: CutAfter("endSessions")]
+)
+def test_any_other_error_is_ignored_as_ever(
+    fault: Any, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = used(side, proxy)
+    proxy.inject(fault())
+    side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.NEVER_REPEATED]
+
+
+def test_without_a_server_it_is_ignored_as_ever(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, _ = used(side, proxy, serverSelectionTimeoutMS=200)
+    proxy.stop()
+    side.do(client.close)
+    assert [event.operation for event in telemetry.decisions.events] == ["endSessions"]
+
+
+@pytest.mark.parametrize("option", ["retryReads", "retryWrites"])
+def test_it_needs_both_switches(
+    option: str, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = used(side, proxy, **{option: False})
+    proxy.inject(Overload("endSessions"))
+    side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.SWITCHED_OFF]
+
+
+def test_a_deadline_around_close_ends_it_earlier(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=240)
+    client, sent = used(side, proxy)
+    proxy.inject(Overload("endSessions", times=50))
+    with pymongo.timeout(0.45):
+        side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.ATTEMPTS]
+
+
+def test_a_cancelled_close_ends_at_once(
+    proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=200)
+
+    async def main() -> float:
+        client: Any = pymongo.AsyncMongoClient(proxy.uri)
+        await client.admin.command("ping")
+        proxy.inject(Overload("endSessions"))
+        closing = asyncio.create_task(client.close())
+        await until(lambda: telemetry.decisions.events)
+        start = time.monotonic()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        took = time.monotonic() - start
+        await client.close()
+        return took
+
+    assert asyncio.run(main()) < 0.3

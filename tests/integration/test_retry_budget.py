@@ -135,7 +135,7 @@ def test_an_empty_budget_ends_the_retries_until_successes_fill_it_again(
     assert decisions(telemetry) == ["again"]
 
 
-def test_closing_a_cursor_spends_it_too(
+def test_closing_a_cursor_and_the_client_spends_it_too(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(**SPENT)
@@ -146,8 +146,14 @@ def test_closing_a_cursor_spends_it_too(
     side.do(cursor.__next__ if side.runner is None else cursor.__anext__)
     proxy.inject(Overload("killCursors", times=2))
     side.do(cursor.close)
-    assert decisions(telemetry) == ["again", "again"]
-    assert {event.operation for event in telemetry.decisions.events} == {"killCursors"}
+    proxy.inject(Overload("endSessions", times=1))
+    side.do(client.close)
+    assert decisions(telemetry) == ["again", "again", "again"]
+    assert [event.operation for event in telemetry.decisions.events] == [
+        "killCursors",
+        "killCursors",
+        "endSessions",
+    ]
 
 
 def test_each_client_has_its_own_and_one_that_was_made_before(

@@ -16,6 +16,7 @@ from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 T = TypeVar("T")
@@ -105,7 +106,8 @@ class ClientClock(MonotonicClock):
 
     def _waits(self) -> Closing | MonotonicClock:
         call = calls.current()
-        if call is None or call.client is None:
+        # What close() sends itself is repeated while the client is being closed.
+        if call is None or call.client is None or call.operation == END_SESSIONS:
             return self._clock
         return self._closings.of(call.client)
 

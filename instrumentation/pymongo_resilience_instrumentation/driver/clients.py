@@ -95,6 +95,18 @@ def kill_cursors(client: Any, ids: list[int], address: Any, session: Any) -> Any
     )
 
 
+def end_sessions(client: Any, ids: list[Any]) -> Any:
+    """The same for endSessions. The driver's own method hides errors, and ``command()`` of a
+    database would make one more session."""
+
+    def send(*given: Any) -> Any:
+        _, _, connection, mode = given
+        command = {"endSessions": ids}
+        return connection.command("admin", command, read_preference=mode, client=client)
+
+    return client._retry_internal(send, None, None, "endSessions", is_read=True, read_pref=ANY)
+
+
 client_of_collection = attrgetter("database.client")
 client_of_database = attrgetter("client")
 names_of_collection = attrgetter("database.name", "name")

@@ -6,6 +6,7 @@ session and server API were put on. Left out are unacknowledged bulk writes, whi
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import socket
 import struct
@@ -29,37 +30,56 @@ HELLO = "hello"
 """A connection's method: the handshake of one that operations use, and no monitor."""
 CAN_WAKE = sys.platform not in {"win32", "cygwin", "emscripten", "wasi"}
 """Whether a read ends when another thread shuts its socket down."""
+_DROP_TIME = 0x80
+"""macOS: TCP_RXT_CONNDROPTIME, which Python does not name."""
 _CLOSED, _STATE, _SINCE_DATA, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 19, 20, struct.Struct("8B24I")
 """Linux: of a TCP_INFO, the state and the milliseconds since the peer's last data and its last
 acknowledgement."""
 _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
 
 
-def can_watch() -> bool:
-    """Whether this system has the options: Linux."""
-    return hasattr(socket, "TCP_USER_TIMEOUT")
-
-
 def watch_peer(interface: Any, seconds: int) -> None:
     """Have the kernel close the connection ``seconds`` after the peer's last packet."""
-    sock, tcp = interface.sock, socket.IPPROTO_TCP
     # Of a closed socket, asyncio's raises OSError and uvloop's ValueError.
     with suppress(OSError, ValueError):
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(tcp, socket.TCP_KEEPIDLE, max(1, seconds * 2 // 5))
-            sock.setsockopt(tcp, socket.TCP_KEEPINTVL, max(1, seconds // 5))
-            sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
+        if interface.sock.family != socket.AF_UNIX:
+            _watch(interface.sock, seconds)
+
+
+def _watch(sock: Any, seconds: int) -> None:
+    tcp, idle, interval = socket.IPPROTO_TCP, max(1, seconds * 2 // 5), max(1, seconds // 5)
+    if sys.platform == "darwin":
+        sock.setsockopt(tcp, socket.TCP_KEEPALIVE, idle)
+        sock.setsockopt(tcp, socket.TCP_KEEPCNT, 3)
+        sock.setsockopt(tcp, _DROP_TIME, seconds)
+    else:
+        sock.setsockopt(tcp, socket.TCP_KEEPIDLE, idle)
+        sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
+    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, interval)
+
+
+@functools.cache
+def can_watch() -> bool:
+    """Whether Python and the kernel know these options: tried on a socket of its own."""
+    try:
+        with socket.socket() as unused:
+            _watch(unused, 1)
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool:
     """Whether ``error`` ended the connection because nothing came from its peer. Before the socket
     is closed: pymongo's read takes the kernel's error for one of its own looks at the clock."""
-    if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
+    if not isinstance(error, OSError):
+        return False
+    if error.errno == errno.ETIMEDOUT:
         return True
-    facts = _facts(connection) if isinstance(error, OSError) else None
-    return facts is not None and bool(
-        facts[_STATE] == _CLOSED and facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000
-    )
+    facts = _facts(connection)
+    if facts is None:
+        return False
+    return bool(facts[_STATE] == _CLOSED and facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000)
 
 
 def ignore_transient_state(connection: Any, hello: Any) -> None:

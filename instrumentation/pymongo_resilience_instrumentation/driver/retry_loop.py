@@ -177,7 +177,7 @@ def kind(loop: Any) -> Kind:
     name = operation_name(loop)
     if name in ("commitTransaction", "abortTransaction"):
         return Kind.TRANSACTION_END
-    if name == KILL_CURSORS:
+    if name in (KILL_CURSORS, END_SESSIONS):
         return Kind.CLEANUP
     if loop._is_run_command:
         return Kind.COMMAND
@@ -193,11 +193,11 @@ def kind(loop: Any) -> Kind:
 
 
 def retries_enabled(loop: Any, what: Kind) -> bool:
-    """retryReads, retryWrites, or both for a command runner."""
+    """retryReads, retryWrites, or both for a command runner and endSessions."""
     options = loop._client.options
-    if what in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP):
+    if what in (Kind.READ, Kind.GET_MORE) or operation_name(loop) == KILL_CURSORS:
         return bool(options.retry_reads)
-    if what is Kind.COMMAND:
+    if what in (Kind.COMMAND, Kind.CLEANUP):
         return bool(options.retry_reads and options.retry_writes)
     return bool(options.retry_writes)
 

@@ -19,6 +19,10 @@ from pymongo_resilience_instrumentation.timeouts import command_limits
 
 from . import stopped_bulks
 
+CLOSING = 0.5
+"""Seconds after its first failure in which endSessions is repeated, and that a repetition may stay
+unanswered: close() must not take long."""
+
 
 def described(loop: Any) -> Operation:
     """The operation for the retry rules. Reads nothing of the caller's context."""
@@ -48,6 +52,9 @@ def described(loop: Any) -> Operation:
 def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
     """The operation's deadline, and without one the end of repeating, by the caller's context."""
     timeout, clock = driver.csot.timeout_in_force(), loop.runtime.executor.clock
+    if loop.call.operation == driver.retry_loop.END_SESSIONS:
+        left, loop.call.attempt_timeout = driver.csot.remaining(), CLOSING
+        return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
     if timeout is None:
         return None, None
     ends = driver.csot.deadline_on(clock)
