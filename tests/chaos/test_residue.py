@@ -140,7 +140,7 @@ def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
 
 
 OF_A_CALL = (
-    r"_instrumentation\.(calls\.Call|.*\.CleanupCall|.*\.CursorTimeout)"
+    r"_instrumentation\.(calls\.(Call|History)|.*\.CleanupCall|.*\.CursorTimeout)"
     r"|timeline\.Run"
 )
 """A context keeps the call that was current in it, and that what it says of a cursor."""
