@@ -122,9 +122,13 @@ def lacks_id_index(find: Find, code: int | None, text: str) -> bool:
 def continued(find: Find, last: Any, *, limit: int) -> Find:
     """What is sent to go on after the document whose ``_id`` is ``last``; ``limit`` is what is left
     of the find's."""
-    than = "$lt" if (find.sort or {}).get(ID) == -1 else "$gt"
-    after = {"$expr": {than: [f"${ID}", {"$literal": last}]}}
-    both = {"$and": [find.filter, after]} if find.filter else after
+    than, until = ("$lt", "$gte") if (find.sort or {}).get(ID) == -1 else ("$gt", "$lte")
+    after = [
+        {"$expr": {than: [f"${ID}", {"$literal": last}]}},
+        # The same for one type of BSON; before MongoDB 5.0 only this one goes by the index.
+        {ID: {"$not": {until: last}}},
+    ]
+    both = {"$and": [find.filter, *after] if find.filter else after}
     return replace(find, filter=both, limit=limit, skip=0)
 
 
