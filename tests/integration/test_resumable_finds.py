@@ -417,6 +417,7 @@ def refused(side: Side, coll: Any, **given: Any) -> str:
         ({"cursor_type": pymongo.CursorType.TAILABLE_AWAIT}, "tailable"),
         ({"cursor_type": pymongo.CursorType.EXHAUST}, "exhaust"),
         ({"hint": [("$natural", 1)]}, "natural"),
+        ({"return_key": True}, "return_key"),
         ({"filter": {"at": {"$near": [1, 1]}}}, "geo"),
         ({"collation": {"locale": "en", "strength": 2}}, "collation"),
         ({"hint": "n_1"}, "hint"),

@@ -59,6 +59,7 @@ def read(query: Any) -> dict[str, Any]:
         tailable=bool(query.flags & _TAILABLE),
         exhaust=bool(query.exhaust),
         explain="$explain" in spec,
+        keys_alone=bool(spec.get("$returnKey")),
         in_transaction=bool(session and session.in_transaction),
         at_snapshot=query.read_concern.level == "snapshot" or _at_snapshot(session),
         load_balanced=bool(query.client.options.load_balanced),

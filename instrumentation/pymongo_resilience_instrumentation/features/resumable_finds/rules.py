@@ -42,6 +42,7 @@ class Find:
     tailable: bool = False
     exhaust: bool = False
     explain: bool = False
+    keys_alone: bool = False
     in_transaction: bool = False
     at_snapshot: bool = False
     load_balanced: bool = False
@@ -84,6 +85,8 @@ def problem_of(find: Find) -> str | None:
         return "expected a find without a collation, or with the simple one"
     if find.hint and find.hint not in ("_id_", BY_ID):
         return "expected a find without a hint, or with one on _id"
+    if find.keys_alone:
+        return "expected a find without return_key: its documents may have no _id"
     if _computes_id(find.projection or {}):
         return "expected a projection that has _id as it is, or leaves it out"
     return None
