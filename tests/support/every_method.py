@@ -15,6 +15,7 @@ from typing import Any
 
 import gridfs
 from gridfs.asynchronous.grid_file import AsyncGridOut
+from support import every_method_of_encryption
 from support.every_operation import FILE, OF_EVERY_VERSION, TOO_NEW, Scene
 
 MODULES = {
@@ -180,6 +181,7 @@ _AGAIN: dict[str, dict[str, Call]] = {
 }
 SENDING: dict[str, dict[str, Call]] = {
     **_AGAIN,
+    "ClientEncryption": every_method_of_encryption.SENDING,
     "MongoClient": _AGAIN["MongoClient"] | {
         "aclose": lambda s: _close_a_client(s, "aclose"),
         "__exit__": lambda s: _close_a_client(s, "__exit__"),
@@ -255,6 +257,7 @@ _OF_A_CURSOR = {
     "sort", "where",
 }  # fmt: skip
 QUIET: dict[str, set[str]] = {
+    "ClientEncryption": {"close"},
     "Collection": {"next", "with_options"},
     "Database": {"get_collection", "next", "with_options"},
     "MongoClient": {
