@@ -1,4 +1,4 @@
-"""What the documents quote is in bench/report.json, and nothing else is quoted.
+"""What the documents quote is in bench/report.json, and nothing else is quoted; scripts start.
 
 ``python bench/make_report.py --documents`` writes the tables and figures.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "bench"
+SCRIPTS = [each.name for each in BENCH.glob("*.py") if "ArgumentParser" in each.read_text()]
 DOCUMENTS = ("README.md", "docs/performance.md", "bench/overload.md", "bench/recovery.md")
 
 
@@ -75,3 +78,13 @@ def test_each_section_names_its_command_and_versions(
             continue
         assert report[name]["command"] == command
         assert report[name]["versions"]["pymongo"]
+
+
+@pytest.mark.thorough("a process for each script")
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_a_script_starts(script: str) -> None:
+    pytest.importorskip("rich")
+    command = [sys.executable, str(BENCH / script), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.doctor import Level, examination
 from pymongo_resilience_instrumentation.tools.doctor.compared_members import of_probe
@@ -96,6 +97,24 @@ def test_a_healthy_set_gets_no_advice_and_nothing_is_waited_for(
     assert re.search(r"primary of the set 'rs0', version \d+\.\d+\S*, wire version \d+", shown)
     reached = {each.server for each in found.findings if each.check == "hello"}
     assert reached == {member.host_and_port for member in replica_set.members}
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("pymongo.errors:PyMongoError._remove_error_label", State.TELEMETRY),
+        # The login asks for it.
+        ("pymongo:MongoClient.topology_description", State.OFF),
+    ],
+)
+def test_a_pymongo_that_lacks_names_is_the_verdict(
+    name: str, left: State, replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch, hasty: None
+) -> None:
+    monkeypatch.delattr(name.replace(":", "."))
+    found = examine(replica_set.uri)
+    assert f"lacks {name}: {left.value}" in found.verdict.text
+    assert found.verdict.well
+    assert "3 of 3 members reached" in texts(found, Level.OK)
 
 
 def test_other_deployments_and_tls_get_no_advice(world: World, cluster: ShardedCluster) -> None:
