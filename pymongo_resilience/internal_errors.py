@@ -19,9 +19,13 @@ OUR_FRAMES = 2
 """Between who logs and logging."""
 MOST_LINKS = 32
 """The length of a chain of contexts, which an application may have closed to a ring."""
-REPLACES = ("coroutine ignored GeneratorExit", "Lock is not acquired", "in a different Context")
+REPLACES = (
+    "coroutine ignored GeneratorExit", "Lock is not acquired", "Lock is not acquired.",
+    "in a different Context",
+)  # fmt: skip
 """How the errors end that take the place of a GeneratorExit. Where a coroutine handles another
-exception when it is closed, CPython makes that one their context."""
+exception when it is closed, CPython makes that one their context. The second text is of pymongo's
+lock, the third of asyncio's, which pymongo takes from Python 3.13 on."""
 
 
 def faults() -> tuple[type[Exception], ...]:

@@ -190,12 +190,9 @@ MAKE_CURSORS = frozenset({"aggregate", "bulkWrite", "find", "listCollections", "
 
 
 def receivers() -> Iterator[tuple[ModuleType, str]]:
-    """The functions that await a reply, where pymongo's modules have them."""
-    for part in ("pool", "network"):
-        with suppress(ImportError):
-            for module, asynchronous in both(part):
-                if (name := "async_" * asynchronous + RECEIVE) in vars(module):
-                    yield module, name
+    """The functions that await a reply."""
+    for module, asynchronous in both("pool"):
+        yield module, "async_" * asynchronous + RECEIVE
 
 
 def limit_attempt(connection: Any, command: Any, seconds: float) -> None:

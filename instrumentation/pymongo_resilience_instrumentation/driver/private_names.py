@@ -7,17 +7,26 @@ them. One that is missing raises AttributeError here, an internal error like any
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
-from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PASSED, PLACES
+from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PASSED, PLACES, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, CHECK, CONNECTORS, READ
 from .retry_loop import EXECUTE_BATCH, LOOP
-from .selection import ASYNC_HALF, HANDSHAKE, SELECT, SELECTION_TIMEOUT, STALENESS, SYNC_HALF
+from .selection import (
+    ASYNC_HALF,
+    ASYNC_SEND,
+    HANDSHAKE,
+    SELECT,
+    SELECTION_TIMEOUT,
+    STALENESS,
+    SYNC_HALF,
+)
 from .sessions import STATE, WITHIN_TIME_LIMIT
 
 Names = tuple[str, ...]
@@ -109,6 +118,11 @@ def parts() -> Iterator[Part]:
     selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
     yield Part(topology, (f"{LOOK}{selecting}", "known_servers"))
     yield Part(STALENESS, ("select",))
+    yield Part("pymongo.synchronous.pool", (RECEIVE,))
+    yield Part("pymongo.asynchronous.pool", (f"async_{RECEIVE}",))
+    if sys.version_info < (3, 12):  # bounded_waits mends what it does to cancellations
+        yield Part("pymongo.asynchronous.pool", (ASYNC_SEND,))
+        yield Part("pymongo.lock", ("wait_for",))
     # Without these there are no spans either.
     listener = ("started", "succeeded", "failed")
     yield Part("pymongo.monitoring:CommandListener", listener, State.OFF)
