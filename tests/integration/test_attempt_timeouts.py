@@ -84,7 +84,7 @@ def hits(side: Side, coll: Any, operation: str, telemetry: Any, count: int) -> l
 def test_a_read_is_repeated_on_another_member(
     side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS // 3)
+    telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS)
     options = {"readPreference": "secondary", "localThresholdMS": PLENTY_MS}
     client = side.do(side.client, replica_set.uri, **options)
     side.do(client.admin.command, "ping")
