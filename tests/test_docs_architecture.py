@@ -23,9 +23,7 @@ NAMED = sorted(set(re.findall(r"`([\w./]+(?:\.py|/))`", TABLE + HOPS)))
 
 @pytest.mark.parametrize("name", NAMED)
 def test_what_it_names_is_there(name: str) -> None:
-    if name.startswith("engine/"):
-        assert (ENGINE / name.removeprefix("engine/")).exists()
-    elif "/" in name.rstrip("/") or not name.endswith(".py"):
+    if "/" in name.rstrip("/") or not name.endswith(".py"):
         assert any((place / name).exists() for place in (INSTRUMENTATION, ROOT))
     else:
         assert any(INSTRUMENTATION.rglob(name))

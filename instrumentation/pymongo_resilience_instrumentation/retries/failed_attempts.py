@@ -53,7 +53,7 @@ def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
     """The operation's deadline, and without one the end of repeating, by the caller's context."""
     timeout, clock = driver.csot.timeout_in_force(), loop.runtime.executor.clock
     if loop.call.operation == driver.retry_loop.END_SESSIONS:
-        left, loop.call.attempt_timeout = driver.csot.remaining(), CLOSING
+        left = driver.csot.remaining()
         return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
     if timeout is None:
         return None, None

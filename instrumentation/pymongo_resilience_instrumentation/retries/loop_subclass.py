@@ -198,6 +198,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.limits = self.runtime.limits.of(driver.retry_loop.client(self))
         operation = failed_attempts.described(self)
         operation.deadline, operation.retry_window = failed_attempts.deadlines(self)
+        if self.call.operation == driver.retry_loop.END_SESSIONS:
+            self.call.attempt_timeout = failed_attempts.CLOSING
         return operation
 
     def attempt(self) -> Any:
