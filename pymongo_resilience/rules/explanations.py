@@ -140,6 +140,10 @@ class Symptom(enum.Enum):
         "no answer to a connection attempt",
         "firewalls, security groups and IP access lists, routes or VPN, and the address",
     )
+    NO_ANSWER = (
+        "the server never responds",
+        "firewalls, address, TLS, and whether it hangs; pymongo-resilience doctor tries each step",
+    )
     NO_TLS_ANSWER = (
         "the server accepts connections and never answers the TLS handshake",
         "whether that port uses TLS, whether the process hangs, and proxies in between",

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 MONITOR_SEES = {
     # Without a second look.
-    "TLS to plain": Symptom.NO_TLS_ANSWER,
+    **dict.fromkeys(("TLS to plain", "black hole", "silent", "silent at TLS"), Symptom.NO_ANSWER),
     "plain to TLS": Symptom.HANGS_UP,
 }
 NEVER = {"wrong password", "missing rights", "no user"}

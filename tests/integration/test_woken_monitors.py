@@ -75,8 +75,7 @@ def monitors(client: Any) -> list[Any]:
 
 
 def reads(monitor: Any) -> bool:
-    check = vars(monitor).get("_pymongo_resilience_check")
-    return check is not None and check.connection is not None
+    return "_pymongo_resilience_read" in vars(monitor)
 
 
 def ended(monitor: Any) -> bool:

@@ -1,50 +1,37 @@
-"""pymongo's monitors: the check in progress, the wait for the next one, what they have learned."""
+"""pymongo's monitors: the reply awaited, the wait for the next check, what they have learned."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from operator import attrgetter
-from types import ModuleType
 from typing import Any
 
-from pymongo import common, pool_shared
+from pymongo import common
 from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.addresses import Address
-from pymongo_resilience_instrumentation.driver.csot import now
 
 from .clients import both, existing_clients
 from .connections import shut_down
 
-CHECK, READ, CANCEL = "_run", "_check_with_socket", "cancel_check"
-"""A monitor's methods: one check, the part that needs its connection, and what ends it."""
+READ, CANCEL = "_check_with_socket", "cancel_check"
+"""A monitor's methods: the part of a check that needs its connection, and what ends it."""
 CHANGE = "on_change"
 """A topology's method: called by a monitor with the description that its check has made."""
-CONNECTORS = "_create_connection", "_async_create_connection"
-"""Functions that open a socket, before a TLS handshake."""
-_CHECK, _PRIMARY = "_pymongo_resilience_check", "_pymongo_resilience_primary"
+_READ, _PRIMARY = "_pymongo_resilience_read", "_pymongo_resilience_primary"
 
 
-class CheckInProgress:
-    """A check in progress. Written by its monitor alone."""
+class AwaitedReply:
+    """The reply to hello that a monitor waits for."""
 
-    __slots__ = ("connected", "connection", "process", "since", "woken")
+    __slots__ = ("connection", "process", "woken")
 
-    def __init__(self) -> None:
-        self.since = now()
-        self.connected = False
-        """The server has accepted a connection."""
-        self.connection: Any = None
-        """The one on which the reply to hello is awaited, since then."""
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
         self.process = os.getpid()
         self.woken = False
-
-
-_checking: ContextVar[CheckInProgress | None] = ContextVar("pymongo_resilience_check", default=None)
-"""The check that the caller's thread or task makes."""
 
 
 def monitor_classes() -> Iterator[type]:
@@ -52,63 +39,39 @@ def monitor_classes() -> Iterator[type]:
     return (module.Monitor for module, _ in both("monitor"))
 
 
-def connectors() -> Iterator[tuple[ModuleType, str]]:
-    """What opens a socket, where the driver looks it up."""
-    return ((pool_shared, name) for name in CONNECTORS)
-
-
 def was_cancelled(error: BaseException) -> bool:
     return isinstance(error, _OperationCancelled)
 
 
 @contextmanager
-def checking(monitor: Any) -> Iterator[None]:
-    """Around one check."""
-    made = vars(monitor)[_CHECK] = CheckInProgress()
-    _checking.set(made)  # for good: a monitor has a context of its own, and may end in another one
-    try:
-        yield
-    finally:
-        vars(monitor).pop(_CHECK, None)
-
-
-def note_connected() -> None:
-    """The caller has opened a socket."""
-    check = _checking.get()
-    if check is not None:
-        check.connected = True
-
-
-@contextmanager
 def reading(monitor: Any, connection: Any) -> Iterator[None]:
     """Around a check's wait for its reply; one that was woken counts as cancelled."""
-    check = vars(monitor).setdefault(_CHECK, CheckInProgress())
-    check.since, check.connection = now(), connection
+    awaited = vars(monitor)[_READ] = AwaitedReply(connection)
     try:
         yield
     except ReferenceError:  # the client was collected
         raise
     except Exception:
-        if check.woken:
+        if awaited.woken:
             raise _OperationCancelled("operation cancelled") from None
         raise
     finally:
-        vars(monitor).pop(_CHECK, None)
+        vars(monitor).pop(_READ, None)
 
 
-def check_in_progress(topology: Any, address: Address) -> CheckInProgress | None:
-    server = topology.get_server_by_address(address)
-    return None if server is None else vars(server._monitor).get(_CHECK)
+def has_begun(topology: Any, address: Address) -> bool:
+    """Whether the server is checked: not before the client's first operation."""
+    return topology is not None and topology.get_server_by_address(address) is not None
 
 
 def wake(monitor: Any) -> None:
     """End the monitor's wait for a reply. It takes no locks: safe in a weak reference's
     callback."""
-    check = vars(monitor).get(_CHECK)
+    awaited = vars(monitor).get(_READ)
     # A socket that was inherited by a fork is still the parent's.
-    if check is not None and check.connection is not None and check.process == os.getpid():
-        check.woken = True
-        shut_down(check.connection)
+    if awaited is not None and awaited.process == os.getpid():
+        awaited.woken = True
+        shut_down(awaited.connection)
 
 
 def look_every(seconds: float, topology: Any, address: Address) -> None:

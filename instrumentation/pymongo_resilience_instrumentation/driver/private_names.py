@@ -16,7 +16,7 @@ from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
 from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PASSED, PLACES, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
-from .monitors import CANCEL, CHANGE, CHECK, CONNECTORS, READ
+from .monitors import CANCEL, CHANGE, READ
 from .retry_loop import EXECUTE_BATCH, LOOP
 from .selection import (
     ASYNC_HALF,
@@ -86,7 +86,7 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
     ),
     ("{half}.topology", ("{wait}(condition, timeout)",), ()),
     ("{half}.server:Server", (), ("_monitor",)),
-    ("{half}.monitor:Monitor", (CANCEL, CHECK, READ, "request_check"), ("_executor",)),
+    ("{half}.monitor:Monitor", (CANCEL, READ, "request_check"), ("_executor",)),
     ("periodic_executor:{a}PeriodicExecutor", (), ("_min_interval",)),
     ("network_layer:{a}NetworkingInterface", (), ("conn",)),
     ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),
@@ -114,7 +114,6 @@ def parts() -> Iterator[Part]:
     yield Part("pymongo.message:_Query", OF_A_QUERY)
     yield Part("pymongo.errors", ("_OperationCancelled",))
     yield Part("pymongo.errors:PyMongoError", ("_remove_error_label",))
-    yield Part("pymongo.pool_shared", tuple(f"{name}(address, options)" for name in CONNECTORS))
     selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
     yield Part(topology, (f"{LOOK}{selecting}", "known_servers"))
     yield Part(STALENESS, ("select",))

@@ -51,13 +51,13 @@ _TEXTS = {
     Symptom.NOT_MONGODB: "ProtocolError",
     Symptom.UNKNOWN_HOST: "not known|name resolution|no address associated|getaddrinfo|not resolve",
     Symptom.REFUSED: "refused",
-    Symptom.BLACK_HOLE: "no answer to a connection|unreachable|no route to host",
-    Symptom.NO_TLS_ANSWER: "handshake.*(unanswered|timed out)",
-    Symptom.SILENT: "timed out|no answer to hello",
+    Symptom.BLACK_HOLE: "unreachable|no route to host",
+    Symptom.NO_TLS_ANSWER: "handshake.*timed out",
+    Symptom.NO_ANSWER: "timed out",
     Symptom.HANGS_UP: "reset by peer|broken pipe|eof|connection closed|aborted",
 }
-"""What an error without values says, or a check in progress; the first that matches counts."""
-_OF_NETWORK = {Symptom.UNKNOWN_HOST, Symptom.REFUSED, Symptom.BLACK_HOLE}
+"""What an error without values says; the first that matches counts."""
+_OF_NETWORK = {Symptom.UNKNOWN_HOST, Symptom.REFUSED, Symptom.BLACK_HOLE, Symptom.NO_ANSWER}
 
 
 class Found(NamedTuple):
@@ -81,10 +81,8 @@ class Diagnosis(NamedTuple):
         return f"Likely cause: {self.symptom.says}. Check {self.symptom.check}"
 
 
-def symptom_of(text: str | None) -> Symptom | None:
-    """What a server's error, or its unfinished check, in words without values, shows."""
-    if text is None:
-        return None
+def symptom_of(text: str) -> Symptom:
+    """What a server's error, in words without values, shows."""
     matching = (each for each, said in _TEXTS.items() if re.search(said, text, re.IGNORECASE))
     return next(matching, Symptom.OTHER)
 

@@ -44,12 +44,9 @@ _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of monitors and topologies, and with what."""
     disabled = runtime.config.disabled_recovery
-    for module, name in driver.monitors.connectors():
-        yield module, name, SocketOpened()
-    for cls in driver.monitors.monitor_classes():
-        yield cls, driver.monitors.CHECK, Check()
-        yield cls, driver.monitors.READ, Read()
-        if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
+    if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
+        for cls in driver.monitors.monitor_classes():
+            yield cls, driver.monitors.READ, Read()
             yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
     for cls in driver.monitors.topologies() if QUICK_CHECKS not in disabled else ():
         yield cls, driver.monitors.CHANGE, CheckResult()
@@ -89,14 +86,6 @@ class CheckIntervals:
         return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
 
 
-class SocketOpened(Interceptor):
-    """A socket is opened."""
-
-    def succeeded(self, _entered: Entered, result: Any) -> Any:
-        driver.monitors.note_connected()
-        return result
-
-
 class Read(Interceptor):
     """The part of a check that needs its connection."""
 
@@ -116,13 +105,6 @@ def cancel_check(enabled_flag: EnabledFlag) -> Wrapper:
         return result
 
     return wrapper
-
-
-class Check(Interceptor):
-    """One check of a server."""
-
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        return Entered(given[0], driver.monitors.checking(given[0]))
 
 
 class CheckResult(Interceptor):

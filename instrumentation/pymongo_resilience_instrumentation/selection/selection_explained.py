@@ -246,23 +246,14 @@ def _tenths(value: float) -> str:
 
 
 def _error(server: Any, topology: Any) -> str:
-    """What an unavailable server's last check has found, or what the one in progress waits for."""
-    if server.error is None:
-        return _check(topology, server.address) or "not checked yet"
+    """What an unavailable server's last check has found."""
     age = max(0.0, driver.csot.now() - server.last_update_time)
-    return f"{error_text(server.error, server.address)} {age:.1f} s ago"
-
-
-def _check(topology: Any, address: Address) -> str | None:
-    check = topology and driver.monitors.check_in_progress(topology, address)
-    if check is None:
-        return None
-    seconds = f"for {driver.csot.now() - check.since:.1f} s".replace(".0 s", " s")
-    if check.connection is not None:
-        return f"no answer to hello {seconds}"
-    if check.connected:
-        return f"TLS handshake unanswered {seconds}"
-    return f"no answer to a connection attempt {seconds} (firewall, wrong address?)"
+    if server.error is not None:
+        return f"{error_text(server.error, server.address)} {age:.1f} s ago"
+    if not driver.monitors.has_begun(topology, server.address):
+        return "not checked yet"
+    # The age of the description, which a client has from before its first operation.
+    return f"no check answered since the client knows it, {age:.1f} s (firewall, address, TLS?)"
 
 
 def _symptom(server: Any, topology: Any) -> Symptom | None:
@@ -270,7 +261,7 @@ def _symptom(server: Any, topology: Any) -> Symptom | None:
     if server.is_server_type_known:
         return None
     if server.error is None:
-        return symptom_of(_check(topology, server.address))
+        return Symptom.NO_ANSWER if driver.monitors.has_begun(topology, server.address) else None
     return cause_of(server.error) or symptom_of(error_text(server.error, server.address))
 
 

@@ -24,7 +24,7 @@ from pymongo import monitoring
 from pymongo.asynchronous.monitor import MonitorBase as AsyncMonitor
 from pymongo.synchronous.monitor import MonitorBase
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.driver.monitors import CheckInProgress
+from pymongo_resilience_instrumentation.driver.monitors import AwaitedReply
 from pymongo_resilience_instrumentation.interceptor import Entered
 from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
 
@@ -84,7 +84,7 @@ def take(context: Context, spans: Iterable[tuple[int, str]]) -> dict[str, Things
 def _of_a_monitor(each: Any) -> bool:
     """In use while a living client's monitor waits for its next check."""
     match each:
-        case CheckIntervals() | CheckInProgress():
+        case CheckIntervals() | AwaitedReply():
             return True
         case Entered():
             return isinstance(each.instance, MonitorBase | AsyncMonitor)

@@ -30,7 +30,7 @@ _WRITES: Final = {"root", "__system", "dbOwner", "readWrite", "readWriteAnyDatab
 _READS: Final = _WRITES | {"read", "readAnyDatabase"}
 _OF_ALL: Final = {"root", "__system", "readAnyDatabase", "readWriteAnyDatabase"}
 _OTHERWISE: Final = {
-    Symptom.ELECTION, Symptom.NO_MAJORITY, Symptom.NO_MATCH, Symptom.SILENT,
+    Symptom.ELECTION, Symptom.NO_MAJORITY, Symptom.NO_MATCH, Symptom.NO_ANSWER,
     Symptom.NO_TLS_ANSWER, Symptom.BLACK_HOLE,
 }  # fmt: skip
 """Not this check's to say."""

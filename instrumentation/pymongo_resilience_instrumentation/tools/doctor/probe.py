@@ -246,7 +246,7 @@ def _symptom(error: Exception, stage: str) -> Symptom:
             return Symptom.REFUSED
         case ssl.SSLEOFError() | ConnectionError():
             return Symptom.HANGS_UP
-    found = symptom_of(str(error)) or Symptom.OTHER
+    found = symptom_of(str(error))
     return Symptom.BLACK_HOLE if found is Symptom.OTHER and stage == "tcp" else found
 
 
