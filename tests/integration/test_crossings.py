@@ -18,7 +18,7 @@ BENCH = ROOT / "bench"
 HOPS = (ROOT / "docs" / "architecture.md").read_text().partition("hop by hop")[2]
 CROSSINGS = 15
 """At most, between the driver and the library."""
-FRAMES = {"with an SDK": 50, "executor alone": 23}
+FRAMES = {"with an SDK": 50, "executor alone": 22}
 """At most, Python calls of the library's own functions."""
 
 
@@ -56,7 +56,4 @@ def modules(frames: list[str]) -> set[str]:
     """As docs/architecture.md names them."""
     paths = {each.partition(":")[0] for each in frames}
     inside = {path.removeprefix("instrumentation/pymongo_resilience_") for path in paths}
-    return {
-        re.sub(r"^pymongo_resilience/", "engine/", path).removeprefix("instrumentation/")
-        for path in inside
-    }
+    return {path.removeprefix("instrumentation/") for path in inside}
