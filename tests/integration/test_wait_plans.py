@@ -185,8 +185,6 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     ):
         # Before 4.20 connections were in the module of their pool.
         patch.setattr(f"{module}.time", clock, raising=False)
-    # What monitors wait for is real: a server that was lost would else never be found again.
-    patch.setattr(driver.monitors, "now", time.monotonic)
     patch.setattr(runtime, "ClientClock", lambda _: stage)
     for owner in driver.selection.selection_timeout_owners():
         patch.setattr(owner, driver.selection.SELECTION_TIMEOUT, _beginning(stage, owner))
