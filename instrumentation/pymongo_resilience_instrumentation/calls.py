@@ -24,7 +24,7 @@ from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.timeline import Run
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import namespace_text
+from pymongo_resilience_instrumentation.addresses import address_text, namespace_text
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT, WRITES, Target
 
 T = TypeVar("T")
@@ -59,6 +59,15 @@ class History:
     """One for each retry."""
     final_error: Exception | None = None
     """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+
+    @property
+    def attempts(self) -> int:
+        return 1 + len(self.reasons)
+
+    def server_text(self) -> str | None:
+        """``"host:port"`` of the server of its last run, or that its last command was sent to."""
+        found = driver.retry_loop.address_of(self.selected)
+        return address_text(self.server) if found is None and self.server is not None else found
 
 
 class Call:

@@ -256,11 +256,11 @@ class Runtime:
         with shielded(f"while preparing the error of {call.operation}"):
             if self.owns_retries:
                 raised = timeout_errors.of_call(call, error)
-            if isinstance(raised, OperationFailure) and call.history.selected is not None:
+            past = call.history
+            if isinstance(raised, OperationFailure) and past.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
-                server = driver.retry_loop.address_of(call.history.selected)
-                attempts = 1 + len(call.history.reasons)
-                state_origin(raised, Origin(server, Stage.ANSWERED, attempts, call.history.reasons))
+                origin = Origin(past.server_text(), Stage.ANSWERED, past.attempts, past.reasons)
+                state_origin(raised, origin)
         return raised
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:

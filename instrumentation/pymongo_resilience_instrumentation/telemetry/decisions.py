@@ -11,8 +11,7 @@ from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import Broadcast, Event, RetryEvent, RetryScheduled
 from pymongo_resilience.timeline import Phase, Run, Wait
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
@@ -25,10 +24,7 @@ def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
         # Its failure was final: what was left to do belongs to it.
         runs[-1] = runs[-1]._replace(ended=seconds)
     else:
-        server = driver.retry_loop.address_of(call.history.selected)
-        if server is None and call.history.server is not None:
-            server = address_text(call.history.server)
-        runs.append(Run(seconds, server, _waits(call)))
+        runs.append(Run(seconds, call.history.server_text(), _waits(call)))
     return timeline.phases(runs)
 
 

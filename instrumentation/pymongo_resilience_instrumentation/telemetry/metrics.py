@@ -107,7 +107,7 @@ class OperationMetrics:
                 semconv.DB_OPERATION_NAME: call.operation,
                 semconv.OUTCOME: outcome_of(call, error),
             }
-            self._attempts.record(1 + len(call.history.reasons), attributes)
+            self._attempts.record(call.history.attempts, attributes)
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):

@@ -138,8 +138,9 @@ def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None
 
 
 def _retry_attributes(call: Call) -> dict[str, Any]:
-    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.history.reasons)}
+    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1}
     if call.history.reasons:
+        attributes[semconv.ATTEMPTS] = call.history.attempts
         reasons = tuple(reason.value for reason in call.history.reasons)
         attributes["pymongo_resilience.retry.reasons"] = reasons
         attributes["pymongo_resilience.backoff.total"] = call.history.backoff

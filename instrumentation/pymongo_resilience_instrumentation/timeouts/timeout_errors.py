@@ -12,7 +12,6 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, attempts_text
@@ -57,14 +56,10 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error
-    server = driver.retry_loop.address_of(call.history.selected)
-    if server is None and call.history.server is not None:
-        server = address_text(call.history.server)
+    history = call.history
     return timed_out(
         error,
-        Origin(
-            server, classify.stage_of(error), 1 + len(call.history.reasons), call.history.reasons
-        ),
+        Origin(history.server_text(), classify.stage_of(error), history.attempts, history.reasons),
         timeout_s=call.timeout,
         elapsed_s=elapsed(call),
         name=call.method or call.operation,

@@ -177,7 +177,7 @@ class Repetition:
         reasons: Sequence[RetryReason] = self._operation.reasons[:-1]
         if self._call is not None:
             # Those of its commands as well, such as a commit's.
-            attempts, reasons = 1 + len(self._call.history.reasons), self._call.history.reasons
+            attempts, reasons = self._call.history.attempts, self._call.history.reasons
         origin = Origin(failure.server, failure.stage, attempts, reasons)
         if rule is Rule.DEADLINE and deadline is not None:
             if isinstance(error, OperationTimeoutError):
