@@ -140,7 +140,7 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
 
 
 def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
-    """Whoever decides on retries."""
+    """Also where pymongo's own loop decides on retries."""
     yield from _of_cursors(runtime)
     yield from bounded_waits.wrapped(runtime.enabled_flag, runtime.clients.waiting)
     yield from session_methods.wrapped(runtime)

@@ -181,11 +181,11 @@ def _codes(error: OperationFailure) -> Iterator[Any]:
     details = attribute(error, "details")
     if not isinstance(details, Mapping):
         return
-    said = [details, details.get("error"), details.get("writeConcernError")]
+    documents = [details, details.get("error"), details.get("writeConcernError")]
     for name in ("writeErrors", "writeConcernErrors"):
         several = details.get(name)
-        said += several if isinstance(several, list) else []
-    yield from (each.get("code") for each in said if isinstance(each, Mapping))
+        documents += several if isinstance(several, list) else []
+    yield from (each.get("code") for each in documents if isinstance(each, Mapping))
 
 
 def stage_of(error: Exception) -> Stage:
@@ -198,9 +198,9 @@ def stage_of(error: Exception) -> Stage:
     return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
 
-def _code(said: object) -> int | None:
+def _code(given: object) -> int | None:
     """A double that is a whole number is one, as for the driver."""
-    return int(said) if isinstance(said, (int, float)) and said % 1 == 0 else None
+    return int(given) if isinstance(given, (int, float)) and given % 1 == 0 else None
 
 
 def attribute(error: BaseException | None, name: str) -> Any:

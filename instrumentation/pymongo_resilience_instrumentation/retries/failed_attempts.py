@@ -1,5 +1,5 @@
 """What the retry rules decide on: the operation that a run of the loop is part of, and the facts of
-an attempt that has failed. Nothing here changes the loop; ``loop``: a RetryLoop."""
+an attempt that has failed. ``loop``: a RetryLoop."""
 
 from __future__ import annotations
 

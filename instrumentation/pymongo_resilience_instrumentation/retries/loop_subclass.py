@@ -71,7 +71,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     final_error = final_error
 
     def begin(self) -> bool:
-        """Before the first attempt. False where a fault of ours leaves it all to the driver."""
+        """Before the first attempt. False after an internal error: the driver runs it alone."""
         call, runtime = self.call, self.runtime
         call.terminal_detector = None
         self.connection, self.was_retryable = None, driver.retry_loop.is_retryable(self)

@@ -49,7 +49,7 @@ AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)
 NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
 """The operating system's errors begin so; those of name resolution are negative."""
 Why = Callable[[Any], str]
-"""What is said of a server that a rule leaves out."""
+"""Describes a server that a rule leaves out."""
 
 
 def explain_selection(
