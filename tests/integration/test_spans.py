@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pymongo
@@ -15,7 +13,7 @@ from opentelemetry.trace import StatusCode
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import SentCommands, Side, fail_command
+from support.clients import AT_ONCE, SentCommands, Side, fail_command, run_at_once
 from support.telemetry import Instrument
 
 from pymongo_resilience.testbed import ReplicaSet
@@ -97,9 +95,9 @@ def test_an_error_is_shown_on_both_layers_without_the_servers_text(
     assert CANARY not in "".join(span.to_json() for span in telemetry.spans())
 
 
-@pytest.mark.parametrize("at_once", ["16 threads", "200 tasks"])
+@pytest.mark.parametrize("how", AT_ONCE)
 def test_operations_are_children_of_the_applications_span(
-    at_once: str, server: EmbeddedServer, database: str, instrument: Instrument
+    how: str, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument()
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("application")
@@ -116,15 +114,7 @@ def test_operations_are_children_of_the_applications_span(
             await client[database].coll.find_one({"_id": number})
             left.append(trace.get_current_span().name)
 
-    async def tasks() -> None:
-        async with pymongo.AsyncMongoClient(server.uri) as client:
-            await asyncio.gather(*(in_a_task(client, number) for number in range(200)))
-
-    if at_once == "200 tasks":
-        asyncio.run(tasks())
-    else:
-        with pymongo.MongoClient(server.uri) as client, ThreadPoolExecutor(16) as pool:
-            list(pool.map(partial(in_a_thread, client), range(200)))
+    run_at_once(how, server.uri, in_a_thread, in_a_task)
     assert left == ["request"] * 200
     # The close() of a client is an operation as well.
     operations = [span for span in telemetry.operations() if span.name != "endSessions admin"]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
-import pymongo
 import pytest
 from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
@@ -20,7 +16,7 @@ from pymongo_resilience_instrumentation import deferred
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.tools.testbed import Fail
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import Side
+from support.clients import AT_ONCE, Side, run_at_once
 from support.span_trees import command, failed, operation, transaction, trees
 from support.telemetry import Instrument, Telemetry
 
@@ -191,9 +187,9 @@ def test_one_that_is_never_ended_ends_with_the_operation_after_its_session(
     assert ended.attributes[OUTCOME] == "unfinished"
 
 
-@pytest.mark.parametrize("at_once", ["16 threads", "200 tasks"])
+@pytest.mark.parametrize("how", AT_ONCE)
 def test_each_has_its_own_operations(
-    at_once: str, server: EmbeddedServer, database: str, telemetry: Telemetry
+    how: str, server: EmbeddedServer, database: str, telemetry: Telemetry
 ) -> None:
     def in_a_thread(client: Any, number: int) -> None:
         with client.start_session() as session, session.start_transaction():
@@ -205,15 +201,7 @@ def test_each_has_its_own_operations(
             await client[database][f"coll{number}"].find_one(session=session)
             await client[database].other.find_one()
 
-    async def tasks() -> None:
-        async with pymongo.AsyncMongoClient(server.uri, maxPoolSize=10) as client:
-            await asyncio.gather(*(in_a_task(client, number) for number in range(200)))
-
-    if at_once == "200 tasks":
-        asyncio.run(tasks())
-    else:
-        with pymongo.MongoClient(server.uri) as client, ThreadPoolExecutor(16) as pool:
-            list(pool.map(partial(in_a_thread, client), range(200)))
+    run_at_once(how, server.uri, in_a_thread, in_a_task, maxPoolSize=10)
     drawn = trees(telemetry.spans())
     below = [[each[0] for each in below] for name, _, below in drawn if name == "transaction"]
     expected = [

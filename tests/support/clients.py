@@ -7,8 +7,10 @@ import contextlib
 import contextvars
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pymongo
@@ -130,3 +132,28 @@ class SentCommands(pymongo.monitoring.CommandListener):
 
     def named(self, *names: str) -> list[Any]:
         return [event.command for event in self.started_events if event.command_name in names]
+
+
+AT_ONCE = "16 threads", "200 tasks"
+MANY = 200
+
+
+def run_at_once(
+    how: str,
+    uri: str,
+    in_a_thread: Callable[[Any, int], object],
+    in_a_task: Callable[[Any, int], Awaitable[object]],
+    **options: Any,
+) -> None:
+    """Call one of both with a client and each number below ``MANY``. ``how``: of ``AT_ONCE``;
+    ``options``: of the async client."""
+
+    async def tasks() -> None:
+        async with pymongo.AsyncMongoClient(uri, **options) as client:
+            await asyncio.gather(*(in_a_task(client, number) for number in range(MANY)))
+
+    if how == "200 tasks":
+        asyncio.run(tasks())
+        return
+    with pymongo.MongoClient(uri) as client, ThreadPoolExecutor(16) as pool:
+        list(pool.map(partial(in_a_thread, client), range(MANY)))
