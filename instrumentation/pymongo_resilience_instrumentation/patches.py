@@ -31,7 +31,7 @@ from pymongo_resilience_instrumentation.interceptor import (
 from pymongo_resilience_instrumentation.operations import PublicOperation
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
 from pymongo_resilience_instrumentation.recovery import lost_connections, woken_monitors
-from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
+from pymongo_resilience_instrumentation.retries import loop_subclass, stopped_bulks
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
@@ -196,5 +196,4 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
     ):
         yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
     yield from fast_fail.wrapped(flag, runtime.rules)
-    yield driver.clients.topology_description(), driver.clients.LOOK, deprioritized.select
     yield from lost_connections.of_primaries(runtime)

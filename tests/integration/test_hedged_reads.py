@@ -727,26 +727,6 @@ def test_with_one_server_there_is_no_hedge_and_no_thread(
     assert is_free(hedges(coll))
 
 
-def test_where_no_other_server_is_eligible_any_more_the_hedge_is_not_sent(
-    side: Side,
-    coll: Any,
-    replica_set: ReplicaSet,
-    telemetry: Telemetry,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """There was one when it began; the tags leave but the first."""
-    monkeypatch.setattr(ClientHedges, "may_go_elsewhere", lambda *_: True)
-    only = coll.with_options(read_preference=Nearest(tag_sets=[{"member": "1"}]))
-    script = slow(2, seconds=0.1)
-    replica_set.inject(script)
-    with override(hedge=HEDGE_MS):
-        assert side.do(only.find_one)["x"] == 1
-    assert script.injected == 1
-    (event,) = hedged(telemetry)
-    assert (event.winner, event.second_server) == ("first", None)
-    settle(side, coll)
-
-
 def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
     side: Side,
     coll: Any,

@@ -1,4 +1,4 @@
-"""pymongo's descriptions of servers and deployments, and its look at them as the library has it."""
+"""pymongo's descriptions of servers and deployments, and its look at them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import wrapt
 from bson.datetime_ms import EPOCH_NAIVE
 from pymongo.hello import Hello
 from pymongo.read_preferences import read_pref_mode_from_name
 from pymongo.server_description import ServerDescription
 from pymongo.synchronous.settings import TopologySettings
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
-from pymongo_resilience_instrumentation.retries import deprioritized
 
 IN_A_SET = {"ok": 1, "setName": "rs"}
 HELLOS: dict[str, dict[str, Any]] = {
@@ -28,7 +26,6 @@ HELLOS: dict[str, dict[str, Any]] = {
     "RSGhost": {"ok": 1, "isreplicaset": True},
     "LoadBalancer": {"ok": 1, "serviceId": "one"},
 }
-LOOK: Any = wrapt.FunctionWrapper(TopologyDescription.apply_selector, deprioritized.select)
 ANY_DISTANCE = 1e9
 
 
@@ -75,9 +72,7 @@ def found(
     avoided: Sequence[str] = (),
 ) -> list[str]:
     """The hosts that pymongo would choose from."""
-    mark = deprioritized.avoid(tuple((each, 27017) for each in avoided), None)
-    try:
-        look = LOOK.__get__(described, TopologyDescription)
-        return sorted(each.address[0] for each in look(selector, None, own))
-    finally:
-        deprioritized.end(mark)
+    known = described.server_descriptions()
+    left_out = [known[each, 27017] for each in avoided]
+    found = described.apply_selector(selector, None, own, left_out)
+    return sorted(each.address[0] for each in found)

@@ -18,7 +18,7 @@ MODULES = sorted(
     if path.relative_to(ROOT).parts[0] not in APART
 )
 UNDOCUMENTED = {
-    driver.clients.LOOK, driver.connections.LIMITED, driver.connections.PASSED,
+    driver.connections.LIMITED, driver.connections.PASSED,
     driver.selection.SELECTION_TIMEOUT,
 }  # fmt: skip
 PARTS = [*driver.private_names.parts(), *driver.private_names.attributes()]
@@ -49,7 +49,7 @@ def names_in(source: str) -> Iterator[str]:
 def test_private_names_are_found() -> None:
     source = "class A:\n    __slots__ = ('_server',)\nself._x\nloop._server\nvars(a)['_session']\n"
     assert [name for name in names_in(source) if name in PRIVATE] == ["_server", "_session"]
-    assert {"_kill_cursors", "_run_operation", "_read", "apply_selector"} <= PRIVATE
+    assert {"_kill_cursors", "_run_operation", "_read"} <= PRIVATE
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -11,7 +11,6 @@ from typing import Any
 
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
 
-LOOK = "apply_selector"
 ANY = ReadPreference.PRIMARY_PREFERRED
 
 KILL, BACKGROUND, END_SESSIONS = "_kill_cursors", "_process_kill_cursors", "_end_sessions"
@@ -56,12 +55,6 @@ def _own_option(client: Any, *names: str) -> Any:
     # The public properties do not distinguish a given value from a default.
     given = client.options._options
     return next((given[name] for name in names if name in given), None)
-
-
-def topology_description() -> type:
-    """The class whose ``LOOK`` is the driver's every look at the servers."""
-    cls: type = importlib.import_module("pymongo.topology_description").TopologyDescription
-    return cls
 
 
 def cursor_namespace(address: Any) -> tuple[str, str]:

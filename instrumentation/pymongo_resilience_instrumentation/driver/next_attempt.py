@@ -11,9 +11,9 @@ from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConce
 
 from pymongo_resilience.rules.failure import RETRYABLE_WRITE, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
-from pymongo_resilience_instrumentation.addresses import Address
 
-from .retry_loop import bulk_progress, in_transaction, is_sharded, kind
+from .retry_loop import bulk_progress, in_transaction, is_sharded, kind, topology_type
+from .selection import NO_LIMIT
 
 
 def needed_unpin(loop: Any, failure: Failure) -> Callable[[], Any] | None:
@@ -136,14 +136,16 @@ def _forget_in_result(error: Exception) -> None:
     result["error"] = None
 
 
-def deprioritize(loop: Any) -> tuple[Address, ...]:
-    """Selection for the next attempt avoids the server that failed, where there is another.
+def deprioritize(loop: Any, server: Any) -> None:
+    """The loop's next selection avoids the server, where there is another.
 
-    The addresses of all servers that it avoids.
+    Not where that could read what is too old: pymongo 4.20 measures a maximum staleness against
+    the primary, or else the newest member, of those that it does not avoid.
     """
-    if loop._server is None:
-        return ()
-    if loop._deprioritized_servers is None:
-        loop._deprioritized_servers = []
-    loop._deprioritized_servers.append(loop._server)
-    return tuple(server.description.address for server in loop._deprioritized_servers)
+    if server is None:
+        return
+    if getattr(loop._server_selector, "max_staleness", NO_LIMIT) != NO_LIMIT:
+        has_primary = topology_type(loop) == "ReplicaSetWithPrimary"
+        if not has_primary or server.description.is_writable:
+            return
+    loop._deprioritized_servers = [*(loop._deprioritized_servers or ()), server]

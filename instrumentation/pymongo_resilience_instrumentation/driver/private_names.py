@@ -12,21 +12,13 @@ from collections.abc import Iterator
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import BACKGROUND, END_SESSIONS, KILL, LOOK
+from .clients import BACKGROUND, END_SESSIONS, KILL
 from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PASSED, PLACES, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, READ
 from .retry_loop import EXECUTE_BATCH, LOOP
-from .selection import (
-    ASYNC_HALF,
-    ASYNC_SEND,
-    HANDSHAKE,
-    SELECT,
-    SELECTION_TIMEOUT,
-    STALENESS,
-    SYNC_HALF,
-)
+from .selection import ASYNC_HALF, ASYNC_SEND, HANDSHAKE, SELECT, SELECTION_TIMEOUT, SYNC_HALF
 from .sessions import STATE, WITHIN_TIME_LIMIT
 
 Names = tuple[str, ...]
@@ -106,7 +98,6 @@ def parts() -> Iterator[Part]:
     """Modules and classes with what they have, and the parameters of what is called."""
     for place, names, _ in _in_each_half():
         yield Part(place, names)
-    topology = "pymongo.topology_description:TopologyDescription"
     yield Part("pymongo._csot", ("TIMEOUT", "DEADLINE", "RTT"))
     yield Part("pymongo.client_options:ClientOptions", ("_options",))
     yield Part("pymongo.message", ("_CursorAddress",))
@@ -114,9 +105,7 @@ def parts() -> Iterator[Part]:
     yield Part("pymongo.message:_Query", OF_A_QUERY)
     yield Part("pymongo.errors", ("_OperationCancelled",))
     yield Part("pymongo.errors:PyMongoError", ("_remove_error_label",))
-    selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
-    yield Part(topology, (f"{LOOK}{selecting}", "known_servers"))
-    yield Part(STALENESS, ("select",))
+    yield Part("pymongo.topology_description:TopologyDescription", ("known_servers",))
     yield Part("pymongo.synchronous.pool", (RECEIVE,))
     yield Part("pymongo.asynchronous.pool", (f"async_{RECEIVE}",))
     if sys.version_info < (3, 12):  # bounded_waits mends what it does to cancellations

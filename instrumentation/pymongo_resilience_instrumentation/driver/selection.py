@@ -11,10 +11,9 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from pymongo.read_preferences import Primary, make_read_preference
+from pymongo.read_preferences import Primary
 from pymongo.server_selectors import Selection, any_server_selector
 
-from pymongo_resilience.internal_errors import faults
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience_instrumentation.addresses import Address
 
@@ -24,7 +23,6 @@ from .retry_loop import kind
 PRIMARY = Primary().mode
 SELECTOR = "server_selector"
 """The option of a client: a callable that leaves servers out."""
-STALENESS = "pymongo.max_staleness_selectors"
 
 
 def is_no_selector(selector: Any) -> bool:
@@ -41,31 +39,6 @@ def whole_set(description: Any) -> Any:
     known = description.known_servers
     primary = next((each for each in known if each.is_writable), None)
     return Selection(description, known, description.common_wire_version, primary)
-
-
-def measuring_the_whole_set(selector: Any, description: Any) -> Any:
-    """``selector``, for a look that leaves some servers out beforehand: staleness is measured
-    against all members. pymongo 4.17 to 4.20 measure it against the rest."""
-    if hasattr(selector, "selection_hook"):
-        # Of an aggregate with a write stage, which decides here by which preference it goes.
-        selector.selection_hook(description)
-    limit = getattr(selector, "max_staleness", NO_LIMIT)
-    if limit == NO_LIMIT:
-        return selector
-    find = importlib.import_module(STALENESS).select
-    preference = make_read_preference(selector.mode, selector.tag_sets)
-
-    def select(selection: Any) -> Any:
-        try:
-            fresh = {
-                each.address for each in find(limit, whole_set(description)).server_descriptions
-            }
-        except faults():  # under the driver's lock nothing is logged
-            return selector(selection)
-        left = [each for each in selection.server_descriptions if each.address in fresh]
-        return preference(selection.with_server_descriptions(left))
-
-    return select
 
 
 SELECT = "_get_server"

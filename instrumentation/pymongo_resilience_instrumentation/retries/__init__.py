@@ -2,6 +2,5 @@
 
 Whether and when is decided in ``pymongo_resilience/rules/retry_rules.py``. Here ``loop_subclass``
 sends an attempt and prepares the next one, ``failed_attempts`` states the facts of a failure,
-``txn_number`` keeps the number of a write, ``deprioritized`` avoids the servers that failed, and
-``final_errors`` chooses what is raised.
+``txn_number`` keeps the number of a write, and ``final_errors`` chooses what is raised.
 """

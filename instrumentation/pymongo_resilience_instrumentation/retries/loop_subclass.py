@@ -22,7 +22,6 @@ from pymongo_resilience.option_types import NORMAL
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
 from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.interceptor import CallInterceptor, Subclass
@@ -31,7 +30,7 @@ from pymongo_resilience_instrumentation.selection.client_limits import ClientLim
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
-from . import deprioritized, failed_attempts
+from . import failed_attempts
 from .final_errors import REFUSED, final_error
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
@@ -56,9 +55,6 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     """The breaker's, until the attempt's outcome is reported to it."""
     last: Failure | None = None
     """The one whose error is raised, unless a later one says more."""
-    avoided: tuple[Address, ...] | None = None
-    """What the operation around this one avoids, where this one avoids something else."""
-    avoiding: deprioritized.Mark | None = None
     txn_number: TxnNumber
     """Known once an attempt has failed."""
     only_reads = False
@@ -77,9 +73,6 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.connection, self.was_retryable = None, driver.retry_loop.is_retryable(self)
         runtime.in_flight[id(self)] = ref(self)
         try:
-            if avoided := deprioritized.avoided():
-                self.avoided = avoided
-                self.avoiding = deprioritized.begin()
             if call.only_reads:
                 # The runner's own command comes first; what others run inside comes later.
                 self.only_reads, call.only_reads = True, False
@@ -130,10 +123,6 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             no_reply = error is not None or (call.public and not call.acknowledged)
             shown = Evidence.NONE if no_reply else Evidence.HEALTHY
             self._end_permit(shown, unfinished=unfinished)
-        if self.avoided is not None:
-            if not unfinished:
-                deprioritized.end(self.avoiding)
-            self.avoided = None
         if self.began:
             # An error's frames hold the loop: nothing may keep the two alive together.
             self.last, self.txn_number.bound_to = None, None
@@ -252,8 +241,27 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.txn_number.bind(failure, operation)
         if driver.next_attempt.stays_pinned(self, failure):
             driver.next_attempt.pin_again(self)
-        else:
-            deprioritized.avoid_failed(self, failure)
+        elif self._avoids_server(failure):
+            driver.next_attempt.deprioritize(self, driver.retry_loop.server(self))
+
+    def _avoids_server(self, failure: Failure) -> bool:
+        """Whether the next attempt goes elsewhere, where there are others and that helps.
+
+        Unless asked to, a read that prefers the primary or secondaries is not moved off an
+        overloaded member: it would read older data, or overload the primary.
+        """
+        if (
+            driver.retry_loop.is_sharded(self)
+            or failure.elsewhere
+            or failure.reason is RetryReason.ATTEMPT_TIMEOUT
+        ):
+            return True
+        if not failure.overloaded:
+            return False
+        asked = driver.clients.retargets_on_overload(driver.retry_loop.client(self))
+        if asked is None:
+            asked = self.runtime.config.overload_retargeting
+        return not driver.retry_loop.prefers_members(self) if asked is None else bool(asked)
 
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:

@@ -18,7 +18,6 @@ from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, History
-from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .hedge_registry import ClientHedges
@@ -71,7 +70,7 @@ class Try:
         """The driver's loop is about to select a server."""
         self.loop = loop
         if self.name == HEDGE and self._race is not None:
-            deprioritized.keep_away(loop, self._race.slow)
+            driver.next_attempt.deprioritize(loop, self._race.slow_server)
 
     def ends(self, loop: Any, error: Exception) -> bool:
         """After a failed attempt: whether the try ends with that error, and is not repeated."""
@@ -117,6 +116,8 @@ class Race:
         """``workers``: ThreadWorkers or TaskWorkers; ``delay``: seconds to the first hedge."""
         self.slow = ""
         """The server of the first try, ``"host:port"``, once the read is hedged."""
+        self.slow_server: Any = None
+        """The same, the driver's."""
         self._runtime = runtime
         self._hedges = hedges
         self._call = call
@@ -214,7 +215,8 @@ class Race:
         slow = None if loop is None else driver.retry_loop.server_address(loop)
         if slow is None or self._first.over or not self._hedges.may_go_elsewhere(loop, slow):
             return False
-        self.slow, self._waited = slow, time.perf_counter() - self._began
+        self.slow, self.slow_server = slow, driver.retry_loop.server(loop)
+        self._waited = time.perf_counter() - self._began
         second = self._second = Try(self, HEDGE, self._call)
         # Two commands, so each has a span of its own.
         self._first.history.has_command_spans = second.history.has_command_spans = True
