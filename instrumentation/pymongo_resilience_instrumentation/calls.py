@@ -24,7 +24,7 @@ from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.timeline import Run
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import address_text, namespace_text
+from pymongo_resilience_instrumentation.addresses import Address, address_text, namespace_text
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT, WRITES, Target
 
 T = TypeVar("T")
@@ -50,11 +50,10 @@ class History:
     """A SentCommand (telemetry/): the one that the operation's own span may show."""
     waits: list[Any] | None = None
     """Each a Wait (timeouts/) for a server or a connection."""
-    selected: Any = None
-    """The driver's server of the last run of its loop."""
-    server: tuple[str, int | None] | None = None
-    """The address that the last command was sent to."""
-    driver_connection_id: int | None = None
+    loop: Any = None
+    """The last RetryLoop (retries/)."""
+    server: Address | None = None
+    """The address that the last command was sent to, where that is known without a loop."""
     reasons: Sequence[RetryReason] = ()
     """One for each retry."""
     final_error: Exception | None = None
@@ -64,10 +63,15 @@ class History:
     def attempts(self) -> int:
         return 1 + len(self.reasons)
 
+    @property
+    def address(self) -> Address | None:
+        """The server that the last loop selected, or that the last command was sent to."""
+        server = None if self.loop is None else driver.retry_loop.server(self.loop)
+        return self.server if server is None else driver.selection.address(server)
+
     def server_text(self) -> str | None:
-        """``"host:port"`` of the server of its last run, or that its last command was sent to."""
-        found = driver.retry_loop.address_of(self.selected)
-        return address_text(self.server) if found is None and self.server is not None else found
+        """``"host:port"``."""
+        return None if (address := self.address) is None else address_text(address)
 
 
 class Call:
@@ -299,7 +303,7 @@ def leave_unfinished(call: Call) -> None:
     reset; an operation that begins in its own context finds the call among what is inherited."""
     call.ended = True
     call.client = call.instance = call.session = None
-    call.history.selected = call.history.final_error = call.terminal_detector = None
+    call.history.loop = call.history.final_error = call.terminal_detector = None
     call.token = None
 
 

@@ -127,7 +127,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             provider = runtime.settings.meter_provider
             self._gauges = server_gauges(meter_of(provider), provider)
             left_out = () if runtime.state is State.ALL else OF_POOLS
-            self._gauges.show(runtime.clients, runtime.limits, left_out)
+            self._gauges.show(runtime.clients, left_out)
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag
         runtime.enabled_flag.turn(on=True)

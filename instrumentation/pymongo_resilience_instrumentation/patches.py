@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.retries import loop_subclass, stopped_bu
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry import command_spans
+from pymongo_resilience_instrumentation.telemetry import command_spans, pool_metrics
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
 
@@ -142,7 +142,11 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
 def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
     """Also where pymongo's own loop decides on retries."""
     yield from _of_cursors(runtime)
-    yield from bounded_waits.wrapped(runtime.enabled_flag, runtime.clients.waiting)
+    yield from bounded_waits.wrapped(runtime.enabled_flag)
+    if runtime.driver_metrics is not None:
+        yield from pool_metrics.wrapped(
+            runtime.enabled_flag, runtime.clients, runtime.driver_metrics
+        )
     yield from session_methods.wrapped(runtime)
     if runtime.config.command_comment:
         for owner in driver.connections.connections_with(driver.connections.PASSED):

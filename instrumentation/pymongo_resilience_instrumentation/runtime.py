@@ -210,10 +210,7 @@ class Runtime:
         """Its coroutine is closed unfinished; see ``deferred``."""
         seconds, ended_ns = call.elapsed(), time.time_ns()
         try:
-            for each in call.history.waits or ():
-                self.clients.waiting.pop(each, None)
-            if call.history.selected is not None:
-                call.history.server = driver.selection.address(call.history.selected)
+            call.history.server, call.history.loop = call.history.address, None
         except faults():  # not even a log may be written here
             call.public = False
         calls.leave_unfinished(call)
@@ -257,7 +254,7 @@ class Runtime:
             if self.owns_retries:
                 raised = timeout_errors.of_call(call, error)
             past = call.history
-            if isinstance(raised, OperationFailure) and past.selected is not None:
+            if isinstance(raised, OperationFailure) and past.loop is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 origin = Origin(past.server_text(), Stage.ANSWERED, past.attempts, past.reasons)
                 state_origin(raised, origin)
@@ -266,9 +263,6 @@ class Runtime:
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         with shielded(f"while recording the waits of {call.operation}"):
             bounded_waits.over(call, error)
-            for each in call.history.waits or ():
-                # A Ctrl-C may have come before the wait itself could remove it.
-                self.clients.waiting.pop(each, None)
 
     def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:
         """By server, of those that an attempt was meant for; none where there are no breakers."""

@@ -77,7 +77,8 @@ def _call(undo: Undo, spans: OpenSpans) -> Any:
 
 def _registered_client(undo: Undo, spans: OpenSpans) -> Any:
     known = client_registry.Clients()
-    return known, known.add(known)
+    known.add(known, None)
+    return known
 
 
 def _listener_of_a_client(undo: Undo, spans: OpenSpans) -> Any:
@@ -99,7 +100,7 @@ LEAKS: dict[str, Leak] = {
     "1 x context variable: pymongo_resilience_policy": _policy,
     "1 x call in progress: forgotten db.coll": _call,
     f"1 x object: {OURS}.clients.client_registry.ClientState": _registered_client,
-    f"1 x entry: {OURS}.clients.client_registry.Clients._clients": _registered_client,
+    f"1 x entry: {OURS}.clients.client_registry.Clients._states": _registered_client,
     f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
     f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
 }

@@ -84,7 +84,7 @@ def test_clients_made_in_between_keep_working_with_listeners_asleep(
 def test_our_listeners_stand_beside_the_applications_own(
     side: Side, server: EmbeddedServer, instrument: Instrument
 ) -> None:
-    instrument()
+    instrument(metrics="all")
     own = SentCommands()
     client = side.do(side.client, server.uri, event_listeners=[own])
     listeners = client.options.event_listeners
@@ -106,7 +106,7 @@ def test_our_listeners_stand_beside_the_applications_own(
 def test_a_client_made_from_anothers_options_has_our_listeners_once(
     server: EmbeddedServer, instrument: Instrument
 ) -> None:
-    instrument()
+    instrument(metrics="all")
     with pymongo.MongoClient(server.uri) as first, first._duplicate() as second:
         count = [
             sum(isinstance(each, OurListener) for each in client.options.event_listeners)
@@ -280,8 +280,7 @@ def test_a_fault_of_ours_never_reaches_the_application(
         "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.end",
         "pymongo_resilience_instrumentation.telemetry.metrics.OperationMetrics.record",
         "pymongo_resilience_instrumentation.telemetry.listeners.SentCommand",
-        "pymongo_resilience_instrumentation.clients.client_registry.Pool.checked_out",
-        "pymongo_resilience_instrumentation.telemetry.listeners.Pools._measure",
+        "pymongo_resilience_instrumentation.clients.client_registry.Clients.attributes",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, broken)

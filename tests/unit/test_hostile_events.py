@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo import monitoring
-from pymongo.client_options import ClientOptions
+from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TopologyDescription
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
@@ -109,25 +111,27 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     assert len(drawn) == begun + 1
 
 
-class Alive:
-    """A client that knows no server but has pools."""
+class Client:
+    """What the gauges read of a client that has one pool."""
 
-    topology_description = TopologyDescription(0, {}, None, None, None, None)  # type: ignore[arg-type]  # asked for types alone
-    options = ClientOptions(None, None, None, {})
-    _topology = None
-
-
-class Unreadable:
-    """A client that is asked for its servers before it has any attribute."""
+    def __init__(self, description: Any) -> None:
+        options = SimpleNamespace(max_pool_size=7, min_pool_size=0)
+        pool = SimpleNamespace(closed=False, pid=os.getpid(), opts=options)
+        server = SimpleNamespace(pool=pool)
+        self.topology_description = description
+        self._topology = SimpleNamespace(
+            description=description, get_server_by_address=lambda _: server
+        )
 
 
 def test_a_client_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
     reader = InMemoryMetricReader()
     gauges = ServerGauges(MeterProvider([reader], shutdown_on_exit=False).get_meter("test"))
-    clients, made = Clients(), [Unreadable(), Alive()]
-    states = [clients.add(client) for client in made]
-    for state in states:
-        state.open_pool(ADDRESSES[0])
+    servers = {ADDRESSES[0]: ServerDescription(ADDRESSES[0])}
+    description = TopologyDescription(0, servers, None, None, None, None)  # type: ignore[arg-type]  # asked for types alone
+    clients, made = Clients(), [Client(None), Client(description)]
+    for client in made:
+        clients.add(client, SimpleNamespace(budget=None, breakers=None))
     gauges.show(clients)
     data = reader.get_metrics_data()
     assert data is not None
@@ -135,5 +139,5 @@ def test_a_client_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFi
     counts = {metric.name: len(metric.data.data_points) for metric in scope.metrics}
     assert counts["pymongo_resilience.server.state"] == 1
     assert counts["db.client.connection.max"] == 1
-    assert "while observing pymongo_resilience.server.state of one client" in caplog.text
+    assert "while looking for a client's pools" in caplog.text
     del made

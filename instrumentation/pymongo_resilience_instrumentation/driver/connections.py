@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import importlib
+import os
 import socket
 import struct
 import sys
@@ -21,9 +22,8 @@ from pymongo.server_type import SERVER_TYPE
 from .clients import both
 from .csot import RTT
 
-IDLE, IN_USE = "conns", "requests"
-PLACES = ("size_cond", "_max_connecting_cond")
-"""Where a check-out waits: for its place among maxPoolSize, and among those who connect."""
+OUT_OF_TIME = "_raise_wait_queue_timeout"
+"""A pool's method, for an operation that has waited for a connection as long as it may."""
 FAILED = "_raise_connection_failure"
 """A connection's method: called with what ended it, before its socket is closed."""
 HELLO = "hello"
@@ -161,10 +161,26 @@ def pool_of(client: Any, address: Any) -> Any:
     return None if server is None else server.pool
 
 
-def connection_counts(client: Any, address: Any) -> tuple[int, int]:
-    """How many of a server's connections are idle, and how many are taken or being made at most."""
-    pool = pool_of(client, address)
-    return (0, 0) if pool is None else (len(getattr(pool, IDLE)), getattr(pool, IN_USE))
+def open_pools(client: Any) -> dict[Any, Any]:
+    """The pools of a client that is used in this process and not closed, by server."""
+    topology = getattr(client, "_topology", None)
+    if topology is None:
+        return {}
+    servers = {
+        at: topology.get_server_by_address(at) for at in topology.description.server_descriptions()
+    }
+    return {
+        at: server.pool
+        for at, server in servers.items()
+        # One that a forked child inherited counts the parent's connections until it is used.
+        if server is not None and not server.pool.closed and server.pool.pid == os.getpid()
+    }
+
+
+def counts(pool: Any) -> tuple[int, int, int]:
+    """How many connections are idle, and used or being made; and how many operations have one or
+    wait for one."""
+    return len(pool.conns), len(pool.active_contexts), pool.operation_count
 
 
 def operations_in_progress(client: Any, address: Any) -> int | None:
@@ -173,17 +189,12 @@ def operations_in_progress(client: Any, address: Any) -> int | None:
     return None if pool is None else int(pool.operation_count)
 
 
-def places_to_wait(client: Any, address: Any) -> tuple[Any, ...]:
-    """What a wait for one of the pool's connections is for: the pool itself, where it connects."""
-    pool = pool_of(client, address)
-    return () if pool is None else (pool, *(getattr(pool, name) for name in PLACES))
-
-
 PASSED = "send_cluster_time"
 LIMIT = "maxTimeMS"
 LIMITED = "apply_timeout"
 """A connection's method that gives a command its limit of time."""
 CONNECTIONS = ("pymongo.synchronous.pool:Connection", "pymongo.asynchronous.pool:AsyncConnection")
+POOLS = ("pymongo.synchronous.pool:Pool", "pymongo.asynchronous.pool:Pool")
 RECEIVE = "receive_message"
 MAKE_CURSORS = frozenset({"aggregate", "bulkWrite", "find", "listCollections", "listIndexes"})
 """Their maxTimeMS is the whole cursor's: what is left of it, each getMore has."""
@@ -209,8 +220,17 @@ def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
 
 def connections_with(method: str) -> set[type]:
     """The classes of connections that define it: two, or the one that both share."""
+    return _defining(CONNECTIONS, method)
+
+
+def pools_with(method: str) -> set[type]:
+    """The same of pools."""
+    return _defining(POOLS, method)
+
+
+def _defining(places: tuple[str, ...], method: str) -> set[type]:
     found = set()
-    for place in CONNECTIONS:
+    for place in places:
         module, _, name = place.partition(":")
         cls = getattr(importlib.import_module(module), name)
         found.add(next(each for each in cls.__mro__ if method in vars(each)))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .clients import BACKGROUND, END_SESSIONS, KILL
-from .connections import FAILED, HELLO, IDLE, IN_USE, LIMITED, PASSED, PLACES, RECEIVE
+from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, READ
@@ -82,7 +82,11 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
     ("periodic_executor:{a}PeriodicExecutor", (), ("_min_interval",)),
     ("network_layer:{a}NetworkingInterface", (), ("conn",)),
     ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),
-    ("{half}.pool:Pool", (HANDSHAKE,), ("operation_count", IDLE, IN_USE, *PLACES)),
+    (
+        "{half}.pool:Pool",
+        (HANDSHAKE, f"{OUT_OF_TIME}(self, checkout_started_time)"),
+        ("active_contexts", "conns", "operation_count", "pid"),
+    ),
     (
         "{half}.pool:{a}Connection",
         (LIMITED, PASSED, HELLO, "set_conn_timeout", f"{FAILED}(self, error)"),

@@ -11,18 +11,12 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
-from pymongo_resilience_instrumentation.telemetry.listeners import (
-    Commands,
-    Heartbeats,
-    OurListener,
-    Pools,
-)
-from pymongo_resilience_instrumentation.telemetry.metrics import NOT_MEASURED
+from pymongo_resilience_instrumentation.telemetry.listeners import Commands, Heartbeats, OurListener
+from pymongo_resilience_instrumentation.telemetry.pool_metrics import Pools
 from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
 
 
@@ -68,51 +62,49 @@ def _configure(
     deferred.run_at_exit(True)
     if adaptive is not None:
         keep(client_options.adaptive, client, adaptive)
-    state = runtime.clients.add(client, runtime.limits.of(client).budget)
+    runtime.clients.add(client, runtime.limits.of(client))
     tracing = client_tracing.settle(client, tracing_option, runtime.warn_once)
-    return own + _listeners(runtime, state, tracing)
+    return own + _listeners(runtime, client, tracing)
 
 
 def carry_over(runtime: Runtime, client: Any) -> bool:
-    """Have the listeners that a client got of an earlier ``instrument()`` report to this one. False
-    where a new client gets more of them now."""
-    ours = [each for each in client.options.event_listeners if isinstance(each, OurListener)]
-    state = next((each.client for each in ours if isinstance(each, Pools)), None)
-    if state is None or not runtime.clients.has(state):
+    """What a client has of an earlier ``instrument()`` reports to this one. False where a new
+    client has more now."""
+    if not runtime.clients.has(client):
         return False
-    state.budget = runtime.limits.of(client).budget
-    listeners = _listeners(runtime, state, client_tracing.tracing_of(client))
-    wanted = {type(each): each for each in listeners}
-    for each in ours:
-        made = wanted.pop(type(each), None)
-        if made is None:
-            each.enabled_flag = EnabledFlag()
-        else:
-            vars(each).update(vars(made))
+    runtime.clients.add(client, runtime.limits.of(client))
+    wanted = {
+        type(each): each for each in _listeners(runtime, client, client_tracing.tracing_of(client))
+    }
+    for each in client.options.event_listeners:
+        if isinstance(each, OurListener):
+            made = wanted.pop(type(each), None)
+            if made is None:
+                each.enabled_flag = EnabledFlag()
+            else:
+                vars(each).update(vars(made))
     return not wanted
 
 
-def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:
-    """The listeners of one new client: only what is consumed, since each listener costs.
+def _listeners(runtime: Runtime, client: Any, tracing: Tracing) -> list[Any]:
+    """The listeners of one client: only what is consumed, since each listener costs.
 
     No server or topology listeners: with one, ``close()`` takes half a second longer, and an async
     client can no longer be made outside of a running event loop.
     """
     spans, metrics = runtime.command_spans if tracing.enabled else None, runtime.driver_metrics
-    if spans is None and metrics is None:
-        return []
     flag = runtime.enabled_flag
     chosen: list[Any] = []
     # Where pymongo's own loop decides, only a command's event shows which server it went to.
-    if spans is not None or not runtime.owns_retries:
+    if spans is not None or (metrics is not None and not runtime.owns_retries):
         contrib = spans is not None and client_tracing.contrib_is_active()
         if contrib:
             runtime.warn_once(client_tracing.CONTRIB_IS_ACTIVE)
         chosen.append(Commands(flag, spans, tracing, contrib))
     if metrics is not None:
         chosen.append(Heartbeats(flag, metrics))
-    # Only pool events name the connection of a command, so spans need them too.
-    chosen.append(Pools(flag, state, metrics or NOT_MEASURED))
+        if metrics.wait_time is not None:
+            chosen.append(Pools(flag, runtime.clients.of(client).attributes, metrics))
     return chosen
 
 

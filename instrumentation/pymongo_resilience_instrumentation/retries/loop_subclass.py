@@ -128,8 +128,6 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             self.last, self.txn_number.bound_to = None, None
         if call.history.waits:
             bounded_waits.over(call, None if self.reached_connection else error)
-        if not call.ended:
-            call.history.selected = driver.retry_loop.server(self)
 
     def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
         """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
@@ -328,7 +326,7 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
         call = found()
         if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
             return outside(self)
-        self.call = call
+        self.call, call.history.loop = call, self
         try:
             if not self.begin():
                 return drivers(self)
@@ -368,7 +366,7 @@ def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
             or (exception() is not None and not enabled_flag.acts())
         ):
             return await outside(self)
-        self.call = call
+        self.call, call.history.loop = call, self
         try:
             if not self.begin():
                 return await drivers(self)

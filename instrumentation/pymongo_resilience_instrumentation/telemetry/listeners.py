@@ -1,7 +1,6 @@
-"""pymongo's events of commands, pools and monitors, turned into spans, metrics and client states.
+"""pymongo's events of commands and monitors, turned into spans and metrics.
 
-Each listener is a no-op while the library is switched off, since a client keeps its listeners for
-life; but connections are counted nevertheless, or the count would be wrong once it is on again.
+Each listener is a no-op while the library is switched off: a client keeps its listeners for life.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from pymongo import monitoring
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 
 from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
@@ -107,8 +104,9 @@ class Commands(OurListener, monitoring.CommandListener):
         if earlier is not None:
             earlier.end(call)
         result: dict[str, Any] = {}
-        if call.history.driver_connection_id is not None:
-            result["db.mongodb.driver_connection_id"] = call.history.driver_connection_id
+        loop = call.history.loop
+        if loop is not None and loop.connection is not None:
+            result["db.mongodb.driver_connection_id"] = loop.connection.id
         if self.tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
             result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
@@ -175,57 +173,3 @@ def _attributes(event: Any) -> dict[str, Any]:
         **semconv.address_attributes(event.connection_id),
         "pymongo_resilience.awaited": event.awaited,
     }
-
-
-@dataclass(eq=False, repr=False)
-class Pools(OurListener, monitoring.ConnectionPoolListener):
-    """Counts every connection from its socket's making to its closing. A server has a pool as long
-    as the client knows it. What only stores a number has no guard: nothing in there fails."""
-
-    client: ClientState
-    metrics: DriverMetrics
-
-    def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
-        self.client.open_pool(event.address)
-
-    def pool_closed(self, event: monitoring.PoolClosedEvent) -> None:
-        self.client.close_pool(event.address)
-
-    def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
-        if (pool := self.client.pools.get(event.address)) is not None:
-            pool.created(event.connection_id)
-
-    def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
-        if (pool := self.client.pools.get(event.address)) is not None:
-            pool.closed(event.connection_id)
-
-    @guarded
-    def _measure(self, address: Address, record: Callable[..., None], value: float | None) -> None:
-        if value is not None and (pool := self.client.pools.get(address)) is not None:
-            record(value, pool.attributes, None if calls.current() else NO_CONTEXT)
-
-    def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
-        self._measure(event.address, self.metrics.create_time.record, event.duration)
-
-    def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
-        if event.reason == monitoring.ConnectionCheckOutFailedReason.TIMEOUT:
-            self._measure(event.address, self.metrics.timeouts.add, 1)
-
-    def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
-        call = calls.found()
-        if call is not None:
-            call.history.driver_connection_id = event.connection_id
-        if self.metrics.wait_time is not None and not calls.reporting():
-            if (pool := self.client.pools.get(event.address)) is not None:
-                pool.checked_out(event.connection_id)
-            self._measure(event.address, self.metrics.wait_time.record, event.duration)
-
-    def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
-        if self.metrics.use_time is not None:
-            pool = self.client.pools.get(event.address)
-            seconds = None if pool is None else pool.checked_in(event.connection_id)
-            self._measure(event.address, self.metrics.use_time.record, seconds)
-
-    def _ignore(self, event: Any) -> None: ...
-
-    connection_check_out_started = pool_ready = pool_cleared = _ignore

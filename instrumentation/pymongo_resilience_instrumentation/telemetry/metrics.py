@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from opentelemetry.metrics import Histogram, Meter, NoOpMeter
+from opentelemetry.metrics import Histogram, Meter
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import (
@@ -96,9 +96,7 @@ class OperationMetrics:
             call.operation,
             database or "admin",
             collection if self._by_collection else None,
-            call.history.server
-            if call.history.selected is None
-            else driver.selection.address(call.history.selected),
+            call.history.address,
             None if error is None else error_type(error),
         )
         self._duration.record(seconds, attributes)
@@ -158,6 +156,3 @@ class DriverMetrics:
         self.heartbeat_failures = meter.create_counter(
             "pymongo_resilience.heartbeat.failures", "{failure}", "Failed hellos of a monitor."
         )
-
-
-NOT_MEASURED = DriverMetrics(NoOpMeter(""), everything=False)

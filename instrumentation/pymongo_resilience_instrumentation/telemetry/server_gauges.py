@@ -8,20 +8,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation.clients.by_client import ByClient
 from pymongo_resilience_instrumentation.clients.client_registry import Clients, ClientState
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 
 from . import semconv
-
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
-
 
 Observe = Callable[[Any], Iterator[Observation]]
 
@@ -42,19 +37,16 @@ class ServerGauges:
     def show(
         self,
         clients: Clients | None,
-        limits: ByClient[ClientLimits] | None = None,
         without: Collection[Observe] = (),
     ) -> None:
         """Show these from now on, or nothing; ``without``: what cannot be read."""
-        self._clients, self._limits, self._without = clients, limits, without
+        self._clients, self._without = clients, without
 
     def _observe(self, name: str, observe: Observe, _: CallbackOptions) -> Iterable[Observation]:
         if pending:
             run_deferred()
         shown: Iterable[Any] = ()
-        if observe is _breaker_state:
-            shown = [] if self._limits is None else list(self._limits.values())
-        elif self._clients is not None and observe not in self._without:
+        if self._clients is not None and observe not in self._without:
             shown = self._clients.alive()
         for client in shown:
             observed: list[Observation] = []
@@ -93,32 +85,33 @@ def _state(client: ClientState) -> Iterator[Observation]:
         yield Observation(1, semconv.address_attributes(address) | kinds)
 
 
-def _breaker_state(client: ClientLimits) -> Iterator[Observation]:
-    breakers = {} if client.breakers is None else client.breakers.snapshots()
-    for address, breaker in breakers.items():
+def _breaker_state(client: ClientState) -> Iterator[Observation]:
+    breakers = client.limits.breakers
+    for address, breaker in ({} if breakers is None else breakers.snapshots()).items():
         state = {"pymongo_resilience.state": breaker.state.value}
         yield Observation(1, semconv.address_attributes(address) | state)
 
 
 def _connections(client: ClientState) -> Iterator[Observation]:
-    for pool, states in client.connections():
+    for attributes, states in client.connections():
         for state, count in states.items():
-            yield Observation(count, pool.attributes | {"db.client.connection.state": state})
+            yield Observation(count, attributes | {"db.client.connection.state": state})
 
 
 def _pending(client: ClientState) -> Iterator[Observation]:
-    for pool, count in client.waiting():
-        yield Observation(count, pool.attributes)
+    for attributes, count in client.waiting():
+        yield Observation(count, attributes)
 
 
 def _size(client: ClientState, *, largest: bool = True) -> Iterator[Observation]:
-    for pool, size in client.sizes(largest=largest):
-        yield Observation(size, pool.attributes)
+    for attributes, size in client.sizes(largest=largest):
+        yield Observation(size, attributes)
 
 
 def _tokens(client: ClientState) -> Iterator[Observation]:
-    if client.budget is not None:
-        yield Observation(client.budget.tokens, {"pymongo_resilience.client": str(client.number)})
+    budget = client.limits.budget
+    if budget is not None:
+        yield Observation(budget.tokens, {"pymongo_resilience.client": str(client.number)})
 
 
 ADDED_UP = ("{connection}", "{request}")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-import weakref
-from collections.abc import Coroutine, Iterator, MutableMapping
+from collections.abc import Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -43,20 +42,16 @@ CONNECTING = 1.0
 authentication are several round trips."""
 
 
-def wrapped(
-    enabled_flag: EnabledFlag, waiting: MutableMapping[Wait, weakref.ref[Any]]
-) -> Iterator[Row]:
-    """``waiting``: who waits for a connection, and the driver's place to wait in, or the pool that
-    makes one."""
+def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
     for half, connecting in (
         (driver.selection.SYNC_HALF, Connect()),
         (driver.selection.ASYNC_HALF, ConnectAsync()),
     ):
         pool = half.module("pool")
-        yield half.module("topology"), half.wait, ConditionWait(For.SERVER, waiting)
-        yield pool, half.wait, ConditionWait(For.CONNECTION, waiting)
+        yield half.module("topology"), half.wait, ConditionWait(For.SERVER)
+        yield pool, half.wait, ConditionWait(For.CONNECTION)
         yield pool, half.connect, connecting
-        yield pool.Pool, driver.selection.HANDSHAKE, Handshake(For.CONNECTION, waiting)
+        yield pool.Pool, driver.selection.HANDSHAKE, Handshake(For.CONNECTION)
     for owner in driver.selection.selection_timeout_owners():
         yield owner, driver.selection.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
     if sys.version_info < (3, 12):
@@ -175,26 +170,21 @@ class _Limited(Entered):
 
 
 class _MeasuredWait(Interceptor):
-    def __init__(self, what: For, waiting: MutableMapping[Wait, weakref.ref[Any]]) -> None:
+    def __init__(self, what: For) -> None:
         self._what = what
-        self._waiting = waiting
 
     @contextmanager
-    def _measured(self, call: Call, place: object) -> Iterator[None]:
+    def _measured(self, call: Call) -> Iterator[None]:
         wait = None
         with shielded("before a wait"):
             wait = _in_progress(call, self._what)
-            if self._what is For.CONNECTION:
-                self._waiting[wait] = weakref.ref(place)
         began = time.perf_counter()
         try:
             yield
         finally:
             if wait is not None:
-                self._waiting.pop(wait, None)
                 seconds = time.perf_counter() - began
-                with shielded("after a wait"):
-                    wait.add(seconds, connecting=isinstance(self, Handshake))
+                wait.add(seconds, connecting=isinstance(self, Handshake))
 
 
 class ConditionWait(_MeasuredWait):
@@ -209,7 +199,7 @@ class ConditionWait(_MeasuredWait):
             # sets aside.
             aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
             timeout = left if timeout is None or aside else min(timeout, left)
-        measured = NO_DEADLINE if call is None else self._measured(call, condition)
+        measured = NO_DEADLINE if call is None else self._measured(call)
         return _Limited(condition, timeout, measured)
 
     def send(self, limited: _Limited, original: Function, *_given: Any, **_kwargs: Any) -> Any:
@@ -232,12 +222,12 @@ class Handshake(_MeasuredWait):
             left = attempt if left is None else min(left, attempt)
             if left < attempt:
                 attempt = None
-        return _Limited(pool, attempt, self._limit(None if handler is None else call, pool, left))
+        return _Limited(pool, attempt, self._limit(None if handler is None else call, left))
 
     @contextmanager
-    def _limit(self, call: Call | None, pool: object, seconds: float | None) -> Iterator[None]:
+    def _limit(self, call: Call | None, seconds: float | None) -> Iterator[None]:
         limit = NO_DEADLINE if seconds is None else within_wait(seconds)
-        with NO_DEADLINE if call is None else self._measured(call, pool), limit:
+        with NO_DEADLINE if call is None else self._measured(call), limit:
             yield
 
     def failed(self, limited: _Limited | None, error: BaseException, *_: Any) -> BaseException:

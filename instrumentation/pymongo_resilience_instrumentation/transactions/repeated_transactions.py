@@ -158,7 +158,7 @@ class Repetition:
         """The facts of an error raised outside of the driver's loop, or in a call of its own."""
         server = classify.attribute(error, "server")
         if self._call is not None:
-            server = driver.retry_loop.address_of(self._call.history.selected)
+            server = self._call.history.server_text()
         attempt = classify.Attempt(
             reached_connection=classify.stage_of(error) is not Stage.NOT_SENT,
             carried_txn_number=False,

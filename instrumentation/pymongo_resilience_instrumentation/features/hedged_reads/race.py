@@ -83,14 +83,12 @@ class Try:
             loop.report(loop.classify(error, operation), operation)
         return True
 
-    def leave(self, runtime: Runtime) -> None:
+    def leave(self) -> None:
         """Its call is over; a command that was interrupted ends with it."""
         call = self.call
         for sent in [*call.command_spans.values()]:
             with shielded("after a hedged read"):
                 sent.end(call, self.error)
-        for each in call.history.waits or ():
-            runtime.clients.waiting.pop(each, None)
         call.ended = True
         # The two would keep each other alive, with all that the read needed, and the error both.
         call.client = call.instance = call.session = call.hedge = None
@@ -161,7 +159,7 @@ class Race:
             if self._finish(tried):
                 self._discard(tried)
         finally:
-            tried.leave(self._runtime)
+            tried.leave()
 
     def _discard(self, tried: Try) -> Any:
         with shielded("after a hedged read"):
@@ -296,7 +294,7 @@ class AsyncRace(Race):
             if unused:
                 await self._discard(tried)
         finally:
-            tried.leave(self._runtime)
+            tried.leave()
 
     async def _discard(self, tried: Try) -> Any:
         with shielded("after a hedged read"):

@@ -1,0 +1,109 @@
+"""What pools of connections are measured by, beside the gauges: the time to make a connection, and
+waits without one. With ``metrics="all"`` also how long operations wait for and use connections,
+which takes the driver's events of pools: it publishes three for each operation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pymongo import monitoring
+
+from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.clients.client_registry import Clients
+from pymongo_resilience_instrumentation.interceptor import (
+    Entered,
+    Function,
+    Interceptor,
+    Row,
+    Wrapper,
+)
+
+from .listeners import NO_CONTEXT, OurListener, guarded
+from .metrics import DriverMetrics
+
+
+def wrapped(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
+    for owner in driver.connections.pools_with(driver.selection.HANDSHAKE):
+        yield owner, driver.selection.HANDSHAKE, Making(clients, metrics)
+    for owner in driver.connections.pools_with(driver.connections.OUT_OF_TIME):
+        yield owner, driver.connections.OUT_OF_TIME, _out_of_time(flag, clients, metrics)
+
+
+class _Began(Entered):
+    __slots__ = ("at",)
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__(pool)
+        self.at = time.perf_counter()
+
+
+class Making(Interceptor):
+    """A pool makes a connection: TCP, TLS, hello and authentication."""
+
+    def __init__(self, clients: Clients, metrics: DriverMetrics) -> None:
+        self._clients = clients
+        self._metrics = metrics
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        return None if calls.reporting() else _Began(given[0])
+
+    def succeeded(self, entered: _Began, connection: Any) -> Any:
+        seconds = time.perf_counter() - entered.at
+        with shielded("after a connection was made"):
+            attributes = self._clients.attributes(entered.instance)
+            if attributes is not None:
+                around = None if calls.current() else NO_CONTEXT
+                self._metrics.create_time.record(seconds, attributes, around)
+        return connection
+
+
+def _out_of_time(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Wrapper:
+    """A pool's method that raises for an operation which waited for a connection in vain."""
+
+    def wrapper(original: Function, pool: Any, args: Any, kwargs: Any) -> Any:
+        with shielded("after a wait for a connection"):
+            if flag.acts() and not calls.reporting():
+                metrics.timeouts.add(1, clients.attributes(pool) or {})
+        return original(*args, **kwargs)
+
+    return wrapper
+
+
+@dataclass(eq=False, repr=False)
+class Pools(OurListener, monitoring.ConnectionPoolListener):
+    """Measures how long connections are waited for and used."""
+
+    pool_name: Callable[[Address], dict[str, Any]]
+    """The attributes of the client's pool at an address."""
+    metrics: DriverMetrics
+    _taken: dict[tuple[Address, int], float] = field(default_factory=dict)
+    """When each connection was, by the driver's number of it."""
+
+    @guarded
+    def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
+        if self.metrics.wait_time is not None and not calls.reporting():
+            self._taken[event.address, event.connection_id] = time.perf_counter()
+            around = None if calls.current() else NO_CONTEXT
+            seconds = event.duration or 0.0
+            self.metrics.wait_time.record(seconds, self.pool_name(event.address), around)
+
+    @guarded
+    def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
+        taken = self._taken.pop((event.address, event.connection_id), None)
+        if taken is not None and self.metrics.use_time is not None:
+            around = None if calls.current() else NO_CONTEXT
+            seconds = time.perf_counter() - taken
+            self.metrics.use_time.record(seconds, self.pool_name(event.address), around)
+
+    def _ignore(self, event: Any) -> None: ...
+
+    pool_created = pool_ready = pool_cleared = pool_closed = _ignore
+    connection_created = connection_ready = connection_closed = _ignore
+    connection_check_out_started = connection_check_out_failed = _ignore
