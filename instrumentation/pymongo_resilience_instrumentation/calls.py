@@ -74,6 +74,10 @@ class History:
         return None if (address := self.address) is None else address_text(address)
 
 
+LEFT = History()
+"""That of calls which are over: nothing is written to it."""
+
+
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
@@ -281,7 +285,7 @@ def leave(call: Call) -> None:
     if call.deadline is not NO_DEADLINE:
         # A context that outlives the call, a connection's or a task's, keeps the call.
         call.deadline = PAST_DEADLINE
-    call.history = History()
+    call.history = LEFT
     call.interruption = call.terminal_detector = None
     call.command_spans.clear()
     call.client = call.instance = call.session = None

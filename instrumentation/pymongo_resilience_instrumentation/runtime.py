@@ -47,6 +47,8 @@ from . import calls, driver
 SCOPE = "pymongo_resilience"
 API = ("opentelemetry.trace", "opentelemetry.metrics")
 """Where the providers are from that record nothing."""
+LOOKS_EVERY = 1.0
+"""Seconds between two looks for an SDK."""
 ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
@@ -78,6 +80,8 @@ class Runtime:
         self._providers = settings.tracer_provider, settings.meter_provider
         self.records = False
         """Whether there was an SDK yet: one may be set up at any time."""
+        self._looks_at = 0.0
+        """When it is looked for next, on the clock of ``Call.started``."""
         reported = Reported([EventLog(), *settings.listeners])
         listener = Broadcast([*self._telemetry(settings), reported], ours=True)
         self.closings: Closings = Closings() if earlier is None else earlier.closings
@@ -160,7 +164,8 @@ class Runtime:
         if call.timeout is not None and whole_timeout and self.timeouts.csot_available:
             call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
         call.token = calls.make_current(call)
-        if self.shows_calls and not self.records:
+        if self.shows_calls and not self.records and call.started >= self._looks_at:
+            self._looks_at = call.started + LOOKS_EVERY
             self._find_sdk()
         if span and self.records and self.operation_spans is not None:
             around = call.ends or (None if session is None else parent_of(session))

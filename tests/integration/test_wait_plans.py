@@ -186,8 +186,8 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
         # Before 4.20 connections were in the module of their pool.
         patch.setattr(f"{module}.time", clock, raising=False)
     patch.setattr(runtime, "ClientClock", lambda _: stage)
-    for owner in driver.selection.selection_timeout_owners():
-        patch.setattr(owner, driver.selection.SELECTION_TIMEOUT, _beginning(stage, owner))
+    loop = getattr(half.module("mongo_client"), driver.retry_loop.LOOP)
+    patch.setattr(loop, driver.selection.SELECT, _beginning(stage, loop))
     topology, pool = half.module("topology"), half.module("pool")
     asynchronous = side.runner is not None
     for module, name, played in (
@@ -200,14 +200,15 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def _beginning(stage: Stage, owner: type) -> Any:
-    original = getattr(owner, driver.selection.SELECTION_TIMEOUT)
+def _beginning(stage: Stage, drivers: type) -> Any:
+    original = getattr(drivers, driver.selection.SELECT)
 
-    def get_server_selection_timeout(topology: Any) -> Any:
+    @functools.wraps(original)
+    def get_server(loop: Any) -> Any:
         stage.begin_attempt()
-        return original(topology)
+        return original(loop)
 
-    return functools.wraps(original)(get_server_selection_timeout)
+    return get_server
 
 
 def _played(stage: Stage, original: Any, played: Any, asynchronous: bool) -> Any:

@@ -29,6 +29,7 @@ async def main() -> None:
 
     await find_twice()
     telemetry = Telemetry()
+    await asyncio.sleep(1)  # an SDK is looked for once a second
     await find_twice()
     spans = telemetry.exporter.get_finished_spans()
     names = {span.context.span_id: span.name for span in spans}

@@ -15,7 +15,6 @@ Places = dict[str, dict[str, Any]]
 def patched_places() -> Places:
     """``vars()`` of every class that is patched, and of every module these live in."""
     classes = {owner for owner, _ in patches.PUBLIC} | set(retry_loops())
-    classes |= {*driver.selection.selection_timeout_owners()}
     modules = {sys.modules[cls.__module__] for cls in classes}
     modules |= {pymongo, pymongo.monitoring, sys.modules["pymongo._csot"]}
     for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF):

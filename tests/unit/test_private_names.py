@@ -17,10 +17,7 @@ MODULES = sorted(
     for path in ROOT.rglob("*.py")
     if path.relative_to(ROOT).parts[0] not in APART
 )
-UNDOCUMENTED = {
-    driver.connections.LIMITED, driver.connections.PASSED,
-    driver.selection.SELECTION_TIMEOUT,
-}  # fmt: skip
+UNDOCUMENTED = {driver.connections.LIMITED, driver.connections.PASSED}
 PARTS = [*driver.private_names.parts(), *driver.private_names.attributes()]
 PRIVATE = UNDOCUMENTED | {
     name.partition("(")[0]

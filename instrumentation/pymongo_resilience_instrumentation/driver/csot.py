@@ -19,7 +19,8 @@ TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOU
 DEADLINE: ContextVar[float] = getattr(_csot, "DEADLINE", ContextVar("DEADLINE", default=math.inf))
 """When it ends, on the clock of ``now``; infinite without one."""
 RTT: ContextVar[float] = getattr(_csot, "RTT", ContextVar("RTT", default=0.0))
-"""The minimum round-trip time of the server selected under it, in seconds."""
+"""The minimum round-trip time of the server selected under it, in seconds: the driver sets it with
+each selection under a timeout."""
 
 
 def now() -> float:
@@ -63,12 +64,12 @@ class _Ours(float):
 class InForce(AbstractContextManager[None]):
     """Puts a length and an end in force, in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_ends", "_rtt", "_seconds", "before")
+    __slots__ = ("_ends", "_seconds", "before")
 
     before: tuple[float | None, float, float] | None
     """What it is in place of; None while it is not in force."""
 
-    def __init__(self, seconds: float | None, ends: float | None = None, rtt: float = 0.0) -> None:
+    def __init__(self, seconds: float | None, ends: float | None = None) -> None:
         """Without ``ends`` as ``pymongo.timeout``: from now on, and it ends with the one in force
         at the latest."""
         if ends is None:
@@ -77,14 +78,12 @@ class InForce(AbstractContextManager[None]):
                 ends = min(ends, time.monotonic() + seconds)
         self._seconds = seconds
         self._ends = ends
-        self._rtt = rtt
         self.before = None
 
     def __enter__(self) -> None:
         self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get()
         TIMEOUT.set(self._seconds)
         DEADLINE.set(self._ends)
-        RTT.set(self._rtt)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # A coroutine that is closed unfinished may be so in another context.
@@ -98,7 +97,7 @@ class InForce(AbstractContextManager[None]):
 
 def within(seconds: float) -> InForce:
     """The deadline in force ends within so many seconds from now; its length stays."""
-    return InForce(TIMEOUT.get(), min(DEADLINE.get(), now() + seconds), RTT.get())
+    return InForce(TIMEOUT.get(), min(DEADLINE.get(), now() + seconds))
 
 
 class Timeout(NamedTuple):

@@ -18,7 +18,7 @@ from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, READ
 from .retry_loop import EXECUTE_BATCH, LOOP
-from .selection import ASYNC_HALF, ASYNC_SEND, HANDSHAKE, SELECT, SELECTION_TIMEOUT, SYNC_HALF
+from .selection import ASYNC_HALF, ASYNC_SEND, HANDSHAKE, SELECT, SYNC_HALF
 from .sessions import STATE, WITHIN_TIME_LIMIT
 
 Names = tuple[str, ...]
@@ -72,7 +72,7 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
         "{half}.topology:Topology",
         (
             "get_server_by_address", f"{CHANGE}(self, server_description)",
-            "handle_error(self, address, err_ctx)", f"{SELECTION_TIMEOUT}(self)",
+            "handle_error(self, address, err_ctx)",
         ),
         ("_settings",),
     ),

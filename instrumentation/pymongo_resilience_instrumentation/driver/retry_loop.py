@@ -210,9 +210,8 @@ def prefers_members(loop: Any) -> bool:
     return getattr(loop._server_selector, "mode", None) in _PREFERRED
 
 
-def server_selection_timeout(loop: Any) -> float:
-    """Seconds."""
-    return float(loop._client.options.server_selection_timeout)
+server_selection_timeout = attrgetter("_client.options.server_selection_timeout")
+"""Seconds."""
 
 
 def carries_txn_number(loop: Any) -> bool:

@@ -17,7 +17,6 @@ from pymongo.server_selectors import Selection, any_server_selector
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience_instrumentation.addresses import Address
 
-from .clients import both
 from .retry_loop import kind
 
 PRIMARY = Primary().mode
@@ -107,7 +106,6 @@ def known_addresses(client: Any) -> set[Address]:
     return set(client.topology_description.server_descriptions())
 
 
-SELECTION_TIMEOUT = "get_server_selection_timeout"
 ASYNC_SEND = "async_sendall"
 HANDSHAKE = "connect"
 """A pool's method: makes a connection, with hello and authentication."""
@@ -126,16 +124,6 @@ class Half(NamedTuple):
 
 SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
 ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
-
-
-def selection_timeout_owners() -> set[type]:
-    """The classes that define it: each topology class, or what both derive from (4.20)."""
-    mros = (module.Topology.__mro__ for module, _ in both("topology"))
-    return {next(cls for cls in mro if SELECTION_TIMEOUT in vars(cls)) for mro in mros}
-
-
-own_selection_timeout = attrgetter("_settings.server_selection_timeout")
-"""A topology's ``serverSelectionTimeoutMS``, in seconds."""
 
 
 def seeds(topology: Any) -> list[Any]:

@@ -8,6 +8,7 @@ the next ones. What is no part of a call yet, such as a commit or a method that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from sys import exception
 from typing import Any
@@ -22,7 +23,7 @@ from pymongo_resilience.option_types import NORMAL
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
 from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.interceptor import CallInterceptor, Subclass
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -159,6 +160,15 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.connection = connection
         return self.driver_func(session, connection, retryable)
 
+    def limit_selection(self, own: float) -> AbstractContextManager[None]:
+        """In force while a server is selected, for ``own`` seconds (``serverSelectionTimeoutMS``).
+        Checkout and connecting have what the selection leaves of them."""
+        if self.call is NOT_OURS:
+            return NO_DEADLINE
+        # With 0 the servers are looked at once. A connection takes some time.
+        self.call.waits_until = driver.csot.now() + (own or NEVER)
+        return driver.csot.within(own) if driver.csot.timeout_in_force() else NO_DEADLINE
+
     def selected(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
 
@@ -279,10 +289,9 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         ours = run(
             runtime, drivers_run, own_call.around(entered, runtime.enabled_flag, asynchronous)
         )
+        select = driver.selection.SELECT
         more = {"runtime": runtime, "drivers_run": drivers_run, name: ours}
-        if runtime.admits:
-            select = driver.selection.SELECT
-            more[select] = get_server(runtime, getattr(drivers, select))
+        more[select] = get_server(runtime, getattr(drivers, select))
         return driver.retry_loop.subclass(drivers, RetryLoop, ("call",), more)
 
     return Subclass(derive)
@@ -394,10 +403,17 @@ def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
 def _get_server(runtime: Runtime, drivers: Run) -> Run:
     """What the driver's selection ends with is what counts: where there is one address only or the
     operation is bound to one, the selector is never called."""
+    admits, timeout_in_force = runtime.admits, driver.csot.TIMEOUT.get
+    selection_timeout = driver.retry_loop.server_selection_timeout
 
     def get_server(loop: Any) -> Any:
-        server = drivers(loop)
-        if loop.runtime is runtime:
+        timeout, own = timeout_in_force(), selection_timeout(loop)
+        if timeout is None or 0 < timeout <= own:
+            server = drivers(loop)
+        else:
+            with loop.limit_selection(own):
+                server = drivers(loop)
+        if admits and loop.runtime is runtime:
             loop.selected(server)
         return server
 
@@ -405,9 +421,17 @@ def _get_server(runtime: Runtime, drivers: Run) -> Run:
 
 
 def _async_get_server(runtime: Runtime, drivers: Run) -> Run:
+    admits, timeout_in_force = runtime.admits, driver.csot.TIMEOUT.get
+    selection_timeout = driver.retry_loop.server_selection_timeout
+
     async def get_server(loop: Any) -> Any:
-        server = await drivers(loop)
-        if loop.runtime is runtime:
+        timeout, own = timeout_in_force(), selection_timeout(loop)
+        if timeout is None or 0 < timeout <= own:
+            server = await drivers(loop)
+        else:
+            with loop.limit_selection(own):
+                server = await drivers(loop)
+        if admits and loop.runtime is runtime:
             loop.selected(server)
         return server
 

@@ -20,7 +20,7 @@ from pymongo import lock
 from pymongo.errors import NetworkTimeout, ServerSelectionTimeoutError, WaitQueueTimeoutError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
@@ -52,8 +52,6 @@ def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
         yield pool, half.wait, ConditionWait(For.CONNECTION)
         yield pool, half.connect, connecting
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(For.CONNECTION)
-    for owner in driver.selection.selection_timeout_owners():
-        yield owner, driver.selection.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
     if sys.version_info < (3, 12):
         pool = driver.selection.ASYNC_HALF.module("pool")
         yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
@@ -75,30 +73,7 @@ def within_wait(seconds: float) -> AbstractContextManager[None]:
     """What is in it ends within so many seconds, also under a timeout of 0."""
     if driver.csot.TIMEOUT.get():
         return driver.csot.within(seconds)
-    return driver.csot.Timeout.from_now(max(seconds, RESOLUTION)).resume()
-
-
-def selection_timeout(enabled_flag: EnabledFlag) -> Wrapper:
-    """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
-    selection leaves."""
-
-    timeout_in_force, found = driver.csot.TIMEOUT.get, calls.found
-
-    def wrapper(original: Function, topology: Any, args: Any, kwargs: Any) -> Any:
-        timeout = original(*args, **kwargs)
-        if timeout_in_force() is None or not enabled_flag.on:
-            return timeout
-        try:
-            own, call = driver.selection.own_selection_timeout(topology), found()
-            if call is not None and not call.ended:
-                # With 0 the servers are looked at once. A connection takes some time.
-                call.waits_until = time.monotonic() + (own or NEVER)
-            return min(timeout, own)
-        except faults():
-            logger.exception("internal error in pymongo-resilience before a selection")
-            return timeout
-
-    return wrapper
+    return driver.csot.Timeout.from_now(seconds if seconds > 0 else RESOLUTION).resume()
 
 
 class For(Enum):
@@ -184,7 +159,8 @@ class _MeasuredWait(Interceptor):
         finally:
             if wait is not None:
                 seconds = time.perf_counter() - began
-                wait.add(seconds, connecting=isinstance(self, Handshake))
+                with shielded("after a wait"):
+                    wait.add(seconds, connecting=isinstance(self, Handshake))
 
 
 class ConditionWait(_MeasuredWait):
