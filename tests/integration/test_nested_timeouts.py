@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -87,48 +86,6 @@ def test_of_any_nested_timeouts_the_shortest_holds(
             assert seconds - 15 < limit / 1000 <= seconds
 
 
-ENDINGS: dict[str, Callable[[Side, Any], Any]] = {
-    "a result": lambda side, coll: side.do(coll.find_one),
-    "an error": lambda side, coll: side.do(coll.insert_one, {"_id": 0}),
-    "a cursor that is left": lambda side, coll: side.do(coll.find(batch_size=1).next),
-    "a bulk": lambda side, coll: side.do(coll.insert_many, [{}, {}]),
-    "what it is fed from": lambda side, coll: side.do(coll.insert_many, interrupted()),
-}
-
-
-def interrupted() -> Iterator[dict[str, Any]]:
-    yield {}
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("timeout_ms", [LOW, None])
-def test_nothing_is_left_for_the_next_operation(
-    timeout_ms: int | None, ending: str, side: Side, server: EmbeddedServer, database: str,
-    control: Any, instrument: Instrument,
-) -> None:  # fmt: skip
-    instrument(timeout_ms=timeout_ms)
-    coll = side.client(server.uri)[database].coll
-    control[database].coll.insert_many([{"_id": n} for n in range(3)])
-    left: list[Any] = []
-
-    async def in_one_task() -> None:
-        runner, side.runner = side.runner, None
-        try:
-            result = ENDINGS[ending](side, coll)
-            await result
-        finally:
-            side.runner = runner
-            left.append(in_force())
-
-    with contextlib.suppress(pymongo.errors.DuplicateKeyError, KeyboardInterrupt):
-        if side.runner is None:
-            ENDINGS[ending](side, coll)
-        else:
-            side.do(in_one_task)
-    assert [*left, in_force()] == [NOTHING] * (1 + len(left))
-
-
 @pytest.mark.parametrize("inner", [None, 0])
 @pytest.mark.parametrize("made_of", ["a cursor", "a change stream"])
 def test_a_timeout_without_end_does_not_lift_the_block_around_it(
@@ -195,54 +152,6 @@ def test_nor_of_the_monitors_that_the_first_operation_starts(
         side.do(asyncio.to_thread, wait_until, asked_again)
     assert all("maxTimeMS" not in each for each in hellos.seen)
     assert side.do(coll.find_one) is None
-
-
-def test_a_generator_that_is_left_in_the_middle_leaves_nothing(
-    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument()
-    control[database].coll.insert_many([{}, {}, {}])
-    with pymongo.MongoClient(server.uri) as client:
-
-        def documents() -> Iterator[Any]:
-            with override(timeout_ms=LOW), pymongo.timeout(LOW / 1000):
-                yield from client[database].coll.find(batch_size=1)
-
-        generator = documents()
-        next(generator)
-        generator.close()  # type: ignore[attr-defined]  # a generator
-        assert in_force() == NOTHING
-
-
-def test_an_async_generator_that_another_task_closes_breaks_nothing(
-    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    """The event loop closes it in a task of its own, where there is nothing to take back."""
-    instrument()
-    control[database].coll.insert_many([{}, {}, {}])
-    complaints: list[Any] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        async with pymongo.AsyncMongoClient(server.uri) as client:
-
-            async def documents() -> AsyncIterator[Any]:
-                async with override(timeout_ms=LOW):
-                    async for each in client[database].coll.find(batch_size=1):
-                        yield each
-
-            async def take_one() -> None:
-                async for _ in documents():
-                    break
-
-            await asyncio.create_task(take_one())
-            gc.collect()
-            await loop.shutdown_asyncgens()
-            assert in_force() == NOTHING
-
-    asyncio.run(main())
-    assert complaints == []
 
 
 def test_after_uninstrument_an_override_does_nothing(

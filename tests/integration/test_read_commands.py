@@ -8,7 +8,6 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.operations import only_reads
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutBefore
 from support.clients import POLLING, Side
@@ -59,24 +58,6 @@ def test_what_a_listener_runs_inside_of_it_is_no_read(
         listener.act = increment
         client[database].cursor_command({"find": "coll"}).to_list()
     assert control[database].coll.find_one({"_id": 1})["n"] == 1
-
-
-def test_a_command_that_cannot_be_read_leaves_nothing_behind(
-    proxy: ReplicaSet, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
-) -> None:
-    telemetry = instrument()
-
-    class Unreadable(dict[str, Any]):
-        def __iter__(self) -> Any:
-            raise LookupError
-
-    with pymongo.MongoClient(proxy.uri) as client:
-        with pytest.raises(LookupError):
-            client[database].cursor_command(Unreadable(find="coll"))
-        assert calls.current() is None
-        assert "internal error" in caplog.text
-        client[database].coll.find_one()
-        assert [span.name for span in telemetry.operations()] == [f"find {database}.coll"]
 
 
 @pytest.mark.parametrize(

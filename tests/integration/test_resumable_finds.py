@@ -19,7 +19,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import is_open, run_background
 from support.resumable_finds import insert, keys, of_raw
-from support.telemetry import Instrument
+from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
@@ -56,20 +56,26 @@ SORTS = {"unsorted": None, "ascending": {"_id": 1}, "descending": {"_id": -1}}
 
 
 @pytest.fixture
-def client(side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument) -> Any:
-    instrument()
-    return side.client(proxy.uri, event_listeners=[sent])
+def telemetry(instrument: Instrument) -> Telemetry:
+    return instrument()
 
 
 @pytest.fixture
-def coll(client: Any, database: str) -> Any:
-    return client[database].coll
+def client(side: Side, proxy: ReplicaSet, sent: SentCommands, telemetry: Telemetry) -> Any:
+    assert telemetry.spans() == []
+    return side.client(proxy.uri, event_listeners=[sent])
 
 
 @pytest.fixture
 def order(control: Any, database: str) -> list[bytes]:
     """The ``_id`` of the documents there are, in order."""
     return insert(control, database, COUNT)
+
+
+@pytest.fixture
+def coll(client: Any, database: str, order: list[bytes]) -> Any:
+    assert len(order) == COUNT
+    return client[database].coll
 
 
 def opened(side: Side, coll: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
@@ -82,6 +88,13 @@ def opened(side: Side, coll: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[
 def rest(side: Side, cursor: Any) -> list[Any]:
     with override(timeout_ms=PLENTY_MS):
         return side.documents(cursor)
+
+
+def scan(side: Side, proxy: ReplicaSet, coll: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    """All documents of a find whose second batch is cut."""
+    cursor, found = opened(side, coll, *args, **kwargs)
+    proxy.inject(CutBefore("getMore"))
+    return found + rest(side, cursor)
 
 
 def first_and_resumed(sent: SentCommands) -> tuple[Any, Any]:
@@ -143,11 +156,9 @@ def test_another_collection_behind_a_view_ends_the_scan(
 @TIMEOUTS
 @pytest.mark.parametrize("code", [175, 237, 11601])
 def test_a_scan_that_is_ended_on_purpose_has_that_error(
-    code: int, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
-    sent: SentCommands,
-) -> None:  # fmt: skip
+    code: int, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands
+) -> None:
     """Also where the find that goes on is what is ended."""
-    assert order
     for before in ([], [CutBefore("getMore")]):
         cursor, _ = opened(side, coll)
         sent.started_events.clear()
@@ -203,18 +214,6 @@ def test_a_resumption_that_cannot_ask_is_repeated(
     assert keys(found + rest(side, cursor)) == order
 
 
-@pytest.mark.parametrize("sort", ["ascending", "descending"])
-def test_after_the_last_of_all_keys_nothing_comes(
-    sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
-) -> None:
-    with override(resumable=True):
-        cursor = coll.find({}, sort=SORTS[sort], batch_size=COUNT)
-    found = [side.do(cursor.next) for _ in range(COUNT)]
-    assert cursor.alive
-    proxy.inject(CutBefore("getMore"))
-    assert keys(found + rest(side, cursor)) == (order[::-1] if sort == "descending" else order)
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -228,24 +227,19 @@ def test_after_the_last_of_all_keys_nothing_comes(
 def test_a_range_is_resumed_within_it(
     given: Any, expected: range, backward: bool, side: Side, proxy: ReplicaSet, coll: Any
 ) -> None:
+    coll = coll.database.other
     side.do(coll.insert_many, [{"_id": each, "n": 1} for each in range(200)])
-    cursor, found = opened(side, coll, given, sort={"_id": -1 if backward else 1})
-    proxy.inject(CutBefore("getMore"))
-    found += rest(side, cursor)
+    found = scan(side, proxy, coll, given, sort={"_id": -1 if backward else 1})
     assert [each["_id"] for each in found] == [*expected][:: -1 if backward else 1]
 
 
 @pytest.mark.parametrize("level", [None, "majority", "available"])
 def test_a_member_that_lags_is_waited_for(
-    level: str | None, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
-    sent: SentCommands,
-) -> None:  # fmt: skip
+    level: str | None, side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands
+) -> None:
     """It would skip what was there before the scan began."""
-    assert order
     coll = coll.with_options(read_concern=pymongo.read_concern.ReadConcern(level))
-    cursor, _ = opened(side, coll)
-    proxy.inject(CutBefore("getMore"))
-    rest(side, cursor)
+    scan(side, proxy, coll)
     first, resumed = first_and_resumed(sent)
     concern = dict(resumed.get("readConcern", {}))
     assert ("afterClusterTime" in concern) == (level != "available")
@@ -270,9 +264,7 @@ def test_an_index_that_cannot_be_hinted_at_is_refused(
 def test_what_is_skipped_is_skipped_once(
     side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
 ) -> None:
-    cursor, found = opened(side, coll, skip=5, limit=30)
-    proxy.inject(CutBefore("getMore"))
-    assert keys(found + rest(side, cursor)) == order[5:35]
+    assert keys(scan(side, proxy, coll, skip=5, limit=30)) == order[5:35]
     if side.runner is None:
         with override(resumable=True):
             assert keys(coll.find()[5:7]) == order[5:7]
@@ -343,10 +335,9 @@ def test_id_is_taken_off_where_it_is_not_wanted(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_was_read_without_the_library_is_not_resumed(
-    again: bool, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+    again: bool, side: Side, proxy: ReplicaSet, coll: Any
 ) -> None:
     """From where it was left, documents would come twice."""
-    assert order
     cursor, _ = opened(side, coll)
     pymongo_resilience.uninstrument()
     if again:
@@ -362,19 +353,15 @@ def test_what_was_read_without_the_library_is_not_resumed(
 def test_a_limit_counts_what_came_before(
     limit: int, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
 ) -> None:
-    cursor, found = opened(side, coll, limit=limit)
-    proxy.inject(CutAfter("getMore"))
-    found += rest(side, cursor)
-    assert keys(found) == order[:limit]
+    assert keys(scan(side, proxy, coll, limit=limit)) == order[:limit]
     _, resumed = first_and_resumed(sent)
     assert resumed["limit"] == limit - BATCH
 
 
 @pytest.mark.needs_server("5.0")  # let
 def test_what_the_find_was_given_is_kept(
-    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
+    side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands
 ) -> None:
-    assert order
     coll = coll.with_options(read_preference=pymongo.ReadPreference.PRIMARY_PREFERRED)
     cursor, _ = opened(
         side,
@@ -468,9 +455,8 @@ def test_wherever_it_is_set(
 
 @pytest.mark.parametrize("how", ["nowhere", "taken back in a block"])
 def test_without_it_nothing_is_changed(
-    how: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
+    how: str, side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands
 ) -> None:
-    assert order
     if how != "nowhere":
         coll = bind(coll, Policy(resumable=True))
     with override(resumable=None if how == "nowhere" else False):
@@ -484,11 +470,9 @@ def test_without_it_nothing_is_changed(
 
 
 def test_each_resumption_is_a_retry(
-    side: Side, proxy: ReplicaSet, database: str, order: list[bytes], instrument: Instrument,
+    side: Side, proxy: ReplicaSet, coll: Any, telemetry: Telemetry,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    telemetry = instrument()
-    coll = side.client(proxy.uri)[database].coll
     caplog.set_level("INFO", "pymongo_resilience.retry")
     cursor, _ = opened(side, coll)
     proxy.inject(Fail("getMore", code=43))
@@ -496,7 +480,7 @@ def test_each_resumption_is_a_retry(
     (event,) = telemetry.decisions.events
     assert (event.reason.value, event.attempt) == ("cursor_lost", 1)
     assert "cursor_lost" in caplog.text
-    span = telemetry.operations(f"getMore {database}.coll")[0]
+    span = telemetry.operations(f"getMore {coll.full_name}")[0]
     assert [each.name for each in span.events] == ["retry.scheduled"]
     assert {each.name for each in telemetry.commands_of(span)} == {
         "getMore", "find", "listCollections",
@@ -529,10 +513,7 @@ def test_with_a_deadline_a_batch_has_as_many_as_fit(
 
 
 @pytest.mark.parametrize("block", ["override", "pymongo.timeout"])
-def test_the_deadline_ends_it(
-    block: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
-) -> None:
-    assert order
+def test_the_deadline_ends_it(block: str, side: Side, proxy: ReplicaSet, coll: Any) -> None:
     cursor, _ = opened(side, coll)
     proxy.inject(CutBefore("getMore"))
     proxy.inject(CutBefore("find", times=1000))
@@ -541,10 +522,10 @@ def test_the_deadline_ends_it(
         side.documents(cursor)
 
 
+@pytest.mark.usefixtures("order")
 def test_a_read_that_may_not_be_retried_is_not_resumed(
-    side: Side, proxy: ReplicaSet, database: str, order: list[bytes], instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    assert order
     instrument()
     coll = side.client(proxy.uri, retryReads=False)[database].coll
     cursor, _ = opened(side, coll)
@@ -567,21 +548,6 @@ def test_a_new_primary_goes_on(
     assert keys(found + rest(side, cursor)) == order
     if side.runner is None:
         struck.result(PLENTY_MS / 1000)
-
-
-def test_another_router_goes_on(
-    side: Side, cluster: ShardedCluster, database: str, order: list[bytes], instrument: Instrument
-) -> None:
-    instrument()
-    client = side.client(cluster.uri)
-    side.do(client.admin.command, "ping")
-    side.wait_for_members(client, 2)
-    cursor, found = opened(side, client[database].coll)
-    before = cursor.address
-    number = [each.address for each in cluster.members].index(before)
-    cluster.inject(Refuse(SERVER_IS_GONE_S), on=number)
-    assert keys(found + rest(side, cursor)) == order
-    assert cursor.address != before
 
 
 def test_a_resumable_find_is_not_hedged(
@@ -609,19 +575,22 @@ def test_a_resumable_find_is_not_hedged(
     assert keys(found + rest(side, cursor)) == order
 
 
-def test_another_member_goes_on_where_the_cursors_is_gone(
-    side: Side, replica_set: ReplicaSet, database: str, order: list[bytes], instrument: Instrument
-) -> None:
+@pytest.mark.parametrize("kind", ["replica set", "cluster"])
+def test_another_member_or_router_goes_on_where_the_cursors_is_gone(
+    kind: str, side: Side, replica_set: ReplicaSet, cluster: ShardedCluster, database: str,
+    order: list[bytes], instrument: Instrument,
+) -> None:  # fmt: skip
     """The driver knows that its server cannot be reached, and would wait for it."""
+    deployment: Any = replica_set if kind == "replica set" else cluster
     instrument()
-    client = side.client(replica_set.uri)
+    client = side.client(deployment.uri)
     side.do(client.admin.command, "ping")
-    side.wait_for_members(client, 3)
+    side.wait_for_members(client, len(deployment.members))
     coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
     cursor, found = opened(side, coll)
     before = cursor.address
-    number = [each.address for each in replica_set.members].index(before)
-    replica_set.inject(Refuse(SERVER_IS_GONE_S), on=number)
+    number = [each.address for each in deployment.members].index(before)
+    deployment.inject(Refuse(SERVER_IS_GONE_S), on=number)
 
     side.wait_until(lambda: before not in client.nodes)
     began = time.monotonic()
@@ -630,10 +599,10 @@ def test_another_member_goes_on_where_the_cursors_is_gone(
     assert cursor.address != before
 
 
+@pytest.mark.usefixtures("order")
 def test_documents_without_an_id_are_not_resumed(
-    side: Side, proxy: ReplicaSet, client: Any, control: Any, database: str, order: list[bytes]
+    side: Side, proxy: ReplicaSet, client: Any, control: Any, database: str
 ) -> None:
-    assert order
     with set_active(False):
         pipeline = [{"$project": {"_id": 0}}]
         control[database].create_collection("view", viewOn="coll", pipeline=pipeline)
@@ -669,9 +638,8 @@ def test_rewound_and_cloned_it_is_resumable_from_the_beginning(
 
 
 def test_close_ends_the_cursor_of_the_new_find(
-    side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str, order: list[bytes]
+    side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str
 ) -> None:
-    assert order
     cursor, _ = opened(side, coll)
     before = cursor.cursor_id
     proxy.inject(CutBefore("getMore"))
@@ -682,7 +650,6 @@ def test_close_ends_the_cursor_of_the_new_find(
     assert not is_open(control, database, now)
 
 
-@pytest.mark.usefixtures("order")
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_cursor_that_was_left_is_killed_unless_the_server_has_lost_it(
     lost: bool, side: Side, proxy: ReplicaSet, client: Any, coll: Any, sent: SentCommands
@@ -703,7 +670,6 @@ def test_a_cursor_that_was_left_is_killed_unless_the_server_has_lost_it(
         assert left in wait_until(killed)
 
 
-@pytest.mark.usefixtures("order")
 def test_nothing_keeps_a_cursor_alive(
     side: Side, proxy: ReplicaSet, client: Any, coll: Any, control: Any, database: str
 ) -> None:
@@ -730,16 +696,13 @@ def test_a_causal_session_goes_on(
     side: Side, proxy: ReplicaSet, client: Any, coll: Any, order: list[bytes], sent: SentCommands
 ) -> None:
     session = client.start_session(causal_consistency=True)
-    cursor, found = opened(side, coll, session=session)
-    proxy.inject(CutBefore("getMore"))
-    assert keys(found + rest(side, cursor)) == order
+    assert keys(scan(side, proxy, coll, session=session)) == order
     first, resumed = first_and_resumed(sent)
     assert resumed["lsid"] == first["lsid"] == session.session_id
     assert "afterClusterTime" in resumed["readConcern"]
     side.do(session.end_session)
 
 
-@pytest.mark.usefixtures("order")
 def test_a_cursor_that_is_read_in_a_transaction_is_not_resumed(
     side: Side, proxy: ReplicaSet, client: Any, coll: Any
 ) -> None:

@@ -11,10 +11,8 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
-from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
-from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
 from support.telemetry import Instrument
@@ -52,27 +50,6 @@ def faults_logged(caplog: pytest.LogCaptureFixture) -> int:
 def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -> None:
     run: Any = vars(loop)["run"]
     assert set(inspect.unwrap(run).__code__.co_names) - IN_RUN == set()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_call_that_has_ended_holds_nothing_of_the_application(
-    fails: bool, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    """A task that was started inside of it keeps its context, and the call with it."""
-    seen: list[Any] = []
-
-    instrument(circuit_breaker="on")
-    listener = OnCommands(started=lambda _: seen.append(calls.current()))
-    coll = side.client(proxy.uri, event_listeners=[listener])[database].coll
-    if fails:
-        proxy.inject(Fail("insert", code=11601))
-    with pytest.raises(OperationFailure) if fails else nullcontext():
-        side.do(coll.insert_one, {"secret": 1})
-    call = seen[-1]
-    assert call.ended
-    assert call.operation == "insert"
-    assert call.client is call.instance is None
-    assert call.history.selected is call.history.final_error is None
 
 
 def broken(*_: Any) -> Any:
@@ -139,32 +116,6 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
     assert side.do(coll.count_documents, {}) == 1
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("method", ["run", "_read", "_write"])
-def test_where_another_library_replaces_a_method_the_error_is_raised(
-    method: str,
-    name: str,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop: Any = retry_loops()[side.name == "async"]
-    original = getattr(loop, method)
-
-    def passing(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(loop, method, passing)
-    telemetry = instrument(base_backoff_ms=1)
-    coll = side.client(proxy.uri)[database].coll
-    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9))
-    with pytest.raises(AutoReconnect):
-        OPERATIONS[name](side, coll)
-    assert len(telemetry.decisions.events) == 2
-
-
 def test_an_operation_inside_that_fails_leaves_the_one_around_it_its_retries(
     proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
@@ -187,25 +138,3 @@ def test_an_operation_inside_that_fails_leaves_the_one_around_it_its_retries(
     assert len(failed) == 1
     kinds = [type(event).__name__ for event in telemetry.decisions.events]
     assert kinds == ["RetryDeclined", "RetryScheduled"]
-
-
-def test_an_interruption_while_a_call_ends_ends_it(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ended: list[Any] = []
-
-    def interrupted(_: Any, call: Any, *__: Any) -> None:
-        ended.append(call)
-        raise KeyboardInterrupt
-
-    instrument()
-    coll = side.client(proxy.uri)[database].coll
-    monkeypatch.setattr(OperationSpans, "end", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        side.do(coll.find_one)
-    assert [call.ended for call in ended] == [True]
-    assert calls.found() is None

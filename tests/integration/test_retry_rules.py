@@ -14,7 +14,6 @@ from pymongo_resilience_instrumentation.tools.testbed import (
     CutBefore,
     Fail,
     NotPrimary,
-    Overload,
     Refuse,
 )
 from support.clients import SentCommands, Side
@@ -179,19 +178,3 @@ def test_what_the_client_switched_off_stays_off(
     call, command, _ = CALLS[on]
     proxy.inject(CutBefore(command, times=2))
     call(side, client[database].coll)
-
-
-def test_a_transaction_commits_although_its_commit_was_cut(
-    side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=20_000)
-    coll = ready[database].coll
-    control[database].create_collection("coll")
-    proxy.inject(CutAfter("commitTransaction", times=2))
-    proxy.inject(Overload("insert", times=2))
-    with session_of(side, ready) as session:
-        side.do(session.start_transaction)
-        for number in range(2):
-            side.do(coll.insert_one, {"_id": number}, session=session)
-        side.do(session.commit_transaction)
-    assert control[database].coll.count_documents({}) == 2

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation.tools.testbed.fault import Answer, Cut
 from support.busy_pools import Silent, Waiting, the_only_connection_taken
 from support.clients import Side, wait_until
@@ -22,7 +21,6 @@ from support.wait_helpers import wait_for_server
 
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -169,21 +167,6 @@ def test_a_pool_that_is_cleared_while_the_read_waits_for_a_connection(
     assert [(type(event), event.reason) for event in events] == [
         (RetryScheduled, RetryReason.SOCKET_NOT_AVAILABLE)
     ]
-
-
-def test_a_read_that_found_no_free_connection_in_time(
-    side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
-) -> None:
-    """Not repeated: the pool is full of this process's own work. Plain pymongo waits twice."""
-    telemetry, waiting = instrument(), Waiting()
-    client = side.client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=30, event_listeners=[waiting])
-    with the_only_connection_taken(side, client, proxy):
-        waiting.asked = 0
-        with pytest.raises(WaitQueueTimeoutError):
-            READS["find"].call(side, client[filled])
-        assert waiting.asked == 1
-        assert [event.rule for event in telemetry.decisions.events] == [Rule.UNKNOWN_REASON]
-        proxy.clear()
 
 
 USER = {"username": "root", "password": "only-for-the-tests"}

@@ -139,27 +139,3 @@ def test_after_uninstrument_the_driver_refuses_it_as_ever(
     uninstrument()
     with pytest.raises(TypeError, match="default_timeout_ms"):
         client.start_session(default_timeout_ms=100)
-
-
-@pytest.mark.parametrize("how", ["abort_transaction", "end_session"])
-def test_an_abort_after_the_deadline_is_sent(
-    how: str, side: Side, proxy: ReplicaSet, database: str, control: Any,
-    instrument: Instrument, drivers_time: DriversTime,
-) -> None:  # fmt: skip
-    instrument()
-    control[database].coll.insert_one({"_id": 0})
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    session = client.start_session()
-    side.do(session.start_transaction)
-    with pymongo.timeout(LOW / 1000):
-        side.do(client[database].coll.update_one, {"_id": 0}, {"$set": {"n": 1}}, session=session)
-        drivers_time.passed = LOW
-        side.do(getattr(session, how))
-    (limit,) = limits(sent, "abortTransaction")
-    assert limit is not None
-    assert LOW / 2 < limit <= LOW
-    # Until the transaction is gone, this waits for it.
-    with pymongo.timeout(5):
-        control[database].coll.update_one({"_id": 0}, {"$set": {"n": 2}})
-    side.do(session.end_session)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -47,25 +46,6 @@ def test_threads_that_switch_it_on_at_once_put_one_layer_on(
     finally:
         pymongo_resilience.uninstrument()
     assert differences(before, patched_places()) == set()
-
-
-def test_who_asks_does_not_wait_for_who_switches(side: Side, proxy: ReplicaSet) -> None:
-    held, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with instrumentor._LOCK:
-            held.set()
-            leave.wait()
-
-    client = side.client(proxy.uri)
-    pymongo_resilience.status(client)  # the first question of a process makes what is asked
-    with ThreadPoolExecutor(2) as threads:
-        threads.submit(hold)
-        held.wait()
-        try:
-            assert threads.submit(pymongo_resilience.status, client).result(10)
-        finally:
-            leave.set()
 
 
 def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(

@@ -8,7 +8,6 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from pymongo.cursor import CursorType
-from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.child_programs import run
 from support.clients import Side
@@ -82,20 +81,3 @@ def test_durations_know_their_server_without_spans(
     of_the_server = dict(zip(("server.address", "server.port"), proxy.address, strict=True))
     for attributes, _ in durations:
         assert attributes.items() >= of_the_server.items(), attributes
-
-
-def test_a_fault_of_ours_in_a_listener_is_logged_once(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("broken")
-
-    instrument(metrics=False)
-    client = side.do(side.client, proxy.uri)
-    monkeypatch.setattr(listeners, "SentCommand", broken)
-    listeners.faulty.clear()
-    for _ in range(3):
-        assert side.do(client[database].coll.find_one) is None
-    faults = [each for each in caplog.messages if "internal error" in each]
-    assert faults == ["internal error in pymongo-resilience in Commands.started"]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.deployment import Deployment
 from support.clients import wait_until
 from support.free_ports import consecutive_free_ports
 from support.servers import mongod_version
@@ -113,23 +112,6 @@ def test_an_asynchronous_block_that_is_cancelled_leaves_no_server(
             await task
 
     asyncio.run(cancel_twice())
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_deployment_that_cannot_close_its_members_ends_its_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def broken(_: Deployment) -> None:
-        raise RuntimeError("broken")
-
-    deployment = ReplicaSet(members=1)
-    deployment.start()
-    members = deployment.members
-    with monkeypatch.context() as patch:
-        patch.setattr(Deployment, "_close", broken)
-        with pytest.raises(RuntimeError, match="broken"):
-            deployment.stop()
-    assert len(members) == 1
 
 
 @pytest.mark.usefixtures("processes")

@@ -7,7 +7,6 @@ import pickle
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pymongo
@@ -260,24 +259,6 @@ def test_a_server_that_never_answered_says_so(
         side.do(client.db.coll.find_one)
     assert str(Diagnosis(Symptom.NO_ANSWER)) in str(caught.value)
     assert re.search(UNANSWERED, str(explain_selection(client)[0]))
-
-
-def test_a_server_behind_a_firewall_is_one_that_does_not_answer(
-    side: Side, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=300)
-    with ExitStack() as stack:
-        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
-        host, port = full.getsockname()
-        client = side.client(f"mongodb://{host}:{port}/")
-        with pytest.raises(
-            OperationTimeoutError, match=f"{host}:{port} {UNANSWERED}.*the server never responds"
-        ):
-            side.do(client.db.coll.find_one)
 
 
 def test_what_it_does_not_take(side: Side) -> None:

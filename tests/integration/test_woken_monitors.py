@@ -7,13 +7,11 @@ a minute, so a test that waits for it fails.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +23,7 @@ import wrapt
 from pymongo.monitoring import ServerHeartbeatListener
 from pymongo_resilience_instrumentation import driver
 from support.child_programs import run
-from support.clients import Side, wait_until
+from support.clients import Side
 from support.fake_servers import BlackHolePort, Peer, with_tls
 from support.free_ports import consecutive_free_ports
 from support.telemetry import Instrument
@@ -133,14 +131,6 @@ def test_switched_off_nothing_is_wrapped(instrument: Instrument, disabled: str, 
     assert are_wrapped(name) == {True}
 
 
-def test_where_reads_cannot_be_woken_nothing_is_wrapped(
-    instrument: Instrument, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver.connections, "CAN_WAKE", False)
-    instrument()
-    assert are_wrapped(driver.monitors.CANCEL) == {False}
-
-
 def test_monitors_end_with_their_client(
     side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
@@ -152,48 +142,6 @@ def test_monitors_end_with_their_client(
     for each in found:  # a second time, of what is closed
         each.cancel_check()
         each.request_check()
-
-
-def ended_by_close(side: Side, client: Any, call: Callable[[], Any], fault: CutAfter) -> Any:
-    """The error of a call during which its client is closed, once the fault has struck."""
-    if side.runner is None:
-        with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(call)
-            wait_until(lambda: fault.struck)
-            client.close()
-            return future.exception(NEVER)
-
-    async def act() -> Any:
-        task = asyncio.ensure_future(call())
-        await asyncio.to_thread(wait_until, lambda: fault.struck)
-        await client.close()
-        return (await asyncio.gather(task, return_exceptions=True))[0]
-
-    return side.do(act)
-
-
-def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # An operation that waits for a server sees with pymongo's next look that its client is closed.
-    for half in ("synchronous", "asynchronous"):
-        often = SimpleNamespace(MIN_HEARTBEAT_INTERVAL=0.1, EVENTS_QUEUE_FREQUENCY=1)
-        monkeypatch.setattr(f"pymongo.{half}.topology.common", often)
-    instrument()
-    client, _ = made(side, proxy.uri)
-    found, coll = monitors(client), client[database].coll
-    fault = CutAfter("insert", times=1000)
-    proxy.inject(fault)
-    error = ended_by_close(side, client, lambda: coll.insert_one({}), fault)
-    # Without a timeout its one retry may be cut before the client is closed.
-    assert isinstance(error, (pymongo.errors.InvalidOperation, pymongo.errors.AutoReconnect))
-    side.wait_until(lambda: all(ended(each) for each in found))
-    assert "internal error" not in caplog.text
 
 
 def test_monitors_end_when_their_client_is_collected(

@@ -6,7 +6,6 @@ And a server that ceases to know them, or begins to, between two attempts.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 from pymongo import InsertOne, UpdateOne
-from pymongo.errors import AutoReconnect, NotPrimaryError, PyMongoError
-from support.clients import SentCommands, Side, wait_until
+from pymongo.errors import AutoReconnect, NotPrimaryError
+from support.clients import SentCommands, Side
 from support.servers import cases
 from support.telemetry import Instrument
 
@@ -29,7 +28,6 @@ from pymongo_resilience.testbed import (
     Interception,
     Overload,
     ReplicaSet,
-    Reset,
     Standalone,
 )
 
@@ -265,57 +263,3 @@ def test_a_server_that_begins_to_know_numbers_gets_one(
     side.do(client[database].coll.insert_one, {"_id": 1})
     assert ["txnNumber" in each for each in sent.named("insert")] == [True, True]
     assert control[database].coll.count_documents({}) == 1
-
-
-def test_writers_go_on_after_their_pool_was_cleared(
-    standalone: Standalone, side: Side, database: str, instrument: Instrument
-) -> None:
-    """Under load, many ask a pool that is being cleared: each retry used to clear it again."""
-    instrument(timeout_ms=20_000)
-    client, _ = monitored(side, standalone, maxPoolSize=4)
-    coll = client[database].coll
-    writers = 8
-    done, errors, stop = [0] * writers, list[Exception](), threading.Event()
-
-    async def task(number: int) -> None:
-        while not stop.is_set():
-            try:
-                written = coll.insert_one({})
-                if side.runner is not None:
-                    await written
-            except AutoReconnect as error:
-                # What was in flight is not repeated; nothing else is an error.
-                if type(error) is not AutoReconnect:
-                    errors.append(error)
-            except PyMongoError as error:
-                errors.append(error)
-            else:
-                done[number] += 1
-
-    def disturb() -> None:
-        try:
-            for _ in range(3):
-                # Not each of them: who waits for a connection is overtaken by who returns one.
-                aim = sum(done) + 300
-                standalone.inject(Reset())
-                wait_until(lambda aim=aim: sum(done) >= aim)
-        finally:
-            stop.set()
-
-    async def tasks() -> None:
-        await asyncio.gather(
-            asyncio.to_thread(disturb), *(task(number) for number in range(writers))
-        )
-
-    if side.runner is not None:
-        side.do(tasks)
-    else:
-        threads = [
-            threading.Thread(target=asyncio.run, args=[task(each)]) for each in range(writers)
-        ]
-        for each in threads:
-            each.start()
-        disturb()
-        for each in threads:
-            each.join()
-    assert not errors

@@ -8,13 +8,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 
 APPLICATION = """
@@ -92,11 +90,6 @@ def test_what_the_readme_exports_is_all_that_a_script_needs(
     assert "retried_ok" in done.stdout
 
 
-def test_the_entry_point_names_the_instrumentor() -> None:
-    found = entry_points(group="opentelemetry_instrumentor", name="pymongo_resilience")
-    assert [each.load() for each in found] == [PymongoResilienceInstrumentor]
-
-
 def _exported(output: str) -> list[dict[str, Any]]:
     """The console exporters print one JSON document after the other: for each span, and for each
     collection of metrics."""
@@ -140,19 +133,3 @@ def test_an_application_survives_and_is_seen_without_a_line_of_code(
     (operation,) = [span for span in spans if span["name"] == "insert zero_code.coll"]
     assert operation["attributes"]["pymongo_resilience.attempts"] == 4
     assert "find zero_code.coll" in names
-
-
-def test_wrong_variables_of_telemetry_do_not_switch_retries_off(
-    application: Path, server: EmbeddedServer
-) -> None:
-    wrong = {
-        "PYMONGO_RESILIENCE_TRACES": "2",
-        "PYMONGO_RESILIENCE_METRICS": "everything",
-        "PYMONGO_RESILIENCE_COMMAND_COMMENT": "perhaps",
-    }
-    done = _run(application, server, PYMONGO_RESILIENCE_TIMEOUT_MS="20000", **wrong)
-    assert done.returncode == 0, done.stderr
-    assert "survived of the application" in done.stdout
-    for name, value in wrong.items():
-        assert f"{name}={value!r}: expected " in done.stderr
-    assert "insert zero_code.coll" in done.stdout
