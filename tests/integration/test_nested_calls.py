@@ -9,48 +9,15 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
-from support.clients import POLLING, SentCommands
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Overload
+from support.clients import POLLING
 from support.command_listeners import Inside
 from support.telemetry import Instrument
 
-from pymongo_resilience import OperationTimeoutError, Policy
+from pymongo_resilience import Policy
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
-FEW = 20
-"""Attempts in a second, with their delays; without them there are more than a thousand."""
-
-
-def test_a_task_that_outlives_its_call_is_judged_like_any_other(
-    proxy: ReplicaSet, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
-) -> None:
-    instrument(timeout_ms=1000)
-    inside, sent = Inside(), SentCommands()
-    tasks: list[asyncio.Task[Any]] = []
-
-    async def later(coll: Any, failing: asyncio.Event) -> Any:
-        await failing.wait()
-        with pymongo.timeout(1.0):
-            return await coll.find_one()
-
-    async def main() -> None:
-        options: Any = {**POLLING, "event_listeners": [inside, sent]}
-        async with pymongo.AsyncMongoClient(proxy.uri, **options) as client:
-            coll = client[database].coll
-            await coll.find_one()
-            loop, failing = asyncio.get_running_loop(), asyncio.Event()
-            inside.act = lambda: tasks.append(loop.create_task(later(coll, failing)))
-            await coll.count_documents({})
-            proxy.inject(Fail("find", times=100_000, code=6))
-            sent.started_events.clear()
-            failing.set()
-            with pytest.raises(OperationTimeoutError):
-                await tasks[0]
-
-    asyncio.run(main())
-    assert 1 < len(sent.named("find")) < FEW
-    assert "internal error in pymongo-resilience" not in caplog.text
 
 
 def test_a_task_whose_attempts_outlive_their_call_goes_on(

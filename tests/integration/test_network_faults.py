@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.monitoring import ConnectionPoolListener
+from pymongo.monitoring import PoolClearedEvent
 from pymongo_resilience_instrumentation.tools.testbed import wire
 from pymongo_resilience_instrumentation.tools.testbed.fault import Delay
 from support.clients import Side, wait_until
+from support.interruption import Journal
 from support.raw_client import RawClient, ask
 
 from pymongo_resilience.testbed import (
@@ -78,34 +79,21 @@ def test_reset_resets_once_whatever_is_under_way(replica_set: ReplicaSet) -> Non
     assert [ask(member.address, PING)["ok"] for member in replica_set.members] == [1, 1, 1]
 
 
-class Cleared(ConnectionPoolListener):
-    """How often the pool of each server was cleared."""
-
-    def __init__(self) -> None:
-        self.addresses: list[Any] = []
-
-    def pool_cleared(self, event: Any) -> None:
-        self.addresses.append(event.address)
-
-    def ignore(self, event: Any) -> None: ...
-
-    pool_created = pool_ready = pool_closed = ignore
-    connection_created = connection_ready = connection_closed = ignore
-    connection_check_out_started = connection_check_out_failed = ignore
-    connection_checked_out = connection_checked_in = ignore
-
-
 def test_a_storm_clears_the_pool_each_time(side: Side, replica_set: ReplicaSet) -> None:
-    cleared = Cleared()
-    client = side.client(replica_set.uri, event_listeners=[cleared], serverMonitoringMode="auto")
+    journal = Journal()
+    client = side.client(replica_set.uri, event_listeners=[journal], serverMonitoringMode="auto")
     side.do(client.admin.command, "ping")
     fault = PoolClearingStorm(times=3, every=1.0)
     started = time.monotonic()
     done = replica_set.inject(fault, on="primary")
     side.wait_until(done.done)
     assert time.monotonic() - started >= 2 * 1.0
-    side.wait_until(lambda: len(cleared.addresses) == 3)
-    assert cleared.addresses == [replica_set.address] * 3
+
+    def cleared() -> list[Any]:
+        return [each.address for each in journal.events if isinstance(each, PoolClearedEvent)]
+
+    side.wait_until(lambda: len(cleared()) == 3)
+    assert cleared() == [replica_set.address] * 3
     assert fault.injected == 3
     side.do(client.admin.command, "ping")
     side.do(client.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -16,30 +15,16 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience.errors import Stage
+from pymongo_resilience import retry_info
+from pymongo_resilience.errors import RetryInfo
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
-
-
-def origin(error: Any) -> tuple[str | None, int]:
-    """As its attributes say, once the text is seen to say the same: but for a server's answer to
-    the only attempt."""
-    if isinstance(error, OperationFailure) and error.attempts == 1:
-        assert " attempt" not in str(error)
-        return error.server, error.attempts
-    tried = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
-    said = tried if error.server is None else f"{error.server}, {tried}"
-    text = str(error)
-    assert text.endswith(f" ({said})") or (f" ({said}; " in text and text.endswith(")"))
-    assert text.count(tried) == 1
-    return error.server, error.attempts
 
 
 def raised(side: Side, kind: type[PyMongoError], function: Any, *args: Any) -> Any:
@@ -48,42 +33,25 @@ def raised(side: Side, kind: type[PyMongoError], function: Any, *args: Any) -> A
     return caught.value
 
 
+def origin(error: Any) -> tuple[str | None, int]:
+    return error.server, error.attempts
+
+
 def test_of_an_error_that_is_not_repeated(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument()
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {"_id": 1})
-    error = raised(side, DuplicateKeyError, coll.insert_one, {"_id": 1})
-    assert origin(error) == (address_text(proxy.address), 1)
-    bulk = raised(side, BulkWriteError, coll.bulk_write, [InsertOne({"_id": 1})])
-    assert origin(bulk) == (address_text(proxy.address), 1)
-    command = raised(side, OperationFailure, coll.database.command, "noSuchCommand")
-    assert origin(command) == (address_text(proxy.address), 1)
-
-
-def test_of_an_error_after_retries(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(base_backoff_ms=1)
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.find_one)
-    proxy.inject(CutBefore("find", times=9))
-    assert origin(raised(side, AutoReconnect, coll.find_one)) == (address_text(proxy.address), 2)
-    proxy.clear()
-    proxy.inject(Overload("update", times=9))
-    error = raised(side, OperationFailure, coll.update_many, {}, {"$set": {"a": 1}})
-    assert origin(error) == (address_text(proxy.address), 6)
-
-
-def test_where_no_server_was_selected(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    client = side.client(proxy.uri, serverSelectionTimeoutMS=50)
-    coll = client.get_database(database, read_preference=ReadPreference.SECONDARY).coll
-    error = raised(side, ServerSelectionTimeoutError, coll.find_one)
-    assert origin(error) == (None, 1)
+    for kind, function, *args in (
+        (DuplicateKeyError, coll.insert_one, {"_id": 1}),
+        (BulkWriteError, coll.bulk_write, [InsertOne({"_id": 1})]),
+        (OperationFailure, coll.database.command, "noSuchCommand"),
+    ):
+        error = raised(side, kind, function, *args)
+        assert retry_info(error) == RetryInfo(1, (), error.retry_rule, address_text(proxy.address))
+        assert origin(error) == (address_text(proxy.address), 1)
+        assert " attempt" not in str(error), "the server's answer stays as it is"
 
 
 def test_the_newer_error_names_the_newer_server(
@@ -134,16 +102,3 @@ class BlackHolePort:
             return servers
         self.closes_after -= 1
         return servers if self.closes_after >= 0 else []
-
-
-@pytest.mark.parametrize("server", ["h:27017", None])
-def test_it_is_said_once_and_survives_pickling(server: str | None) -> None:
-    error = OperationFailure("no", 6, {"ok": 0, "errmsg": "no", "code": 6})
-    text = str(error)
-    state_origin(error, Origin(server, Stage.ANSWERED, 3))
-    state_origin(error, Origin("other:1", Stage.ANSWERED, 9))
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    expected = "3 attempts" if server is None else f"{server}, 3 attempts"
-    for each in (error, again):
-        assert str(each) == f"{text} ({expected})"
-        assert (each.server, each.attempts, each.code) == (server, 3, 6)

@@ -5,9 +5,7 @@ That no server was selected is in test_origins.py, NoWritesPerformed in test_dea
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +20,8 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from support.busy_pools import Silent
-from support.clients import Side, wait_until
+from support.busy_pools import the_only_connection_taken
+from support.clients import Side
 from support.servers import cases
 from support.telemetry import Instrument
 
@@ -95,53 +93,29 @@ def test_a_server_that_became_too_old_for_the_command(
 class TakesTheConnection:
     """A strategy that lets somebody else have the pool's only connection before the retry."""
 
-    def __init__(self, client: Any, silent: Silent) -> None:
-        self._client = client
-        self._silent = silent
-        self.thread = threading.Thread(target=self._hold)
-        self.task: asyncio.Task[Any] | None = None
+    def __init__(self, stack: contextlib.ExitStack, taken: Any) -> None:
+        self._stack, self._taken = stack, taken
 
-    def _hold(self) -> None:
-        with contextlib.suppress(AutoReconnect):
-            self._client.admin.command("ping")
-
-    def _is_taken(self) -> bool:
-        return self._silent.injected > 0
-
-
-class Blocking(TakesTheConnection):
     def retry_after(self, operation: Any, failure: Any, /) -> RetryAction:
-        self.thread.start()
-        wait_until(self._is_taken)
-        return RetryAction()
-
-
-class Awaited(TakesTheConnection):
-    async def retry_after(self, operation: Any, failure: Any, /) -> RetryAction:
-        self.task = asyncio.create_task(self._client.admin.command("ping"))
-        await asyncio.to_thread(wait_until, self._is_taken)
+        self._stack.enter_context(self._taken)
         return RetryAction()
 
 
 def test_a_full_pool_on_the_retry_says_less_than_the_first_error(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """An error of the driver's own pool does not tell that an attempt was made."""
+    side = Side("sync", None)
     client = side.client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=50)
-    side.do(client.admin.command, "ping")
-    silent = Silent("ping")
-    strategy = (Blocking if side.runner is None else Awaited)(client, silent)
-    telemetry = instrument(strategy=strategy)
-    proxy.inject(Fail("find", code=6))
-    proxy.inject(silent)
-    with pytest.raises(OperationFailure) as caught:
-        side.do(client[database].coll.find_one)
-    proxy.clear()
-    if strategy.task is None:
-        strategy.thread.join()
-    else:
-        side.do(asyncio.wait, [strategy.task])
-        assert isinstance(strategy.task.exception(), AutoReconnect)
+    client.admin.command("ping")
+    with contextlib.ExitStack() as stack:
+        taken = the_only_connection_taken(side, client, proxy)
+        telemetry = instrument(strategy=TakesTheConnection(stack, taken))
+        proxy.inject(Fail("find", code=6))
+        with pytest.raises(OperationFailure) as caught:
+            client[database].coll.find_one()
+        proxy.clear()
+    side.close()
     error: Any = caught.value
     assert error.code == 6
     assert isinstance(error.__context__, WaitQueueTimeoutError)

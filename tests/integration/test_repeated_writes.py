@@ -152,20 +152,6 @@ def test_a_repeated_commit_is_answered_and_commits_once(
     assert abort["codeName"] == "TransactionCommitted"
 
 
-def test_a_repeated_abort_finds_nothing_and_changes_nothing(
-    replica_set: ReplicaSet, database: str, documents: Callable[[], list[Document]]
-) -> None:
-    envelope = begin(replica_set, database)
-    abort = {"abortTransaction": 1, **envelope}
-    assert ask(replica_set.address, abort)["ok"] == 1
-    for _ in range(2):
-        # As on mongod; drivers ignore what an abort answers.
-        assert ask(replica_set.address, abort)["codeName"] == "NoSuchTransaction"
-    commit = ask(replica_set.address, {"commitTransaction": 1, **envelope})
-    assert (commit["code"], commit["errorLabels"]) == (251, ["TransientTransactionError"])
-    assert documents() == SEED
-
-
 def test_a_number_older_than_the_last_one_is_too_old(
     replica_set: ReplicaSet, database: str, documents: Callable[[], list[Document]]
 ) -> None:

@@ -109,25 +109,6 @@ def test_where_all_are_down_one_that_returns_is_elected(replica_set: ReplicaSet,
     assert ask(replica_set.address, HELLO)["primary"] == replica_set.primary.host_and_port
 
 
-def test_an_election_aborts_transactions_that_are_open(
-    replica_set: ReplicaSet, control: pymongo.MongoClient[Any], database: str
-) -> None:
-    control[database].coll.insert_one({"_id": 0, "n": 0})
-    envelope = {"lsid": new_session(), "txnNumber": Int64(1), "autocommit": False}
-    update = {
-        "update": "coll",
-        "updates": [{"q": {"_id": 0}, "u": {"$inc": {"n": 1}}}],
-        "$db": database,
-    }
-    assert ask(replica_set.address, {**update, **envelope, "startTransaction": True})["n"] == 1
-    replica_set.inject(Election(0.01)).result(5)
-    commit = ask(replica_set.members[1].address, {"commitTransaction": 1, **envelope})
-    assert (commit["code"], commit["errorLabels"]) == (251, ["TransientTransactionError"])
-    # Nothing locks the document any more.
-    assert ask(replica_set.members[1].address, update)["nModified"] == 1
-    assert control[database].coll.find_one() == {"_id": 0, "n": 1}
-
-
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "with an open transaction"])
 def test_a_restart_of_the_primary(replica_set: ReplicaSet, database: str, busy: bool) -> None:
     insert: Document = {"insert": "coll", "documents": [{}, {}, {}], "$db": database}

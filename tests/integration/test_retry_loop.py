@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import OperationFailure
 from pymongo.monitoring import CommandStartedEvent
-from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
@@ -21,10 +18,6 @@ from pymongo_resilience.testbed import CutAfter, Fail, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 
-OPERATIONS: dict[str, Callable[[Side, Any], object]] = {
-    "find_one": lambda side, coll: side.do(coll.find_one, {}),
-    "insert_one": lambda side, coll: side.do(coll.insert_one, {}),
-}
 IN_RUN = {
     "PyMongoError", "ServerSelectionTimeoutError", "ClientBulkWriteException", "OperationFailure",
     "ConnectionFailure", "NoneType", "asyncio", "time", "sleep", "helpers_shared", "getattr",
@@ -50,36 +43,6 @@ def faults_logged(caplog: pytest.LogCaptureFixture) -> int:
 def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -> None:
     run: Any = vars(loop)["run"]
     assert set(inspect.unwrap(run).__code__.co_names) - IN_RUN == set()
-
-
-def broken(*_: Any) -> Any:
-    raise RuntimeError("broken")
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("prepared", [False, True])
-def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_is_raised(
-    prepared: bool,
-    name: str,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    telemetry = instrument(base_backoff_ms=1, circuit_breaker="off" if prepared else "always")
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.insert_one, {})
-    runtime = PymongoResilienceInstrumentor()._runtime
-    assert runtime is not None
-    owner: Any = RetryLoop if prepared else runtime.limits
-    monkeypatch.setattr(owner, "operation" if prepared else "of", broken)
-    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9 if prepared else 1))
-    with pytest.raises(AutoReconnect) if prepared else nullcontext():
-        OPERATIONS[name](side, coll)
-    assert faults_logged(caplog) == 1
-    assert telemetry.decisions.events == []
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side
 from support.servers import cases
 from support.telemetry import Instrument
-from support.transactions import commit
+from support.transactions import commit, run, session_of
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, retry_info
@@ -26,27 +26,13 @@ CUT = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
 
 
 def with_transaction(side: Side, coll: Any) -> None:
-    async def asynchronous(session: Any) -> None:
-        await coll.insert_one({}, session=session)
-
-    def synchronous(session: Any) -> None:
-        coll.insert_one({}, session=session)
-
-    session = side.do(coll.database.client.start_session)
-    try:
-        side.do(session.with_transaction, asynchronous if side.runner else synchronous)
-    finally:
-        side.do(session.end_session)
+    with session_of(side, coll.database.client) as session:
+        run(side, session, lambda given: coll.insert_one({}, session=given))
 
 
 def put(side: Side, coll: Any) -> None:
-    async def asynchronous() -> None:
-        await gridfs.AsyncGridFSBucket(coll.database).upload_from_stream("name", b"data")
-
-    def synchronous() -> None:
-        gridfs.GridFSBucket(coll.database).upload_from_stream("name", b"data")
-
-    side.do(asynchronous if side.runner else synchronous)
+    bucket: Any = gridfs.GridFSBucket if side.runner is None else gridfs.AsyncGridFSBucket
+    side.do(bucket(coll.database).upload_from_stream, "name", b"data")
 
 
 def open_stream(side: Side, coll: Any) -> None:
@@ -73,7 +59,23 @@ OPERATIONS: dict[str, tuple[str, Callable[[Side, Any], Any]]] = {
     "commit_transaction": ("commitTransaction", commit),
     "upload_from_stream": ("insert", put),
 }  # fmt: skip
+OVERLOADED_ALONE: dict[str, tuple[str, Callable[[Side, Any], Any]]] = {
+    "with_transaction": ("insert", with_transaction),
+    "command": ("ping", lambda side, coll: side.do(coll.database.command, "ping")),
+}
+"""A lost connection ends the one at once, and lets the other go on for two minutes."""
 SINCE = {"bulk_write of a client": "8.0"}
+
+
+def raised(
+    side: Side, proxy: ReplicaSet, coll: Any, call: Callable[[Side, Any], Any], fault: Any
+) -> Any:
+    side.do(coll.insert_one, {})
+    proxy.inject(fault)
+    with pytest.raises(PyMongoError) as caught:
+        call(side, coll)
+    proxy.clear()
+    return caught.value
 
 
 @pytest.mark.parametrize("name", cases(OPERATIONS, SINCE))
@@ -81,33 +83,21 @@ def test_after_a_lost_connection(
     name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument()
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.insert_one, {})
     command, call = OPERATIONS[name]
-    proxy.inject(CutBefore(command, times=50))
-    with pytest.raises(PyMongoError) as caught:
-        call(side, coll)
-    proxy.clear()
-    error: Any = caught.value
+    coll = side.client(proxy.uri)[database].coll
+    error = raised(side, proxy, coll, call, CutBefore(command, times=50))
     assert (error.attempts, error.retry_reasons, error.retry_rule) == (2, (CUT,), Rule.ATTEMPTS)
     assert retry_info(error) == RetryInfo(2, (CUT,), Rule.ATTEMPTS, error.server)
 
 
-@pytest.mark.parametrize("name", cases([*OPERATIONS, "with_transaction", "command"], SINCE))
+@pytest.mark.parametrize("name", cases([*OPERATIONS, *OVERLOADED_ALONE], SINCE))
 def test_after_an_overload(
     name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(base_backoff_ms=1, max_retries=2)
+    command, call = (OPERATIONS | OVERLOADED_ALONE)[name]
     coll = side.client(proxy.uri)[database].coll
-    side.do(coll.insert_one, {})
-    command, call = OPERATIONS.get(name, ("insert", with_transaction))
-    if name == "command":
-        command, call = "ping", lambda side, coll: side.do(coll.database.command, "ping")
-    proxy.inject(Overload(command, times=5000))
-    with pytest.raises(PyMongoError) as caught:
-        call(side, coll)
-    proxy.clear()
-    error: Any = caught.value
+    error = raised(side, proxy, coll, call, Overload(command, times=5000))
     overloads = (RetryReason.OVERLOADED,) * 2
     assert (error.attempts, error.retry_reasons, error.retry_rule) == (3, overloads, Rule.ATTEMPTS)
 
@@ -117,29 +107,15 @@ def test_after_the_deadline(
 ) -> None:
     instrument(timeout_ms=300)
     coll = side.client(proxy.uri)[database].coll
-    side.do(coll.insert_one, {})
-    proxy.inject(CutBefore("find", times=5000))
-    with pytest.raises(OperationTimeoutError) as caught:
-        side.do(coll.find_one)
-    proxy.clear()
-    info = retry_info(caught.value)
+    find, fault = OPERATIONS["find_one"][1], CutBefore("find", times=5000)
+    error = raised(side, proxy, coll, find, fault)
+    assert isinstance(error, OperationTimeoutError)
+    assert str(error).startswith("find_one exceeded its timeout of 0.3 s")
+    info = retry_info(error)
     assert info is not None
-    assert info.attempts == caught.value.attempts == len(info.reasons) + 1
-    assert (info.rule, {*info.reasons}, info.server) == ("deadline", {CUT}, caught.value.server)
-    assert (info.timeout_s, info.elapsed_s) == (0.3, caught.value.elapsed_s)
-
-
-def test_an_answer_that_no_retry_would_change_is_one_attempt(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    coll = side.client(proxy.uri)[database].coll
-    side.do(coll.insert_one, {"_id": 1})
-    with pytest.raises(DuplicateKeyError) as caught:
-        side.do(coll.insert_one, {"_id": 1})
-    info = retry_info(caught.value)
-    assert info is not None
-    assert (info.attempts, info.reasons, info.timeout_s) == (1, (), None)
+    assert info.attempts == error.attempts == len(info.reasons) + 1
+    assert (info.rule, {*info.reasons}, info.server) == ("deadline", {CUT}, error.server)
+    assert (info.timeout_s, info.elapsed_s) == (0.3, error.elapsed_s)
 
 
 def test_an_error_that_the_library_had_no_part_in_has_none(

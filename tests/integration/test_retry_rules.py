@@ -16,7 +16,7 @@ from pymongo_resilience_instrumentation.tools.testbed import (
     NotPrimary,
     Refuse,
 )
-from support.clients import SentCommands, Side
+from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import commit, session_of
 
@@ -121,25 +121,6 @@ def test_each_call_after_each_failure(
         events = [each for each in events if each.operation != "abortTransaction"]
         expected = rule if rule is NEVER else final or rule
         assert [getattr(each, "rule", None) for each in events] == [expected], failure
-
-
-def test_reads_are_repeated_as_often_as_the_deadline_allows(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    side.do(client.admin.command, "ping")
-    proxy.inject(CutBefore("find", times=4))
-    side.do(client[database].coll.find_one)
-    assert [event.reason for event in telemetry.decisions.events] == [
-        RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
-    ] * 4
-    assert len(sent.named("find")) == 5
-    assert len(sent.started_events) == sent.ended
-    assert len({event.operation_id for event in sent.started_events[1:]}) == (
-        1 if pymongo.version_tuple >= (4, 18) else 5
-    )
 
 
 def test_an_unacknowledged_write_is_never_repeated(

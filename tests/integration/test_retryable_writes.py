@@ -42,16 +42,10 @@ WRITES: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
 @pytest.mark.parametrize("method", cases(WRITES, {"client bulk_write": "8.0"}))
 @pytest.mark.parametrize("fault", [CutBefore, CutAfter])
 def test_after_four_failures_it_is_applied_once_and_had_one_txn_number(
-    side: Side,
-    method: str,
-    fault: Any,
-    proxy: ReplicaSet,
-    database: str,
-    control: pymongo.MongoClient[Any],
-    instrument: Instrument,
-) -> None:
+    side: Side, method: str, fault: Any, proxy: ReplicaSet, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
     telemetry = instrument(timeout_ms=20_000)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     command, call = WRITES[method]
     if command != "insert":
@@ -80,29 +74,17 @@ def _mixed() -> list[Any]:
 MIXED_RESULT = [{"_id": "first", "n": 1}, {"_id": "last"}]
 
 
-def _cut_before_the_bulk_is_begun(side: Side, proxy: ReplicaSet) -> Any:
-    """A client whose monitor is connected and whose first application handshake will be cut.
-
-    It polls: the second connection of a streaming monitor would be cut like the application's.
-    """
+def test_a_mixed_bulk_loses_nothing_when_it_fails_before_it_was_begun(
+    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    # It polls: the second connection of a streaming monitor would be cut like the application's.
     client = side.client(proxy.uri, serverMonitoringMode="poll")
     side.do(client.admin.command, "ping")
     proxy.inject(CutBefore("ping"))
     with pytest.raises(pymongo.errors.AutoReconnect):
         side.do(client.admin.command, "ping")
     proxy.inject(CutAtHandshake())
-    return client
-
-
-def test_a_mixed_bulk_loses_nothing_when_it_fails_before_it_was_begun(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    control: pymongo.MongoClient[Any],
-    instrument: Instrument,
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    client = _cut_before_the_bulk_is_begun(side, proxy)
     telemetry.clear()
     result = side.do(client[database].coll.bulk_write, _mixed())
     # From 4.18 on the driver itself puts the overload labels on a handshake that was cut.
@@ -117,15 +99,10 @@ def test_a_mixed_bulk_loses_nothing_when_it_fails_before_it_was_begun(
 
 @pytest.mark.parametrize("cut", [["insert"], ["update"], ["insert", "update"]], ids=str)
 def test_a_mixed_bulk_resumes_at_the_command_that_failed_and_each_has_its_own_retry(
-    side: Side,
-    cut: list[str],
-    proxy: ReplicaSet,
-    database: str,
-    control: pymongo.MongoClient[Any],
-    instrument: Instrument,
-) -> None:
+    side: Side, cut: list[str], proxy: ReplicaSet, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
     telemetry = instrument()
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     side.do(client.admin.command, "ping")
     for command in cut:

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pymongo
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import Side, fail_command, wait_until
+from support.clients import Side, fail_command
 from support.patched_places import Places, differences, patched_places
-from support.telemetry import Telemetry
+from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Config, ConfigurationError, Policy
 from pymongo_resilience.strategies import BestEffort
-from pymongo_resilience.testbed import CutAfter, ReplicaSet
-from pymongo_resilience.testing import RecordingListener, is_active, set_active
+from pymongo_resilience.testing import RecordingListener, is_active
 
 pytestmark = pytest.mark.oldest
-Again = Callable[..., Telemetry]
-FIRST = Config(timeout_ms=20_000, command_spans="always")
-
-
-@pytest.fixture
-def again() -> Iterator[Again]:
-    """``instrument(config, ...)`` with telemetry of its own, as often as it is called."""
-
-    def call(config: Config = FIRST, **arguments: Any) -> Telemetry:
-        telemetry = Telemetry(InMemorySpanExporter(), InMemoryMetricReader(), RecordingListener())
-        tracers = TracerProvider(shutdown_on_exit=False)
-        tracers.add_span_processor(SimpleSpanProcessor(telemetry.exporter))
-        meters = MeterProvider([telemetry.reader], shutdown_on_exit=False)
-        pymongo_resilience.instrument(
-            config,
-            listeners=[telemetry.decisions],
-            tracer_provider=tracers,
-            meter_provider=meters,
-            **arguments,
-        )
-        return telemetry
-
-    yield call
-    if is_active():
-        pymongo_resilience.uninstrument()
+FIRST: dict[str, Any] = {"timeout_ms": 20_000}
+REPLACE = {"replace": True}
 
 
 @pytest.fixture
@@ -85,13 +54,13 @@ def test_the_application_wins_over_the_loader_for_clients_that_exist_too(
     server: EmbeddedServer,
     database: str,
     control: pymongo.MongoClient[Any],
-    again: Again,
+    instrument: Instrument,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _load()
     early = side.client(server.uri)
     side.do(early[database].coll.find_one)
-    telemetry = again()
+    telemetry = instrument(**FIRST)
     # The loader has told of those that it found: none that was made since is told of.
     assert len({each for each in _warnings(caplog) if "made before" in each}) <= 1
     for client in (early, side.client(server.uri)):
@@ -106,9 +75,9 @@ def test_the_application_wins_over_the_loader_for_clients_that_exist_too(
 
 
 def test_the_loader_after_the_application_changes_nothing(
-    plain: Places, again: Again, caplog: pytest.LogCaptureFixture
+    plain: Places, instrument: Instrument, caplog: pytest.LogCaptureFixture
 ) -> None:
-    again()
+    instrument(**FIRST)
     before = patched_places()
     assert differences(plain, patched_places())
     caplog.clear()
@@ -177,9 +146,9 @@ def test_a_second_call_with_others_is_refused_with_both(text: str) -> None:
 
 @pytest.mark.usefixtures("plain")
 def test_with_replace_everything_goes_by_the_new_arguments(
-    side: Side, server: EmbeddedServer, database: str, again: Again
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
-    first = again(Config(timeout_ms=20_000, retry_budget="tokens"))
+    first = instrument(**FIRST, retry_budget="tokens")
     client = side.client(server.uri)
     thrifty = side.client(server.uri, adaptiveRetries=True)
     other = side.client(server.uri, adaptiveRetries=False)
@@ -187,11 +156,8 @@ def test_with_replace_everything_goes_by_the_new_arguments(
     assert pymongo_resilience.status(client).retry_tokens == 1000
     first.clear()
     hooked: list[Any] = []
-    second = again(
-        Config(max_retries=4, command_spans="always"),
-        replace=True,
-        request_hook=lambda _, event: hooked.append(event.command_name),
-    )
+    hook = {"request_hook": lambda _, event: hooked.append(event.command_name)}
+    second = instrument(max_retries=4, arguments=REPLACE | hook)
     side.do(client[database].coll.find_one)
     assert first.spans() == []
     assert _points(first, "db.client.operation.duration") == 1
@@ -219,29 +185,26 @@ def test_the_application_can_switch_off_what_the_loader_switched_on(
 
 @pytest.mark.usefixtures("plain")
 def test_a_configuration_that_is_refused_leaves_the_one_in_force(
-    again: Again, monkeypatch: pytest.MonkeyPatch
+    instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again()
+    instrument(**FIRST)
     before = patched_places()
     place = "pymongo_resilience_instrumentation.instrumentor.self_check.refusal"
     with monkeypatch.context() as patch:
         patch.setattr(place, lambda: "refused")
         with pytest.raises(ConfigurationError, match="refused"):
-            again(Config(timeout_ms=1), replace=True)
+            instrument(timeout_ms=1, arguments=REPLACE)
     assert differences(before, patched_places()) == set()
     with pytest.raises(ConfigurationError, match="timeout_ms: 20000 is in force, 1 was given"):
-        again(Config(timeout_ms=1))
+        instrument(timeout_ms=1)
 
 
 @pytest.mark.parametrize("replaces", [False, True])
 def test_one_that_fails_half_way_leaves_nothing_and_may_be_tried_again(
-    replaces: bool,
-    plain: Places,
-    again: Again,
-    monkeypatch: pytest.MonkeyPatch,
+    replaces: bool, plain: Places, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if replaces:
-        again()
+        instrument(**FIRST)
 
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
@@ -250,47 +213,9 @@ def test_one_that_fails_half_way_leaves_nothing_and_may_be_tried_again(
         place = "pymongo_resilience_instrumentation.instrumentor._reach_existing_clients"
         patch.setattr(place, broken)
         with pytest.raises(RuntimeError, match="broken"):
-            again(Config(timeout_ms=1), replace=replaces)
+            instrument(timeout_ms=1, arguments={"replace": replaces})
     assert not is_active()
     assert differences(plain, patched_places()) == set()
-    again(Config(timeout_ms=2))
+    instrument(timeout_ms=2)
     assert is_active()
     assert differences(plain, patched_places())
-
-
-@pytest.mark.usefixtures("plain")
-def test_operations_in_progress_survive_an_exchange(
-    proxy: ReplicaSet, database: str, control: pymongo.MongoClient[Any], again: Again
-) -> None:
-    again()
-    over = threading.Event()
-    acknowledged: list[tuple[int, int]] = []
-    raised: list[BaseException] = []
-
-    def insert(thread: int) -> None:
-        for number in itertools.count():
-            if over.is_set():
-                return
-            try:
-                client[database].coll.insert_one({"_id": f"{thread}.{number}"})
-                acknowledged.append((thread, number))
-            except BaseException as error:  # noqa: BLE001 - judged below
-                raised.append(error)
-
-    with pymongo.MongoClient[Any](proxy.uri) as client:
-        threads = [threading.Thread(target=insert, args=(each,)) for each in range(3)]
-        for each in threads:
-            each.start()
-        for number in range(4):
-            proxy.inject(CutAfter("insert"))
-            again(Config(timeout_ms=20_000 + number), replace=True)
-            before = len(acknowledged)
-            wait_until(lambda before=before: len(acknowledged) > before)
-        over.set()
-        for each in threads:
-            each.join(20)
-    # At most what pymongo alone would have raised: a lost reply while nobody repeats.
-    assert {type(error) for error in raised} <= {AutoReconnect}, raised
-    with set_active(False):
-        found = {each["_id"] for each in control[database].coll.find()}
-    assert found >= {f"{thread}.{number}" for thread, number in acknowledged}

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo import DeleteMany, UpdateMany, WriteConcern
+from pymongo import UpdateMany, WriteConcern
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
-import pymongo_resilience
 from pymongo_resilience.testbed import CutAfter, Fail, ReplicaSet, ShardedCluster, Standalone
 
 pytestmark = pytest.mark.oldest
@@ -185,26 +184,6 @@ def test_after_a_lost_reply_nothing_falls_back(
     assert control[database].coll.find_one({"_id": 1})["n"] == 1
 
 
-def test_what_the_driver_refuses_it_refuses_in_the_same_words(
-    side: Side, coll: Any, instrument: Instrument
-) -> None:
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        (({"_id": 1},), {}),
-        (({"_id": 1}, INC), {"sort": {"n": 1}}),
-        (({"_id": 1}, {"n": 1}), {}),
-        (({"_id": 1}, INC), {"filter": {}}),
-        (({"_id": 1}, INC), {"array_filters": 5}),
-    ]
-    for args, kwargs in calls:
-        raised = []
-        for switch in (instrument, pymongo_resilience.uninstrument):
-            switch()
-            with pytest.raises((TypeError, ValueError)) as caught:
-                side.do(coll.update_many, *args, **kwargs)
-            raised.append((type(caught.value), str(caught.value)))
-        assert raised[0] == raised[1]
-
-
 @pytest.mark.parametrize("make", [ShardedCluster, Standalone])
 def test_behind_mongos_and_on_a_standalone_it_is_sent_as_it_is(
     make: Any, server: EmbeddedServer, side: Side, database: str, control: Any,
@@ -220,17 +199,3 @@ def test_behind_mongos_and_on_a_standalone_it_is_sent_as_it_is(
             side.do(coll.update_many, {"_id": 1}, INC)
         side.do(coll.database.client.close)
     assert control[database].coll.distinct("n") == [1]
-
-
-def test_others_are_still_not_repeated(
-    side: Side, proxy: ReplicaSet, coll: Any, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=20_000)
-    for write in (
-        (coll.update_many, {"n": 0}, INC),
-        (coll.bulk_write, [DeleteMany({"_id": 9}), UpdateMany({"_id": {"$gt": 0}}, INC)]),
-    ):
-        proxy.inject(CutAfter("update"))
-        with pytest.raises(AutoReconnect):
-            side.do(*write)
-    assert control[database].coll.distinct("n") == [2]

@@ -5,32 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo import monitoring
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
+from support.telemetry import Instrument
 
-from pymongo_resilience import Config, instrument, uninstrument
+import pymongo_resilience
 from pymongo_resilience.testing import is_active
 
 
-def _hooked(exporter: InMemorySpanExporter, mode: str = "always", **hooks: Any) -> None:
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    instrument(Config(metrics=False, command_spans=mode), tracer_provider=provider, **hooks)
-
-
-@pytest.fixture
-def exporter() -> Any:
-    yield InMemorySpanExporter()
-    uninstrument()
-
-
 def test_each_is_called_with_its_span_and_event(
-    side: Side, server: EmbeddedServer, database: str, exporter: InMemorySpanExporter
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
     heard: list[tuple[str, type, str, int]] = []
 
@@ -42,14 +28,14 @@ def test_each_is_called_with_its_span_and_event(
         return call
 
     names = ("request_hook", "response_hook", "failed_hook")
-    _hooked(exporter, **{name: hook(name) for name in names})
+    telemetry = instrument(arguments={name: hook(name) for name in names})
     client = side.do(side.client, server.uri)
     side.do(client[database].coll.find_one)
     with pytest.raises(OperationFailure):
         side.do(client[database].command, "nonsense")
     side.do(client[database].command, "createUser", "ada", pwd="secret", roles=["read"])
     # Other tests' clients may still be alive, and end their sessions meanwhile.
-    spans = [span for span in exporter.get_finished_spans() if not _is_operation(span)]
+    spans = [span for span in telemetry.spans() if not _is_operation(span)]
     find, nonsense = (span for span in spans if span.name in {"find", "nonsense"})
     assert "createUser" not in {span.name for span in spans}
     assert heard == [
@@ -64,20 +50,21 @@ def test_each_is_called_with_its_span_and_event(
 
 @pytest.mark.parametrize("mode", ["on_retry", "never"])
 def test_they_get_the_operations_span_where_that_shows_the_command(
-    mode: str, side: Side, server: EmbeddedServer, database: str, exporter: InMemorySpanExporter
+    mode: str, side: Side, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
     def hook(name: str) -> Any:
         return lambda span, event: span.set_attribute(name, event.command_name)
 
     names = ("request_hook", "response_hook", "failed_hook")
-    _hooked(exporter, mode, **{name: hook(name) for name in names})
+    hooks = {name: hook(name) for name in names}
+    telemetry = instrument(command_spans=mode, arguments=hooks)
     coll = side.do(side.client, server.uri)[database].coll
     side.do(coll.find_one)
-    (shown,) = exporter.get_finished_spans()
+    (shown,) = telemetry.spans()
     assert shown.attributes["request_hook"] == shown.attributes["response_hook"] == "find"
     with pytest.raises(OperationFailure):
         side.do(coll.find_one, {"$no": 1})
-    assert any("failed_hook" in span.attributes for span in exporter.get_finished_spans())
+    assert any("failed_hook" in span.attributes for span in telemetry.spans())
 
 
 def _is_operation(span: Any) -> bool:
@@ -86,7 +73,7 @@ def _is_operation(span: Any) -> bool:
 
 @pytest.mark.parametrize("name", ["request_hook", "response_hook", "failed_hook"])
 def test_one_that_raises_is_logged_once_and_hurts_nothing(
-    name: str, side: Side, server: EmbeddedServer, database: str, exporter: InMemorySpanExporter,
+    name: str, side: Side, server: EmbeddedServer, database: str, instrument: Instrument,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     calls: list[Any] = []
@@ -95,14 +82,14 @@ def test_one_that_raises_is_logged_once_and_hurts_nothing(
         calls.append(event)
         raise LookupError("of the hook")
 
-    _hooked(exporter, **{name: broken})
+    telemetry = instrument(arguments={name: broken})
     client = side.do(side.client, server.uri)
     for _ in range(3):
         side.do(client[database].coll.find_one)
         with pytest.raises(OperationFailure):
             side.do(client[database].command, "nonsense")
     assert len(calls) == (6 if name == "request_hook" else 3)
-    assert len(exporter.get_finished_spans()) == 12
+    assert len(telemetry.spans()) == 12
     (record,) = [each for each in caplog.records if "raised" in each.message]
     assert record.message == f"the {name} raised; later errors of it are not logged"
     assert repr(record.exc_info[1] if record.exc_info else None) == "LookupError('of the hook')"
@@ -110,18 +97,18 @@ def test_one_that_raises_is_logged_once_and_hurts_nothing(
 
 @pytest.mark.parametrize("name", ["request_hook", "response_hook", "failed_hook"])
 def test_who_is_interrupted_while_one_runs_leaves_no_span_open(
-    name: str, side: Side, server: EmbeddedServer, database: str, exporter: InMemorySpanExporter
+    name: str, side: Side, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
     def interrupted(_span: Any, event: Any) -> None:
         if event.command_name == "nonsense" or name == "response_hook":
             raise Interrupted
 
-    _hooked(exporter, **{name: interrupted})
+    telemetry = instrument(arguments={name: interrupted})
     client = side.do(side.client, server.uri)
     command = "ping" if name == "response_hook" else "nonsense"
     with pytest.raises(Interrupted):
         side.do(client[database].command, command)
-    ended = [span.name for span in exporter.get_finished_spans()]
+    ended = [span.name for span in telemetry.spans()]
     assert ended == [command, f"runCommand {database}"]
 
 
@@ -131,5 +118,5 @@ class Interrupted(BaseException):
 
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="request_hook is of type str: expected a function"):
-        instrument(request_hook="print")  # type: ignore[arg-type]  # what is refused
+        pymongo_resilience.instrument(request_hook="print")  # type: ignore[arg-type]  # what is refused
     assert not is_active()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,62 +15,93 @@ from support.span_trees import command, operation, trees
 from support.telemetry import Instrument
 
 SET = {"$set": {"a": 1}}
-TXN, CURSOR = "txn_number", "cursor_id"
 MIXED = [InsertOne({"_id": 9}), UpdateOne({"_id": 9}, SET), DeleteOne({"_id": 9})]
+USER: dict[str, Any] = {"pwd": "secret", "roles": ["read"]}
 
-Call = Callable[[Any], tuple[Any, ...]]
-Command = tuple[Any, ...]
-"""Its name, and the ids that it carries."""
-
-
-def _of(name: str, *args: Any, **kwargs: Any) -> Call:
-    return lambda owner: (functools.partial(getattr(owner, name), *args, **kwargs),)
+Call = Callable[[Any], Any]
 
 
-COLLECTION: dict[str, tuple[Call, str, list[Command]]] = {
-    "find_one": (_of("find_one"), "find", [("find",)]),
-    "insert_one": (_of("insert_one", {"_id": 5}), "insert", [("insert", TXN)]),
-    "insert_many": (_of("insert_many", [{}, {}]), "insert", [("insert", TXN)]),
-    "update_one": (_of("update_one", {}, SET), "update", [("update", TXN)]),
-    "update_many": (_of("update_many", {}, SET), "update", [("update",)]),
-    "replace_one": (_of("replace_one", {}, {"a": 1}), "update", [("update", TXN)]),
-    "delete_one": (_of("delete_one", {}), "delete", [("delete", TXN)]),
-    "delete_many": (_of("delete_many", {}), "delete", [("delete",)]),
+def _coll(name: str, *args: Any, **kwargs: Any) -> Call:
+    return lambda db: getattr(db.coll, name)(*args, **kwargs)
+
+
+def _db(name: str, *args: Any, **kwargs: Any) -> Call:
+    return lambda db: getattr(db, name)(*args, **kwargs)
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "find_one": (_coll("find_one"), "find coll"),
+    "insert_one": (_coll("insert_one", {"_id": 5}), "insert coll", "insert coll txn_number"),
+    "insert_many": (_coll("insert_many", [{}, {}]), "insert coll", "insert coll txn_number"),
+    "update_one": (_coll("update_one", {}, SET), "update coll", "update coll txn_number"),
+    "update_many": (_coll("update_many", {}, SET), "update coll"),
+    "replace_one": (_coll("replace_one", {}, {"a": 1}), "update coll", "update coll txn_number"),
+    "delete_one": (_coll("delete_one", {}), "delete coll", "delete coll txn_number"),
+    "delete_many": (_coll("delete_many", {}), "delete coll"),
     "find_one_and_update": (
-        _of("find_one_and_update", {}, SET), "findAndModify", [("findAndModify", TXN)],
+        _coll("find_one_and_update", {}, SET), "findAndModify coll",
+        "findAndModify coll txn_number",
     ),
-    "find_one_and_replace": (
-        _of("find_one_and_replace", {}, {}), "findAndModify", [("findAndModify", TXN)],
-    ),
-    "find_one_and_delete": (
-        _of("find_one_and_delete", {}), "findAndModify", [("findAndModify", TXN)],
-    ),
-    "aggregate": (_of("aggregate", []), "aggregate", [("aggregate",)]),
+    "aggregate": (_coll("aggregate", []), "aggregate coll"),
     "aggregate that goes on": (
-        _of("aggregate", [], batchSize=1), "aggregate", [("aggregate", CURSOR)],
+        _coll("aggregate", [], batchSize=1), "aggregate coll", "aggregate coll cursor_id",
     ),
     # pymongo asks for an empty first batch.
     "aggregate_raw_batches": (
-        _of("aggregate_raw_batches", []), "aggregate", [("aggregate", CURSOR)],
+        _coll("aggregate_raw_batches", []), "aggregate coll", "aggregate coll cursor_id",
     ),
-    "count_documents": (_of("count_documents", {}), "aggregate", [("aggregate",)]),
-    "estimated_document_count": (_of("estimated_document_count"), "count", [("count",)]),
-    "distinct": (_of("distinct", "a"), "distinct", [("distinct",)]),
+    "count_documents": (_coll("count_documents", {}), "aggregate coll"),
+    "estimated_document_count": (_coll("estimated_document_count"), "count coll"),
+    "distinct": (_coll("distinct", "a"), "distinct coll"),
     "bulk_write": (
-        _of("bulk_write", MIXED), "bulkWrite",
-        [("insert", TXN), ("update", TXN), ("delete", TXN)],
+        _coll("bulk_write", MIXED), "bulkWrite coll", "insert coll txn_number",
+        "update coll txn_number", "delete coll txn_number",
     ),
-    "create_index": (_of("create_index", "a"), "createIndexes", [("createIndexes",)]),
-    "create_indexes": (
-        _of("create_indexes", [IndexModel("b")]), "createIndexes", [("createIndexes",)],
+    "create_index": (_coll("create_index", "a"), "createIndexes coll"),
+    "create_indexes": (_coll("create_indexes", [IndexModel("b")]), "createIndexes coll"),
+    "drop_index": (_coll("drop_index", "text_1"), "dropIndexes coll"),
+    "list_indexes": (_coll("list_indexes"), "listIndexes coll"),
+    "index_information": (_coll("index_information"), "listIndexes coll"),
+    "drop": (_coll("drop"), "dropCollection coll", "drop coll"),
+    "watch": (_coll("watch"), "aggregate coll", "aggregate coll cursor_id"),
+    "rename": (_coll("rename", "renamed"), "renameCollection coll", "renameCollection admin"),
+    "options": (_coll("options"), "listCollections coll", "listCollections db"),
+    "create_collection": (
+        _db("create_collection", "made"), "createCollection made", "listCollections db",
+        "create made",
     ),
-    "drop_index": (_of("drop_index", "text_1"), "dropIndexes", [("dropIndexes",)]),
-    "drop_indexes": (_of("drop_indexes"), "dropIndexes", [("dropIndexes",)]),
-    "list_indexes": (_of("list_indexes"), "listIndexes", [("listIndexes",)]),
-    "index_information": (_of("index_information"), "listIndexes", [("listIndexes",)]),
-    "drop": (_of("drop"), "dropCollection", [("drop",)]),
-    "watch": (_of("watch"), "aggregate", [("aggregate", CURSOR)]),
+    "drop_collection": (_db("drop_collection", "coll"), "dropCollection coll", "drop coll"),
+    "list_collections": (_db("list_collections"), "listCollections db"),
+    "list_collection_names": (_db("list_collection_names"), "listCollections db"),
+    "command": (_db("command", "ping"), "runCommand db", "ping db"),
+    "command that names a collection": (
+        _db("command", "count", "coll"), "runCommand db", "count coll",
+    ),
+    "command that is sensitive": (_db("command", "createUser", "ada", **USER), "runCommand db", ""),
+    "cursor_command": (
+        _db("cursor_command", "find", "coll", batchSize=1), "runCommand db", "find coll cursor_id",
+    ),
+    "validate_collection": (
+        _db("validate_collection", "coll"), "runCommand coll", "validate coll",
+    ),
+    "aggregate of a database": (_db("aggregate", [{"$documents": [{}]}]), "aggregate db"),
+    "watch a database": (_db("watch"), "aggregate db", "aggregate db cursor_id"),
+    "watch all": (lambda db: db.client.watch(), "aggregate admin", "aggregate admin cursor_id"),
+    "list_databases": (lambda db: db.client.list_databases(), "listDatabases admin"),
+    "list_database_names": (lambda db: db.client.list_database_names(), "listDatabases admin"),
+    "drop_database": (lambda db: db.client.drop_database(db.name), "dropDatabase db"),
+    "server_info": (lambda db: db.client.server_info(), "runCommand admin", "buildinfo admin"),
+    "bulk_write of a client": (
+        lambda db: db.client.bulk_write([InsertOne({}, namespace=f"{db.name}.coll")]),
+        "bulkWrite admin", "bulkWrite admin txn_number",
+    ),
 }  # fmt: skip
+"""The call; its operation and commands, each with its database or collection and the ids that it
+carries. Where no command is named, it is called as the operation is."""
+
+
+def _place(word: str, database: str) -> tuple[str, str | None]:
+    return {"db": (database, None), "admin": ("admin", None)}.get(word, (database, word))
 
 
 @pytest.fixture
@@ -93,113 +123,17 @@ def drawn(
     return of
 
 
-@pytest.mark.parametrize("method", COLLECTION)
-def test_an_operation_on_a_collection(
-    method: str, side: Side, server: EmbeddedServer, database: str, drawn: Any
-) -> None:
-    call, name, commands = COLLECTION[method]
-    port = server.address[1]
-    assert drawn(lambda client: side.do(*call(client[database].coll))) == [
-        operation(
-            name, database, "coll",
-            *(command(each, database, "coll", port, *ids) for each, *ids in commands),
-        )
-    ]  # fmt: skip
-
-
-ELSEWHERE: dict[str, tuple[Callable[[Any, str], Any], str, str, str | None, list[Command]]] = {
-    # method: (the call, operation, its database, its collection, [command, its database, its
-    # collection, ids])
-    "rename": (
-        lambda c, d: c[d].coll.rename("renamed"), "renameCollection", "db", "coll",
-        [("renameCollection", "admin", None)],
-    ),
-    "options": (
-        lambda c, d: c[d].coll.options(), "listCollections", "db", "coll",
-        [("listCollections", "db", None)],
-    ),
-    "create_collection": (
-        lambda c, d: c[d].create_collection("made"), "createCollection", "db", "made",
-        [("listCollections", "db", None), ("create", "db", "made")],
-    ),
-    "drop_collection": (
-        lambda c, d: c[d].drop_collection("coll"), "dropCollection", "db", "coll",
-        [("drop", "db", "coll")],
-    ),
-    "list_collections": (
-        lambda c, d: c[d].list_collections(), "listCollections", "db", None,
-        [("listCollections", "db", None)],
-    ),
-    "list_collection_names": (
-        lambda c, d: c[d].list_collection_names(), "listCollections", "db", None,
-        [("listCollections", "db", None)],
-    ),
-    "command": (
-        lambda c, d: c[d].command("ping"), "runCommand", "db", None, [("ping", "db", None)],
-    ),
-    "command that names a collection": (
-        lambda c, d: c[d].command("count", "coll"), "runCommand", "db", None,
-        [("count", "db", "coll")],
-    ),
-    "command that is sensitive": (
-        lambda c, d: c[d].command("createUser", "ada", pwd="secret", roles=["read"]),
-        "runCommand", "db", None, [],
-    ),
-    "cursor_command": (
-        lambda c, d: c[d].cursor_command("find", "coll", batchSize=1), "runCommand", "db", None,
-        [("find", "db", "coll", CURSOR)],
-    ),
-    "validate_collection": (
-        lambda c, d: c[d].validate_collection("coll"), "runCommand", "db", "coll",
-        [("validate", "db", "coll")],
-    ),
-    "aggregate": (
-        lambda c, d: c[d].aggregate([{"$documents": [{}]}]), "aggregate", "db", None,
-        [("aggregate", "db", None)],
-    ),
-    "watch a database": (
-        lambda c, d: c[d].watch(), "aggregate", "db", None, [("aggregate", "db", None, CURSOR)],
-    ),
-    "watch all": (
-        lambda c, _: c.watch(), "aggregate", "admin", None,
-        [("aggregate", "admin", None, CURSOR)],
-    ),
-    "list_databases": (
-        lambda c, _: c.list_databases(), "listDatabases", "admin", None,
-        [("listDatabases", "admin", None)],
-    ),
-    "list_database_names": (
-        lambda c, _: c.list_database_names(), "listDatabases", "admin", None,
-        [("listDatabases", "admin", None)],
-    ),
-    "drop_database": (
-        lambda c, d: c.drop_database(d), "dropDatabase", "db", None, [("dropDatabase", "db", None)],
-    ),
-    "server_info": (
-        lambda c, _: c.server_info(), "runCommand", "admin", None, [("buildinfo", "admin", None)],
-    ),
-    "bulk_write": (
-        lambda c, d: c.bulk_write([InsertOne({}, namespace=f"{d}.coll")]), "bulkWrite", "admin",
-        None, [("bulkWrite", "admin", None, TXN)],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("method", cases(ELSEWHERE, {"aggregate": "5.1"}))
-def test_an_operation_on_a_database_or_a_client(
-    method: str, side: Side, server: EmbeddedServer, database: str, drawn: Any
-) -> None:
-    call, name, place, collection, commands = ELSEWHERE[method]
-    places = {"db": database, "admin": "admin"}
-    assert drawn(lambda client: side.do(call, client, database)) == [
-        operation(
-            name, places[place], collection,
-            *(
-                command(each, places[where], coll, server.address[1], *ids)
-                for each, where, coll, *ids in commands
-            ),
-        )
-    ]  # fmt: skip
+@pytest.mark.parametrize("method", cases(CALLS, {"aggregate of a database": "5.1"}))
+def test_a_call(method: str, side: Side, server: EmbeddedServer, database: str, drawn: Any) -> None:
+    call, shown, *commands = CALLS[method]
+    name, where = shown.split()
+    below = [
+        command(sent, *_place(place, database), server.address[1], *ids)
+        for sent, place, *ids in map(str.split, filter(None, commands or [shown]))
+    ]
+    assert drawn(lambda client: side.do(call, client[database])) == [
+        operation(name, *_place(where, database), *below)
+    ]
 
 
 def test_a_cursor_that_is_read_and_one_that_is_closed(
@@ -220,11 +154,11 @@ def test_a_cursor_that_is_read_and_one_that_is_closed(
         return operation(name, database, "coll", below)
 
     assert drawn(read_and_close) == [
-        one("find", "find", CURSOR),
-        one("getMore", "getMore", CURSOR),
-        one("getMore", "getMore", CURSOR),
-        one("find", "find", CURSOR),
-        one("killCursors", "killCursors", CURSOR),
+        one("find", "find", "cursor_id"),
+        one("getMore", "getMore", "cursor_id"),
+        one("getMore", "getMore", "cursor_id"),
+        one("find", "find", "cursor_id"),
+        one("killCursors", "killCursors", "cursor_id"),
         one("find", "find"),
         one("find", "explain"),
     ]
@@ -243,11 +177,11 @@ def test_a_change_stream(side: Side, server: EmbeddedServer, database: str, draw
 
     first, insert, *more, last = drawn(watch)
     assert [first, insert, last] == [
-        one("aggregate", CURSOR), one("insert", TXN), one("killCursors", CURSOR),
+        one("aggregate", "cursor_id"), one("insert", "txn_number"), one("killCursors", "cursor_id"),
     ]  # fmt: skip
     # As many as the server needs to have the event.
     assert more
-    assert [each for each in more if each != one("getMore", CURSOR)] == []
+    assert [each for each in more if each != one("getMore", "cursor_id")] == []
 
 
 def test_the_end_of_a_client(side: Side, server: EmbeddedServer, database: str, drawn: Any) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
-from pymongo_resilience_instrumentation import driver, instrumentor, self_check
-from support.clients import Side, fail_command, retry_loops
+from pymongo_resilience_instrumentation import instrumentor, self_check
+from support.clients import Side, fail_command
 from support.patched_places import differences, patched_places
-from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config
@@ -91,45 +90,3 @@ def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(
     assert failed
     assert faults == []
     assert differences(before, patched_places()) == set()
-
-
-def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    control: MongoClient[Any],
-    instrument: Instrument,
-) -> None:
-    originals = retry_loops()
-    places = [module for module, _ in driver.retry_loop.loop_modules()]
-    instrument(timeout_ms=5000)
-    for place, ours in zip(places, retry_loops(), strict=True):
-        setattr(place, driver.retry_loop.LOOP, type(driver.retry_loop.LOOP, (ours,), {}))
-    theirs = retry_loops()
-    pymongo_resilience.uninstrument()
-    try:
-        assert retry_loops() == theirs
-        coll = side.client(proxy.uri)[database].coll
-        side.do(coll.insert_one, {})
-        for on in (False, True, False):
-            telemetry = instrument(timeout_ms=5000) if on else None
-            assert all(map(issubclass, retry_loops(), theirs))
-            with fail_command(control, "find", "update", errorCode=2):
-                for call, args in (
-                    (coll.find_one, ({},)),
-                    (coll.update_one, ({}, {"$inc": {"a": 1}})),
-                ):
-                    if telemetry is not None:
-                        telemetry.clear()
-                    with pytest.raises(OperationFailure):
-                        side.do(call, *args)
-                    if telemetry is not None:
-                        assert len(telemetry.decisions.events) == 1
-            if on:
-                pymongo_resilience.uninstrument()
-        assert retry_loops() == theirs
-    finally:
-        if is_active():
-            pymongo_resilience.uninstrument()
-        for place, original in zip(places, originals, strict=True):
-            setattr(place, driver.retry_loop.LOOP, original)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import time
-from functools import partial
 from typing import Any
 
 import pymongo
@@ -24,6 +23,7 @@ from support.every_operation import BY_CLASS, Scene
 from support.pool_connections import Closed
 from support.servers import cases
 from support.telemetry import Instrument
+from support.transactions import session_of
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, override
@@ -125,16 +125,11 @@ def falls(found: list[int]) -> bool:
     return all(before - after >= PAUSE * 1000 / 2 for before, after in itertools.pairwise(found))
 
 
-def _transaction(side: Side, coll: Any, end: str) -> None:
-    session = coll.database.client.start_session()
-
-    async def begin() -> None:  # awaited by pymongo's async sessions
-        await session.start_transaction()
-
-    side.do(session.start_transaction if side.runner is None else begin)
-    side.do(coll.insert_one, {}, session=session)
-    side.do(getattr(session, end))
-    side.do(session.end_session)
+def _transaction(side: Side, coll: Any, end: str, **options: Any) -> None:
+    with session_of(side, coll.database.client) as session:
+        side.do(session.start_transaction, **options)
+        side.do(coll.insert_one, {}, session=session)
+        side.do(getattr(session, end))
 
 
 REPEATED: dict[str, tuple[Any, Any]] = {
@@ -161,13 +156,9 @@ REPEATED: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("command", REPEATED)
 def test_each_attempt_has_what_is_left_then(
-    command: str,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    recorder: Recorder,
+    command: str, side: Side, proxy: ReplicaSet, database: str, recorder: Recorder,
     instrument: Instrument,
-) -> None:
+) -> None:  # fmt: skip
     """A commit that is repeated asks for a majority, without the ``wtimeout`` that goes with it."""
     instrument(timeout_ms=TIMEOUT)
     call, fault = REPEATED[command]
@@ -276,21 +267,24 @@ def test_nothing_is_sent_with_less_than_a_millisecond_left(
     assert recorder.commands == []
 
 
-@pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
+@pytest.fixture(params=[None, 0, TIMEOUT])
+def timeout_ms(request: pytest.FixtureRequest, instrument: Instrument) -> Any:
+    instrument(timeout_ms=request.param)
+    return request.param
+
+
+@pytest.fixture
+def coll(side: Side, proxy: ReplicaSet, database: str) -> Any:
+    return side.client(proxy.uri)[database].coll
+
+
 def test_the_applications_own_limits(
-    timeout_ms: int | None,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    recorder: Recorder,
-    instrument: Instrument,
+    side: Side, coll: Any, recorder: Recorder, timeout_ms: int | None
 ) -> None:
     """A deadline has one of its own, a timeout without end has none; without either they hold.
 
     A document for ``command()`` is never looked at: a deadline writes over it, and that is all.
     """
-    instrument(timeout_ms=timeout_ms)
-    coll = side.client(proxy.uri)[database].coll
     side.do(coll.find_one, max_time_ms=7000)
     side.do(coll.count_documents, {}, maxTimeMS=7000)
     side.do(coll.create_index, "a", maxTimeMS=7000)
@@ -304,28 +298,11 @@ def test_the_applications_own_limits(
         assert ping == 7000
 
 
-@pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
 def test_the_commit_limit_of_a_transaction(
-    timeout_ms: int | None,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    recorder: Recorder,
-    instrument: Instrument,
+    side: Side, coll: Any, recorder: Recorder, timeout_ms: int | None
 ) -> None:
-    instrument(timeout_ms=timeout_ms)
-    coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
-    session = coll.database.client.start_session()
-
-    async def begin() -> None:  # awaited by pymongo's async sessions
-        await session.start_transaction(max_commit_time_ms=7000)
-
-    start = partial(session.start_transaction, max_commit_time_ms=7000)
-    side.do(start if side.runner is None else begin)
-    side.do(coll.insert_one, {}, session=session)
-    side.do(session.commit_transaction)
-    side.do(session.end_session)
+    _transaction(side, coll, "commit_transaction", max_commit_time_ms=7000)
     (commit,) = recorder.named("commitTransaction")
     limit = commit.get("maxTimeMS")
     if timeout_ms == TIMEOUT:
@@ -336,11 +313,7 @@ def test_the_commit_limit_of_a_transaction(
 
 @pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
 def test_the_sockets_own_timeout(
-    timeout_ms: int | None,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """Set aside by any timeout, by one without end too; in force again where there is none."""
     instrument()
@@ -355,18 +328,10 @@ def test_the_sockets_own_timeout(
         side.do(coll.find_one)
 
 
-@pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
 def test_the_wtimeout_of_a_collection(
-    timeout_ms: int | None,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    recorder: Recorder,
-    instrument: Instrument,
+    side: Side, coll: Any, recorder: Recorder, timeout_ms: int | None
 ) -> None:
-    instrument(timeout_ms=timeout_ms)
-    concern = WriteConcern("majority", wtimeout=9000)
-    coll = side.client(proxy.uri)[database].get_collection("coll", write_concern=concern)
+    coll = coll.with_options(write_concern=WriteConcern("majority", wtimeout=9000))
     side.do(coll.insert_one, {})
     side.do(coll.insert_many, [{}, {}])
     expected = {"w": "majority"} | ({"wtimeout": 9000} if timeout_ms is None else {})

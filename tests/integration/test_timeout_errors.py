@@ -61,11 +61,15 @@ class FailWrite(OnCommand):
 
 @dataclass(frozen=True)
 class Expiry:
-    """How an operation is told that its time is over, and as what it was raised so far."""
+    """A call, as what its failure was raised so far, and how it is told that its time is over."""
 
     call: Callable[[Side, Any], Any]
-    fault: Callable[[], Fault]
     kind: type[PyMongoError]
+    fault: Callable[[], Fault]
+
+
+def _fails(command: str, call: Any, kind: Any = ExecutionTimeout, fault: Any = Fail) -> Expiry:
+    return Expiry(call, kind, lambda: fault(command, code=50))
 
 
 def _batch(side: Side, coll: Any) -> None:
@@ -74,66 +78,48 @@ def _batch(side: Side, coll: Any) -> None:
         side.do(cursor.next if side.runner is None else cursor.__anext__)
 
 
+def _insert(side: Side, coll: Any) -> Any:
+    return side.do(coll.insert_one, {})
+
+
+def _insert_many(side: Side, coll: Any) -> Any:
+    return side.do(coll.insert_many, [{}, {}])
+
+
+def _bulk(side: Side, coll: Any) -> Any:
+    return side.do(coll.bulk_write, [InsertOne({}), UpdateOne({}, {"$set": {"a": 1}})])
+
+
 def _client_bulk(side: Side, coll: Any) -> Any:
     write = InsertOne({}, namespace=coll.full_name)
     return side.do(coll.database.client.bulk_write, [write])
 
 
 EXPIRIES: dict[str, Expiry] = {
-    "find": Expiry(lambda s, c: s.do(c.find_one), lambda: Fail("find", code=50), ExecutionTimeout),
-    "getMore": Expiry(_batch, lambda: Fail("getMore", code=50), ExecutionTimeout),
-    "a command": Expiry(
-        lambda s, c: s.do(c.database.command, "ping"),
-        lambda: Fail("ping", code=50),
-        ExecutionTimeout,
+    "find": _fails("find", lambda s, c: s.do(c.find_one)),
+    "getMore": _fails("getMore", _batch),
+    "a command": _fails("ping", lambda s, c: s.do(c.database.command, "ping")),
+    "insert": _fails("insert", _insert),
+    "update_many": _fails("update", lambda s, c: s.do(c.update_many, {}, {"$set": {"a": 1}})),
+    "creating an index": _fails("createIndexes", lambda s, c: s.do(c.create_index, "a")),
+    "commit": _fails("commitTransaction", commit),
+    "a client's bulk write": _fails("bulkWrite", _client_bulk, ClientBulkWriteException),
+    "writeErrors of one": _fails("insert", _insert, WriteError, FailWrite),
+    "writeErrors of many": _fails("insert", _insert_many, BulkWriteError, FailWrite),
+    "writeErrors of a bulk write": _fails("update", _bulk, BulkWriteError, FailWrite),
+    "writeConcernError of one": _fails("insert", _insert, WTimeoutError, FailWriteConcern),
+    "writeConcernError of findAndModify": _fails(
+        "findAndModify", lambda s, c: s.do(c.find_one_and_delete, {}), WTimeoutError,
+        FailWriteConcern,
     ),
-    "insert": Expiry(
-        lambda s, c: s.do(c.insert_one, {}), lambda: Fail("insert", code=50), ExecutionTimeout
+    "writeConcernError of a commit": _fails(
+        "commitTransaction", commit, WTimeoutError, FailWriteConcern
     ),
-    "update_many": Expiry(
-        lambda s, c: s.do(c.update_many, {}, {"$set": {"a": 1}}),
-        lambda: Fail("update", code=50),
-        ExecutionTimeout,
+    "writeConcernError of a bulk write": _fails(
+        "insert", _bulk, BulkWriteError, FailWriteConcern
     ),
-    "commit": Expiry(commit, lambda: Fail("commitTransaction", code=50), ExecutionTimeout),
-    "writeErrors of one": Expiry(
-        lambda s, c: s.do(c.insert_one, {}), lambda: FailWrite("insert", 50), WriteError
-    ),
-    "writeErrors of many": Expiry(
-        lambda s, c: s.do(c.insert_many, [{}, {}]), lambda: FailWrite("insert", 50), BulkWriteError
-    ),
-    "writeErrors of a bulk write": Expiry(
-        lambda s, c: s.do(c.bulk_write, [InsertOne({}), UpdateOne({}, {"$set": {"a": 1}})]),
-        lambda: FailWrite("update", 50),
-        BulkWriteError,
-    ),
-    "writeConcernError of one": Expiry(
-        lambda s, c: s.do(c.insert_one, {}),
-        lambda: FailWriteConcern("insert", code=50),
-        WTimeoutError,
-    ),
-    "writeConcernError of findAndModify": Expiry(
-        lambda s, c: s.do(c.find_one_and_delete, {}),
-        lambda: FailWriteConcern("findAndModify", code=50),
-        WTimeoutError,
-    ),
-    "writeConcernError of a commit": Expiry(
-        commit, lambda: FailWriteConcern("commitTransaction", code=50), WTimeoutError
-    ),
-    "writeConcernError of a bulk write": Expiry(
-        lambda s, c: s.do(c.bulk_write, [InsertOne({}), UpdateOne({}, {"$set": {"a": 1}})]),
-        lambda: FailWriteConcern("insert", code=50),
-        BulkWriteError,
-    ),
-    "writeConcernError of a client's bulk write": Expiry(
-        _client_bulk, lambda: FailWriteConcern("bulkWrite", code=50), ClientBulkWriteException
-    ),
-    "a client's bulk write": Expiry(
-        _client_bulk, lambda: Fail("bulkWrite", code=50), ClientBulkWriteException
-    ),
-    "creating an index": Expiry(
-        lambda s, c: s.do(c.create_index, "a"), lambda: Fail("createIndexes", code=50),
-        ExecutionTimeout,
+    "writeConcernError of a client's bulk write": _fails(
+        "bulkWrite", _client_bulk, ClientBulkWriteException, FailWriteConcern
     ),
 }  # fmt: skip
 
@@ -183,7 +169,7 @@ def test_a_limit_of_the_applications_own_is_no_deadline(
 ) -> None:
     instrument(timeout_ms=0)
     call: Any = lambda s, c: s.do(c.find_one, max_time_ms=50)  # noqa: E731 - one of many such
-    error = raised(side, proxy, coll, Expiry(call, lambda: Fail("find", code=50), ExecutionTimeout))
+    error = raised(side, proxy, coll, _fails("find", call))
     assert type(error) is ExecutionTimeout
 
 
@@ -196,7 +182,7 @@ def test_another_code_stays_what_it_is_under_a_deadline(
     fault: Fault = FailWriteConcern("insert", code=64, name="MaxTimeMSExpired")
     if name == "writeErrors of many":
         fault = FailWrite("insert", 2)
-    error = raised(side, proxy, coll, Expiry(EXPIRIES[name].call, lambda: fault, OperationFailure))
+    error = raised(side, proxy, coll, Expiry(EXPIRIES[name].call, OperationFailure, lambda: fault))
     assert not isinstance(error, OperationTimeoutError)
     assert error.attempts == 1
 
@@ -207,24 +193,24 @@ def _upload(side: Side, coll: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"),
+    "expiry",
     [
-        (lambda: FailWrite("insert", 50), WriteError),
-        (lambda: FailWriteConcern("insert", code=50), WTimeoutError),
-        (lambda: Fail("insert", code=50), ExecutionTimeout),
-        (lambda: Fail("createIndexes", code=50), ExecutionTimeout),
+        _fails("insert", _upload, WriteError, FailWrite),
+        _fails("insert", _upload, WTimeoutError, FailWriteConcern),
+        _fails("insert", _upload),
+        _fails("createIndexes", _upload),
     ],
 )
 def test_a_file_whose_chunks_are_written_too_slowly(
-    fault: Any, kind: Any, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+    expiry: Expiry, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
 ) -> None:
     """gridfs makes another error of that of its bulk write."""
     instrument()
-    assert type(raised(side, proxy, coll, Expiry(_upload, fault, kind))) is kind
+    assert type(raised(side, proxy, coll, expiry)) is expiry.kind
     with override(timeout_ms=ENOUGH):
-        error = raised(side, proxy, coll, Expiry(_upload, fault, kind))
+        error = raised(side, proxy, coll, expiry)
     assert isinstance(error, OperationTimeoutError)
-    assert type(error.__cause__) is kind
+    assert type(error.__cause__) is expiry.kind
     assert (error.server, error.stage) == (address_text(proxy.address), Stage.ANSWERED)
 
 
@@ -279,7 +265,7 @@ def test_a_reply_that_does_not_come(
             side.do(collection.insert_one, {})
 
     instrument()
-    silent = Expiry(insert, lambda: Silent("insert"), NetworkTimeout)
+    silent = Expiry(insert, NetworkTimeout, lambda: Silent("insert"))
     error = raised(side, proxy, coll, silent)
     assert isinstance(error, OperationTimeoutError)
     assert isinstance(error, NetworkTimeout)
@@ -292,11 +278,8 @@ def test_an_overload_error_whose_wait_does_not_fit_is_raised_as_itself(
 ) -> None:
     """Hardly ever is one made: the delays are random shares of ten minutes."""
     instrument(timeout_ms=LONG_ENOUGH, max_backoff_ms=600_000)
-    overload = Expiry(
-        EXPIRIES["insert"].call,
-        lambda: Overload("insert", times=9, base_backoff=600),
-        OperationFailure,
-    )
+    fault = Overload("insert", times=9, base_backoff=600)
+    overload = Expiry(_insert, OperationFailure, lambda: fault)
     error = raised(side, proxy, coll, overload)
     assert type(error) is OperationFailure
     assert error.__cause__ is None

@@ -10,6 +10,7 @@ import pytest
 from pymongo import WriteConcern
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
+from support.transactions import commit
 
 from pymongo_resilience.testbed import CutAfter, Interception, ReplicaSet
 
@@ -24,44 +25,41 @@ class SteppingDown(Interception):
         reply.update(isWritablePrimary=False, ismaster=False, secondary=False)
 
 
-async def _in_transaction(coll: Any, client: Any) -> None:
-    async with client.start_session() as session, await session.start_transaction():
-        await coll.insert_one({"_id": 1}, session=session)
+def _unacknowledged(side: Side, coll: Any) -> Any:
+    side.do(coll.with_options(write_concern=WriteConcern(w=0)).insert_one, {"_id": 1})
 
 
-def _in_transaction_sync(coll: Any, client: Any) -> None:
-    with client.start_session() as session, session.start_transaction():
-        coll.insert_one({"_id": 1}, session=session)
-
-
-def _unacknowledged(coll: Any, _: Any) -> Any:
-    return coll.with_options(write_concern=WriteConcern(w=0)).insert_one({"_id": 1})
-
-
-WRITES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "a retryable write": (lambda coll, _: coll.insert_one({"_id": 1}),) * 2,
-    "a transaction": (_in_transaction_sync, _in_transaction),
-    "an unacknowledged write": (_unacknowledged,) * 2,
+WRITES: dict[str, Callable[[Side, Any], Any]] = {
+    "a retryable write": lambda side, coll: side.do(coll.insert_one, {"_id": 1}),
+    "a transaction": commit,
+    "an unacknowledged write": _unacknowledged,
 }
 
 
-@pytest.mark.parametrize("timeout_ms", [None, 20_000], ids=["bare", "with a timeout"])
+@pytest.fixture(params=[None, 20_000], ids=["bare", "with a timeout"])
+def started(
+    request: pytest.FixtureRequest, side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> Callable[..., Any]:
+    """``started(**options)``: a client of a set whose primary is known."""
+
+    def start(**options: Any) -> Any:
+        instrument(timeout_ms=request.param)
+        streaming = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
+        client = side.client(replica_set.uri, **streaming, **options)
+        if side.runner is not None:
+            side.do(client.aconnect)
+        side.wait_for_members(client, 3)
+        side.wait_until(lambda: side.do(lambda: client.primary))
+        return client
+
+    return start
+
+
 @pytest.mark.parametrize("what", WRITES)
 def test_it_serves_like_any_other(
-    side: Side,
-    replica_set: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    what: str,
-    timeout_ms: int | None,
+    what: str, side: Side, replica_set: ReplicaSet, database: str, started: Callable[..., Any]
 ) -> None:
-    instrument(timeout_ms=timeout_ms)
-    options = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "maxPoolSize": 1}
-    client = side.client(replica_set.uri, **options)
-    if side.runner is not None:
-        side.do(client.aconnect)
-    side.wait_for_members(client, 3)
-    side.wait_until(lambda: side.do(lambda: client.primary))
+    client = started(maxPoolSize=1)
     fault = SteppingDown()
     replica_set.inject(fault, on="primary")
     side.do(client.admin.command, "ping")
@@ -70,28 +68,17 @@ def test_it_serves_like_any_other(
     coll = client[database].coll
     if what == "a retryable write":
         replica_set.inject(CutAfter("insert"))
-    side.do(WRITES[what][side.runner is not None], coll, client)
+    WRITES[what](side, coll)
     side.wait_until(lambda: side.do(coll.count_documents, {}) == 1)
 
 
-@pytest.mark.parametrize("timeout_ms", [None, 20_000], ids=["bare", "with a timeout"])
 def test_it_aborts_the_transaction_that_another_one_began(
-    side: Side,
-    replica_set: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    sent: SentCommands,
-    timeout_ms: int | None,
-) -> None:
+    side: Side, replica_set: ReplicaSet, database: str, sent: SentCommands,
+    started: Callable[..., Any],
+) -> None:  # fmt: skip
     """Without its session the abort would fail unseen, and leave the transaction open."""
-    instrument(timeout_ms=timeout_ms)
-    options = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
     # Each command has a connection of its own.
-    client = side.client(replica_set.uri, maxIdleTimeMS=1, event_listeners=[sent], **options)
-    if side.runner is not None:
-        side.do(client.aconnect)
-    side.wait_for_members(client, 3)
-    side.wait_until(lambda: side.do(lambda: client.primary))
+    client = started(maxIdleTimeMS=1, event_listeners=[sent])
     coll = client[database].coll
     session = client.start_session()
     side.do(session.start_transaction)

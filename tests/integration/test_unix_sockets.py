@@ -46,13 +46,11 @@ def path(server: EmbeddedServer, tmp_path: Path) -> Iterator[str]:
 
 
 def test_its_path_is_its_address(
-    path: str, server: EmbeddedServer, database: str, instrument: Instrument, kind: str
+    path: str, side: Side, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument()
-    side = Side(kind, asyncio.Runner() if kind == "async" else None)
     uri = f"mongodb://{urllib.parse.quote(path, safe='')}/?directConnection=true"
     side.do(side.client(uri)[database].coll.find_one)
-    side.close()
     (find,) = telemetry.operations(f"find {database}.coll")
     (command,) = telemetry.commands_of(find)
     shown = command.attributes
@@ -65,8 +63,3 @@ def test_its_path_is_its_address(
     )
     assert attributes["server.address"] == path
     assert "server.port" not in attributes
-
-
-@pytest.fixture(params=["sync", "async"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)

@@ -13,14 +13,13 @@ from bson import Int64
 from pymongo import _csot, monitoring
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.tools.testbed.fault import Answer
-from support.clients import Side, fail_command
+from support.clients import Side
 from support.every_operation import BY_CLASS, Scene
 from support.telemetry import Instrument
 from support.transactions import DriversTime, drivers_time
-from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.testbed import EmbeddedServer, Interception, ReplicaSet
+from pymongo_resilience import Policy, bind, override
+from pymongo_resilience.testbed import Interception, ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
@@ -123,19 +122,3 @@ def test_all_commands_of_a_call_have_one_end(
                 anew[name] = len(ends.ends)
     assert anew == {}
     assert several >= SEVERAL
-
-
-def test_two_slow_batches_are_one_call_too_slow(
-    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument()
-    db = side.client(server.uri, timeoutMS=500)[database]
-    with override(timeout_ms=LONG):
-        wait_for_server(side, db.client)
-        for name in ("one", "two"):
-            side.do(db[name].insert_one, {})
-    slow = {"blockConnection": True, "blockTimeMS": 300}
-    with fail_command(control, "listCollections", "getMore", **slow):
-        with pytest.raises(OperationTimeoutError) as caught:
-            side.do(db.list_collection_names, cursor={"batchSize": 1})
-    assert caught.value.timeout_s == 0.5

@@ -7,10 +7,8 @@ a minute, so a test that waits for it fails.
 
 from __future__ import annotations
 
-import gc
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,21 +140,6 @@ def test_monitors_end_with_their_client(
     for each in found:  # a second time, of what is closed
         each.cancel_check()
         each.request_check()
-
-
-def test_monitors_end_when_their_client_is_collected(
-    side: Side, proxy: ReplicaSet, instrument: Instrument
-) -> None:
-    instrument()
-    client, _ = made(side, proxy.uri)
-    found = [SimpleNamespace(_executor=each._executor) for each in monitors(client)]
-    side.clients.clear()
-    del client
-    # In another thread, which runs no loop.
-    collector = threading.Thread(target=gc.collect)
-    collector.start()
-    collector.join()
-    side.wait_until(lambda: all(ended(each) for each in found))
 
 
 @pytest.fixture(scope="module")

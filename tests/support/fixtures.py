@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pymongo
@@ -145,7 +145,7 @@ def defaults() -> dict[str, Any]:
 @pytest.fixture
 def instrument(monkeypatch: pytest.MonkeyPatch, defaults: dict[str, Any]) -> Iterator[Instrument]:
     """``instrument(**options of Config)``, taken off again after the test. Each command has a span,
-    unless the test says otherwise."""
+    unless the test says otherwise. ``arguments``: others of ``pymongo_resilience.instrument()``."""
 
     def start(
         *,
@@ -154,6 +154,7 @@ def instrument(monkeypatch: pytest.MonkeyPatch, defaults: dict[str, Any]) -> Ite
         config_strategy: str = "fast_fail",
         command_spans: str = "always",
         retry_token_capacity: float = budget.CAPACITY,
+        arguments: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Telemetry:
         monkeypatch.setattr(budget, "CAPACITY", retry_token_capacity)
@@ -171,6 +172,7 @@ def instrument(monkeypatch: pytest.MonkeyPatch, defaults: dict[str, Any]) -> Ite
             listeners=[decisions],
             tracer_provider=tracer_provider,
             meter_provider=MeterProvider([reader], shutdown_on_exit=False),
+            **(arguments or {}),
         )
         return Telemetry(exporter, reader, decisions)
 
