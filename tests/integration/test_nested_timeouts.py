@@ -86,36 +86,6 @@ def test_of_any_nested_timeouts_the_shortest_holds(
             assert seconds - 15 < limit / 1000 <= seconds
 
 
-@pytest.mark.parametrize("inner", [None, 0])
-@pytest.mark.parametrize("made_of", ["a cursor", "a change stream"])
-def test_a_timeout_without_end_does_not_lift_the_block_around_it(
-    made_of: str, inner: int | None, side: Side, proxy: ReplicaSet, database: str, control: Any,
-    instrument: Instrument, drivers_time: DriversTime,
-) -> None:  # fmt: skip
-    """Where pymongo does so for itself, and what fetches a batch has a timeout of 0."""
-    instrument()
-    sent = SentCommands()
-    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
-    control[database].coll.insert_many([{} for _ in range(4)])
-    with override(timeout_ms=0):
-        source = (
-            coll.find(batch_size=2)
-            if made_of == "a cursor"
-            else side.do(coll.watch, max_await_time_ms=20)
-        )
-        step = source.next if made_of == "a cursor" else source.try_next
-        side.do(step)
-        if made_of == "a cursor":
-            side.do(step)
-        sent.started_events.clear()
-        with pymongo.timeout(LOW / 1000), pymongo.timeout(inner):
-            drivers_time.passed += 2 * LOW / 1000
-            with pytest.raises(OperationTimeoutError):
-                side.do(step)
-    assert sent.named("getMore") == []
-    side.do(source.close)
-
-
 class Hellos(Interception):
     """Every hello that a member is asked."""
 

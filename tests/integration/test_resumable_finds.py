@@ -95,6 +95,12 @@ def scan(side: Side, proxy: ReplicaSet, coll: Any, *args: Any, **kwargs: Any) ->
     return found + rest(side, cursor)
 
 
+def is_not_resumed(side: Side, proxy: ReplicaSet, cursor: Any) -> None:
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect):
+        side.documents(cursor)
+
+
 def first_and_resumed(sent: SentCommands) -> tuple[Any, Any]:
     first, resumed = sent.named("find")
     return first, resumed
@@ -198,9 +204,7 @@ def test_a_scan_of_a_collection_that_cannot_be_asked_for_is_not_resumed(
     found += [side.do(cursor.next) for _ in range(BATCH)]
     assert keys(found) == order[: 2 * BATCH]
     assert "is not resumed: listCollections failed" in caplog.text
-    proxy.inject(CutBefore("getMore"))
-    with pytest.raises(AutoReconnect):
-        side.documents(cursor)
+    is_not_resumed(side, proxy, cursor)
 
 
 def test_a_resumption_that_fails_is_repeated_as_often_as_fits(
@@ -343,9 +347,7 @@ def test_what_was_read_without_the_library_is_not_resumed(
         side.do(cursor.rewind)
     side.do(cursor.to_list, BATCH)
     pymongo_resilience.instrument()
-    proxy.inject(CutBefore("getMore"))
-    with pytest.raises(AutoReconnect):
-        side.documents(cursor)
+    is_not_resumed(side, proxy, cursor)
 
 
 @pytest.mark.parametrize("limit", [BATCH + 1, 2 * BATCH, 3 * BATCH, COUNT, 2 * COUNT])
@@ -597,9 +599,7 @@ def test_documents_without_an_id_are_not_resumed(
         pipeline = [{"$project": {"_id": 0}}]
         control[database].create_collection("view", viewOn="coll", pipeline=pipeline)
     cursor, _ = opened(side, client[database].view)
-    proxy.inject(CutBefore("getMore"))
-    with pytest.raises(AutoReconnect):
-        side.documents(cursor)
+    is_not_resumed(side, proxy, cursor)
 
 
 def test_one_document_and_a_plan_need_no_cursor(
@@ -725,9 +725,7 @@ def test_a_fault_of_ours_leaves_the_find_as_it_was(
     monkeypatch.setattr(f"pymongo_resilience_instrumentation.{what}", fail)
     found += [side.do(cursor.next) for _ in range(BATCH)]
     assert keys(found) == order[: 2 * BATCH]
-    proxy.inject(CutBefore("getMore"))
-    with pytest.raises(AutoReconnect):
-        side.documents(cursor)
+    is_not_resumed(side, proxy, cursor)
     assert "internal error in pymongo-resilience" in caplog.text
 
 

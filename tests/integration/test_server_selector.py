@@ -29,21 +29,6 @@ def test_what_the_application_s_own_selector_raises_is_raised(
         side.do(client[database].coll.find_one)
 
 
-def test_a_client_made_from_another_s_keywords_has_one_selector_of_its_own(
-    side: Side, server: EmbeddedServer, instrument: Instrument
-) -> None:
-    def own(servers: list[Any]) -> list[Any]:
-        return servers
-
-    instrument(**BREAKERS)
-    first = side.do(side.client, server.uri, server_selector=own)
-    second = side.do(first._duplicate)
-    side.clients.append(second)
-    theirs, its = (each._topology_settings.server_selector for each in (first, second))
-    assert its is not theirs
-    assert its.own is own
-
-
 def test_what_is_no_selector_is_the_driver_s_to_refuse(
     side: Side, server: EmbeddedServer, instrument: Instrument
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pymongo
@@ -20,39 +20,26 @@ from pymongo_resilience.testing import set_active
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
 
-ENDS: dict[str, tuple[str, Callable[[Side, Any], Any]]] = {
-    "commit_transaction": (
-        "commitTransaction",
-        lambda side, session: side.do(session.commit_transaction),
-    ),
-    "abort_transaction": (
-        "abortTransaction",
-        lambda side, session: side.do(session.abort_transaction),
-    ),
-    "end_session": ("abortTransaction", lambda side, session: side.do(session.end_session)),
+ENDS = {
+    "commit_transaction": "commitTransaction",
+    "abort_transaction": "abortTransaction",
+    "end_session": "abortTransaction",
 }
 SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], Callable[[], Any]]] = {
-    "Config": ({"timeout_ms": LOW}, {}, {}, contextlib.nullcontext),
-    "client": ({"timeout_ms": LONG}, {"timeoutMS": LOW}, {}, contextlib.nullcontext),
+    "Config": ({"timeout_ms": LOW}, {}, {}, nullcontext),
+    "client": ({"timeout_ms": LONG}, {"timeoutMS": LOW}, {}, nullcontext),
     "session": (
         {"timeout_ms": LONG, "policies": {"*.*": Policy(timeout_ms=LONG)}},
-        {"timeoutMS": LONG},
-        {"default_timeout_ms": LOW},
-        contextlib.nullcontext,
+        {"timeoutMS": LONG}, {"default_timeout_ms": LOW}, nullcontext,
     ),
     "override": (
-        {},
-        {"timeoutMS": LONG},
-        {"default_timeout_ms": LONG},
-        lambda: override(timeout_ms=LOW),
+        {}, {"timeoutMS": LONG}, {"default_timeout_ms": LONG}, lambda: override(timeout_ms=LOW),
     ),
     "pymongo.timeout": (
-        {},
-        {},
-        {"default_timeout_ms": LONG},
-        lambda: pymongo.timeout(LOW / 1000),
+        {}, {}, {"default_timeout_ms": LONG}, lambda: pymongo.timeout(LOW / 1000),
     ),
-}
+}  # fmt: skip
+"""What instrument(), the client and the session are given, and what is around the end."""
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -64,13 +51,12 @@ def test_the_nearest_timeout_holds_for_a_transactions_end(
     instrument(**options)
     sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent], **of_client)
-    command, finish = ENDS[end]
     with session_of(side, client, **of_session) as session:
         side.do(session.start_transaction)
         side.do(client[database].coll.insert_one, {}, session=session)
         with around():
-            finish(side, session)
-    (limit,) = limits(sent, command)
+            side.do(getattr(session, end))
+    (limit,) = limits(sent, ENDS[end])
     assert limit is not None
     assert LOW / 2 < limit <= LOW
 

@@ -3,7 +3,8 @@ of the connection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pymongo.errors import NetworkTimeout
@@ -31,49 +32,49 @@ def trickle(server: EmbeddedServer) -> Iterator[Trickle]:
         yield running
 
 
-def test_the_timeout_is_that_of_all_reads_of_a_reply_together(
-    trickle: Trickle, side: Side, database: str, instrument: Instrument
-) -> None:
+@pytest.fixture
+def timed_out(side: Side, instrument: Instrument) -> Callable[..., Any]:
+    """``timed_out(uri, strike, call)``: the error of a call that no time is left for once its
+    connection is struck, which is closed with it."""
     instrument()
-    closed = Closed()
-    client = side.client(trickle.uri, event_listeners=[closed])
-    wait_for_server(side, client)
-    trickle.slow.set()
-    with override(timeout_ms=SHORT), pytest.raises(OperationTimeoutError) as caught:
-        side.do(client[database].coll.find_one)
-    trickle.slow.clear()
+
+    def expire(uri: str, strike: Callable[[], object], call: Callable[[Any], Any]) -> Any:
+        closed = Closed()
+        client = side.client(uri, event_listeners=[closed])
+        wait_for_server(side, client)
+        assert closed.reasons == []
+        strike()
+        with override(timeout_ms=SHORT), pytest.raises(OperationTimeoutError) as caught:
+            side.do(call, client)
+        assert "error" in closed.reasons
+        assert SHORT / 1000 <= caught.value.elapsed_s < PLENTY_MS / 1000 / 4
+        assert isinstance(caught.value, NetworkTimeout)
+        return caught.value
+
+    return expire
+
+
+def test_the_timeout_is_that_of_all_reads_of_a_reply_together(
+    trickle: Trickle, database: str, timed_out: Callable[..., Any]
+) -> None:
     assert SHORT / 1000 > 10 * EVERY
-    assert SHORT / 1000 <= caught.value.elapsed_s < PLENTY_MS / 1000 / 4
-    assert isinstance(caught.value, NetworkTimeout)
-    assert "error" in closed.reasons
+    timed_out(trickle.uri, trickle.slow.set, lambda client: client[database].coll.find_one())
+    trickle.slow.clear()
 
 
 def test_a_write_to_a_socket_ends_with_the_deadline(
-    trickle: Trickle, side: Side, database: str, instrument: Instrument
+    trickle: Trickle, database: str, timed_out: Callable[..., Any]
 ) -> None:
-    instrument()
-    closed = Closed()
-    client = side.client(trickle.uri, event_listeners=[closed])
-    wait_for_server(side, client)
-    trickle.hears.clear()
-    with override(timeout_ms=SHORT), pytest.raises(OperationTimeoutError) as caught:
-        side.do(client[database].coll.insert_one, {"_id": LARGE})
+    large = {"_id": LARGE}
+    error = timed_out(
+        trickle.uri, trickle.hears.clear, lambda c: c[database].coll.insert_one(large)
+    )
     trickle.hears.set()
-    assert SHORT / 1000 <= caught.value.elapsed_s < PLENTY_MS / 1000 / 4
-    assert isinstance(caught.value, NetworkTimeout)
-    assert caught.value.stage is Stage.IN_FLIGHT
-    assert "error" in closed.reasons
+    assert error.stage is Stage.IN_FLIGHT
 
 
 def test_a_connection_whose_reply_did_not_come_in_time_is_closed(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    proxy: ReplicaSet, database: str, timed_out: Callable[..., Any]
 ) -> None:
-    instrument()
-    closed = Closed()
-    client = side.client(proxy.uri, event_listeners=[closed])
-    wait_for_server(side, client)
-    assert closed.reasons == []
-    proxy.inject(Silent("find"))
-    with override(timeout_ms=SHORT), pytest.raises(OperationTimeoutError):
-        side.do(client[database].coll.find_one)
-    assert "error" in closed.reasons
+    silent = Silent("find")
+    timed_out(proxy.uri, lambda: proxy.inject(silent), lambda c: c[database].coll.find_one())

@@ -95,27 +95,6 @@ def test_one_that_raises_is_logged_once_and_hurts_nothing(
     assert repr(record.exc_info[1] if record.exc_info else None) == "LookupError('of the hook')"
 
 
-@pytest.mark.parametrize("name", ["request_hook", "response_hook", "failed_hook"])
-def test_who_is_interrupted_while_one_runs_leaves_no_span_open(
-    name: str, side: Side, server: EmbeddedServer, database: str, instrument: Instrument
-) -> None:
-    def interrupted(_span: Any, event: Any) -> None:
-        if event.command_name == "nonsense" or name == "response_hook":
-            raise Interrupted
-
-    telemetry = instrument(arguments={name: interrupted})
-    client = side.do(side.client, server.uri)
-    command = "ping" if name == "response_hook" else "nonsense"
-    with pytest.raises(Interrupted):
-        side.do(client[database].command, command)
-    ended = [span.name for span in telemetry.spans()]
-    assert ended == [command, f"runCommand {database}"]
-
-
-class Interrupted(BaseException):
-    """As a Ctrl-C is one: no Exception."""
-
-
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="request_hook is of type str: expected a function"):
         pymongo_resilience.instrument(request_hook="print")  # type: ignore[arg-type]  # what is refused

@@ -10,7 +10,7 @@ from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import Config, status, uninstrument
-from pymongo_resilience.client_status import ClientStatus, ServerStatus
+from pymongo_resilience.client_status import ServerStatus
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -93,19 +93,12 @@ def test_what_is_in_progress_is_counted_in_every_client(
 
 def test_a_client_that_has_not_begun_knows_the_addresses(side: Side) -> None:
     client = side.client("mongodb://db1,db2/", connect=False)
-    servers = tuple(
-        ServerStatus(
-            address=f"db{number}:27017",
-            type="Unknown",
-            round_trip_time=None,
-            minimum_round_trip_time=None,
-            in_flight=None,
-            circuit_breaker=None,
-            error=None,
-        )
-        for number in (1, 2)
-    )
-    assert status(client) == ClientStatus("Unknown", servers, None)
+    shown = status(client)
+    assert (shown.topology, shown.retry_tokens) == ("Unknown", None)
+    assert [each.address for each in shown.servers] == ["db1:27017", "db2:27017"]
+    for each in shown.servers:
+        assert (each.type, each.in_flight, each.circuit_breaker) == ("Unknown", None, None)
+        assert (each.round_trip_time, each.minimum_round_trip_time, each.error) == (None,) * 3
 
 
 @pytest.mark.parametrize("wrong", ["mongodb://user:secret@db1/", None, object()])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from bson.errors import InvalidDocument
 from gridfs import AsyncGridFSBucket, GridFSBucket
 from pymongo import InsertOne, UpdateOne, WriteConcern
 from pymongo.errors import (
@@ -21,14 +20,13 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
-    WaitQueueTimeoutError,
     WriteError,
     WTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
 from pymongo_resilience_instrumentation.tools.testbed.fault import Amend
-from support.busy_pools import Silent, the_only_connection_taken
+from support.busy_pools import Silent
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import commit
@@ -164,15 +162,6 @@ def test_code_50_under_a_deadline_and_without(
         assert span.attributes["pymongo_resilience.outcome"] == "deadline"
 
 
-def test_a_limit_of_the_applications_own_is_no_deadline(
-    side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=0)
-    call: Any = lambda s, c: s.do(c.find_one, max_time_ms=50)  # noqa: E731 - one of many such
-    error = raised(side, proxy, coll, _fails("find", call))
-    assert type(error) is ExecutionTimeout
-
-
 @pytest.mark.parametrize("name", ["writeErrors of many", "writeConcernError of one"])
 def test_another_code_stays_what_it_is_under_a_deadline(
     name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
@@ -238,21 +227,6 @@ def test_no_server_for_a_write_that_is_not_acknowledged(side: Side, instrument: 
     assert "the last without a server (not sent): " in str(error)
 
 
-def test_no_connection_for_a_write_that_is_not_acknowledged(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument()
-    client = side.client(proxy.uri, maxPoolSize=1, retryReads=False)
-    unacknowledged = client[database].get_collection("coll", write_concern=WriteConcern(0))
-    side.do(client.admin.command, "ping")
-    with the_only_connection_taken(side, client, proxy):
-        with override(timeout_ms=SHORT), pytest.raises(OperationTimeoutError) as caught:
-            side.do(unacknowledged.insert_many, [{}])
-        proxy.clear()
-    assert isinstance(caught.value, WaitQueueTimeoutError)
-    assert caught.value.stage is Stage.NOT_SENT
-
-
 # Each stage that the driver's loop knows.
 
 
@@ -285,13 +259,3 @@ def test_an_overload_error_whose_wait_does_not_fit_is_raised_as_itself(
     assert error.__cause__ is None
     assert (error.timeout, error.code) == (False, 462)
     assert error.has_error_label("RetryableError")
-
-
-def test_what_cannot_be_encoded_is_no_timeout(
-    side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
-) -> None:
-    """bson's own errors derive from ValueError; no deadline ends an encoding."""
-    instrument(timeout_ms=ENOUGH)
-    with pytest.raises(InvalidDocument) as caught:
-        side.do(side.client(proxy.uri)[coll].coll.insert_one, {"a": object()})
-    assert type(caught.value) is InvalidDocument

@@ -193,10 +193,11 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     for module, name, played in (
         (topology, half.wait, lambda args: stage.wait_for_server(args[1])),
         (pool, half.wait, lambda args: stage.wait_for_pool(args[1])),
+        (pool, half.connect, lambda args: stage.connect()),
     ):
-        patch.setattr(module, name, _played(stage, getattr(module, name), played, asynchronous))
-    connecting = _connecting(stage, getattr(pool, half.connect), asynchronous)
-    patch.setattr(pool, half.connect, connecting)
+        original = getattr(module, name)
+        goes_on = name == half.connect
+        patch.setattr(module, name, _played(stage, original, played, asynchronous, goes_on))
     return stage
 
 
@@ -211,28 +212,23 @@ def _beginning(stage: Stage, drivers: type) -> Any:
     return get_server
 
 
-def _played(stage: Stage, original: Any, played: Any, asynchronous: bool) -> Any:
+def _played(stage: Stage, original: Any, played: Any, asynchronous: bool, goes_on: bool) -> Any:
+    """``goes_on``: what is played comes before the original, and not in its place."""
+
+    def play(args: Any) -> Any:
+        acts = stage.acts()
+        result = played(args) if acts else None
+        return acts and not goes_on, result
+
     def wait(*args: Any) -> Any:
-        return played(args) if stage.acts() else original(*args)
+        over, result = play(args)
+        return result if over else original(*args)
 
     async def wait_async(*args: Any) -> Any:
-        return played(args) if stage.acts() else await original(*args)
+        over, result = play(args)
+        return result if over else await original(*args)
 
     return functools.wraps(original)(wait_async if asynchronous else wait)
-
-
-def _connecting(stage: Stage, original: Any, asynchronous: bool) -> Any:
-    def connect(*args: Any) -> Any:
-        if stage.acts():
-            stage.connect()
-        return original(*args)
-
-    async def connect_async(*args: Any) -> Any:
-        if stage.acts():
-            stage.connect()
-        return await original(*args)
-
-    return functools.wraps(original)(connect_async if asynchronous else connect)
 
 
 def end_of(plan: Plan, blocks: list[tuple[str, float | None, float]], start: float) -> float | None:

@@ -176,15 +176,6 @@ def test_the_application_s_own_selector_is_not_asked_once_more(
     open_.append(1)
 
 
-def test_a_timeout_says_it_too(side: Side, instrument: Instrument) -> None:
-    instrument()
-    coll = side.client(NOBODY)["db"].coll
-    with override(timeout_ms=1000):
-        error = unselected(side, coll.find_one)
-    assert isinstance(error, OperationTimeoutError)
-    assert re.search(r"\(127\.0\.0\.1:1 unknown: Connection refused \d\.\d s ago\), ", str(error))
-
-
 def test_a_fault_of_ours_leaves_the_driver_s_words(
     side: Side,
     instrument: Instrument,
