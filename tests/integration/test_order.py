@@ -1,4 +1,4 @@
-"""It does not matter what comes first: pymongo, ``instrument()``, OpenTelemetry's SDK or a fork.
+"""It does not matter what comes first: pymongo, ``instrument()`` or OpenTelemetry's SDK.
 
 Each test runs a program of ``tests/programs``, in a process of its own. That
 ``opentelemetry-instrument`` alone is enough is proven in ``test_zero_code.py``.
@@ -51,16 +51,3 @@ def test_clients_that_were_used_before_the_sdk_was_set_up_are_seen_from_then_on(
     answer, errors = run("order", server.uri, database, "pymongo", "instrument", "use", "sdk")
     assert answer == everything(database, pymongo_was_there=True)
     assert errors == ""
-
-
-def test_workers_forked_after_instrument_export_what_each_of_them_did(
-    server: EmbeddedServer, database: str
-) -> None:
-    answer, _ = run("prefork", server.uri, database)  # pymongo warns of clients that are inherited
-    coll = f"{database}.coll"
-    of_one = {
-        "spans": [f"find {coll}", f"insert {coll}"],
-        "operations": {"insert": 1, "find": 1},
-        "idle": [1, 1],
-    }
-    assert answer == [of_one] * 3

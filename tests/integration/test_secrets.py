@@ -1,4 +1,5 @@
-"""No credential, document value or query value leaves in a span, metric, log line or ``repr``.
+"""No credential, document value or query value leaves in a span, metric, log line, ``repr`` or
+standard error.
 
 Everything the library wraps runs once on each side, on a server with access control, with canaries
 wherever a value can be; then all that the library showed is searched for them. What is a name is no
@@ -24,7 +25,7 @@ from support.clients import SentCommands, Side, fail_command
 
 from pymongo_resilience import OperationTimeoutError
 
-CHANNELS = ("spans", "metrics", "log", "reprs", "warnings")
+CHANNELS = ("spans", "metrics", "log", "reprs", "warnings", "standard error")
 TABLES = {
     "Collection": (canary_operations.COLLECTION, operations.COLLECTION),
     "Database": (canary_operations.DATABASE, operations.DATABASE),

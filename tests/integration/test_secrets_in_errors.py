@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo.errors import DuplicateKeyError, WriteConcernError
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support import canary_failures
-from support.canaries import DATE, MARK, PASSWORD, USER, leaks, text
+from support.canaries import DATE, MARK, PASSWORD, leaks, text
 from support.canary_outputs import instrumented
-from support.child_programs import PROGRAMS
 from support.clients import Side, fail_command
 
 import pymongo_resilience
@@ -29,7 +24,6 @@ from pymongo_resilience.events import Event
 from pymongo_resilience.rules.strategy import Answer
 from pymongo_resilience.strategies import Failure, Operation
 
-CHILD = PROGRAMS / "canary_child.py"
 URI = f"mongodb://{MARK}-user:{MARK}-password@127.0.0.1/"
 TAKEN = {"_id": text("a taken id")}
 
@@ -200,25 +194,6 @@ def test_what_is_given_by_mistake_is_not_quoted(argument: str) -> None:
     with pytest.raises((TypeError, ValueError), match="of type str") as caught:
         pymongo_resilience.instrument(**{argument: given})
     assert leaks("error", [str(caught.value), repr(caught.value)]) == []
-
-
-def test_the_standard_error_of_a_process_with_default_logging(tmp_path: Path) -> None:
-    with EmbeddedServer(user=USER, password=PASSWORD) as server:
-        child = subprocess.run(
-            [sys.executable, "-W", "default", str(CHILD)],
-            env=os.environ | {"PYTHONPATH": str(PROGRAMS.parent)},
-            input=server.uri,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-    failures = len(canary_failures.FAILURES)
-    # Of each side: these, a read that was cut off twice, and four clients that were not let in.
-    assert int(child.stdout) == 2 * (failures + 1 + 4)
-    for said in ("not repeated: find_one", "the listener Audit raised", "1 client made before"):
-        assert said in child.stderr
-    assert leaks("standard error", [child.stderr]) == []
 
 
 def test_the_config_command_shows_options_of_ours_alone(

@@ -8,27 +8,12 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from pymongo.cursor import CursorType
-from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.child_programs import run
 from support.clients import Side
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config
 from pymongo_resilience.testbed import ReplicaSet
-
-
-@pytest.mark.parametrize("half", ["sync", "async"])
-def test_an_sdk_that_comes_late_gets_everything_from_then_on(
-    half: str, server: EmbeddedServer, database: str
-) -> None:
-    answer, _ = run("late_sdk", server.uri, database, half)
-    name = f"find {database}.coll"
-    assert answer == {
-        "spans": [[name, None]] * 2,
-        "durations": {str(server.address[1]): 2},
-        "idle": {"idle": 1, "used": 0},
-    }
 
 
 class Never(Sampler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import logging
 import warnings
 import weakref
@@ -91,6 +92,7 @@ class Outputs:
     log: Log = field(default_factory=Log)
     reprs: set[str] = field(default_factory=set)
     warned: list[str] = field(default_factory=list)
+    stderr: io.StringIO = field(default_factory=io.StringIO)
     events: list[Event] = field(default_factory=list)
 
     def on_event(self, event: Event, /) -> None:
@@ -118,6 +120,7 @@ class Outputs:
             "log": self.log.texts,
             "reprs": sorted(self.reprs),
             "warnings": self.warned,
+            "standard error": [self.stderr.getvalue()],
         }
 
 
@@ -130,7 +133,11 @@ def instrumented(**arguments: Any) -> Iterator[Outputs]:
     meters = MeterProvider(
         [outputs.reader], exemplar_filter=AlwaysOnExemplarFilter(), shutdown_on_exit=False
     )
-    with warnings.catch_warnings(record=True) as warned, listening(outputs.log):
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        listening(outputs.log),
+        contextlib.redirect_stderr(outputs.stderr),
+    ):
         warnings.simplefilter("always")
         pymongo_resilience.instrument(
             **{
