@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pymongo_resilience_instrumentation import forks
 from support.child_programs import PROGRAMS, ended, run
 from support.telemetry import Instrument
 
@@ -74,6 +75,27 @@ def test_a_child_forked_inside_of_a_call_has_neither_its_span_nor_its_deadline(
     assert answer["unwound"] == {"spans": 0, "counted": False}
     assert [each["outcome"] for each in answer["insert"]] == ["ok"]
     assert answer["find"] == [READ]
+
+
+def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[str] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def reset_after_fork(self) -> None:
+            ran.append(self._name)
+            raise LookupError(self._name)
+
+    parts = {name: Part(name) for name in forks.HAVE_LOCKS}
+    monkeypatch.setattr(forks, "_watched", SimpleNamespace(in_flight={}, **parts))
+    forks._in_child()
+    assert ran == [*forks.HAVE_LOCKS]
+    raised = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [str(error) for error in raised] == ran
 
 
 def test_a_spawned_child_is_instrumented_by_the_environment_alone(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
+from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
 from support.telemetry import Instrument
@@ -18,6 +23,10 @@ from pymongo_resilience.testbed import CutAfter, Fail, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 
+OPERATIONS: dict[str, Callable[[Side, Any], object]] = {
+    "find_one": lambda side, coll: side.do(coll.find_one, {}),
+    "insert_one": lambda side, coll: side.do(coll.insert_one, {}),
+}
 IN_RUN = {
     "PyMongoError", "ServerSelectionTimeoutError", "ClientBulkWriteException", "OperationFailure",
     "ConnectionFailure", "NoneType", "asyncio", "time", "sleep", "helpers_shared", "getattr",
@@ -101,3 +110,55 @@ def test_an_operation_inside_that_fails_leaves_the_one_around_it_its_retries(
     assert len(failed) == 1
     kinds = [type(event).__name__ for event in telemetry.decisions.events]
     assert kinds == ["RetryDeclined", "RetryScheduled"]
+
+
+def broken(*_: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_is_raised(
+    prepared: bool,
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry = instrument(base_backoff_ms=1, circuit_breaker="off" if prepared else "always")
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    runtime = PymongoResilienceInstrumentor()._runtime
+    assert runtime is not None
+    owner: Any = RetryLoop if prepared else runtime.limits
+    monkeypatch.setattr(owner, "operation" if prepared else "of", broken)
+    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9 if prepared else 1))
+    with pytest.raises(AutoReconnect) if prepared else nullcontext():
+        OPERATIONS[name](side, coll)
+    assert faults_logged(caplog) == 1
+    assert telemetry.decisions.events == []
+
+
+def test_an_interruption_while_a_call_ends_ends_it(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[Any] = []
+
+    def interrupted(_: Any, call: Any, *__: Any) -> None:
+        ended.append(call)
+        raise KeyboardInterrupt
+
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    monkeypatch.setattr(OperationSpans, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        side.do(coll.find_one)
+    assert [call.ended for call in ended] == [True]
+    assert calls.found() is None

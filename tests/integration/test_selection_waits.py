@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import Wait
 from pymongo_resilience_instrumentation.tools.testbed import Overload, Refuse
 from support.clients import Side, wait_until
 from support.interruption import interrupt
@@ -167,3 +168,24 @@ def test_one_that_was_interrupted(
     (event,) = events(telemetry, "find db.coll")
     assert event.attributes[OUTCOME] == "interrupted"
     assert waits(telemetry) == {("find", "interrupted"): 1}
+
+
+@pytest.mark.parametrize("broken", ["__init__", "add", "end"])
+def test_a_fault_of_ours_waits_as_ever(
+    broken: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = unreachable(side, proxy, instrument())
+
+    def raises(*_: Any, **__: Any) -> None:
+        raise LookupError("ours")
+
+    monkeypatch.setattr(Wait, broken, raises)
+    with once_it_waits(proxy.clear):
+        assert side.do(client[database].coll.find_one) is None
+    assert "internal error in pymongo-resilience" in caplog.text

@@ -339,3 +339,28 @@ def test_documents_that_a_server_does_not_account_for_are_named_in_the_log(
     lines = [each for each in caplog.messages if "of 3 documents the server counts 2" in each]
     assert bool(lines) is says
     assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"writeErrors": None}, {"writeErrors": [5]}, {"writeErrors": "no"}, {"n": "no"}],
+    ids=str,
+)
+def test_a_reply_of_another_shape_is_left_to_the_driver(
+    fields: dict[str, Any], coll: Any, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    """And it is no fault of ours: what comes of it is what comes of it without the library."""
+
+    def outcome() -> Any:
+        fault = StopAt("insert", 0, more=fields)
+        if "writeErrors" not in fields:
+            del fault._reply["writeErrors"]
+        proxy.inject(fault)
+        try:
+            return side.do(coll.insert_many, [{"_id": 7}]).inserted_ids
+        except Exception as error:  # noqa: BLE001 - the driver's
+            return type(error), str(error)
+
+    plain = outcome()
+    instrument()
+    assert outcome() == plain
