@@ -38,29 +38,23 @@ class Staged:
         self.seen.append(failure.stage)
 
 
-@pytest.fixture(params=[{"timeout_ms": 20_000}, {}], ids=["timed", "light"])
-def timeout(request: pytest.FixtureRequest) -> dict[str, int]:
-    """Under a timeout a loop is prepared before its first attempt, and without one after it."""
-    options: dict[str, int] = request.param
-    return options
-
-
 @pytest.fixture(params=["made before", "no telemetry"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[{"timeout_ms": 20_000}, {}], ids=["timed", "light"])
 def unheard(
-    request: pytest.FixtureRequest,
-    side: Side,
-    proxy: ReplicaSet,
-    instrument: Instrument,
-    timeout: dict[str, int],
+    request: pytest.FixtureRequest, how: str, side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> Callable[..., Any]:
     """``unheard(**options)``: a client without any listener, in an instrumented process."""
 
     def make(**options: Any) -> Any:
-        if request.param == "made before":
+        if how == "made before":
             client = side.client(proxy.uri)
-            made = instrument(base_backoff_ms=1, **timeout, **options)
+            made = instrument(base_backoff_ms=1, **request.param, **options)
         else:
-            made = instrument(base_backoff_ms=1, **timeout, **OFF, **options)
+            made = instrument(base_backoff_ms=1, **request.param, **OFF, **options)
             client = side.client(proxy.uri)
         assert client.options.event_listeners == []
         # A monitor is there, and no connection of the pool.
@@ -103,13 +97,9 @@ MULTI: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("method", MULTI)
 def test_a_multi_document_write_repeats_what_was_not_sent(
-    method: str,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    control: Any,
+    method: str, side: Side, proxy: ReplicaSet, database: str, control: Any,
     unheard: Callable[..., Any],
-) -> None:
+) -> None:  # fmt: skip
     control[database].coll.insert_many([{"_id": number, "n": 0} for number in range(5)])
     client, telemetry = unheard()
     proxy.inject(CutAtHandshake())
