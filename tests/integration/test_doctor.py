@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as dt
 import json
 import re
 import socket
-import ssl
 import threading
 from typing import Any
 
@@ -28,8 +28,8 @@ from pymongo_resilience_instrumentation.tools.doctor.uri import read
 from pymongo_resilience_instrumentation.tools.testbed.fault import Answer
 from support import fake_servers
 from support.dns_server import resolving
-from support.fake_servers import Peer, with_tls
-from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, world
+from support.fake_servers import Peer
+from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, certificate, world
 from support.wait_helpers import NOBODY
 
 from pymongo_resilience.rules.explanations import Symptom
@@ -119,28 +119,36 @@ def test_a_pymongo_that_lacks_names_is_the_verdict(
 
 def test_other_deployments_and_tls_get_no_advice(world: World, cluster: ShardedCluster) -> None:
     assert_well(examine(cluster.uri))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    world.authority.issue_cert("127.0.0.1").configure_cert(context)
-    with Peer(with_tls(world.server, context)) as peer:
+    with Peer(world.behind(world.authority.issue_cert("127.0.0.1"))) as peer:
         found = examine(world.tls(peer.uri))
     assert_well(found)
     assert levels(found, "tls") == {Level.OK}
 
 
-def test_an_election_is_no_fault(replica_set: ReplicaSet, hasty: None) -> None:
-    replica_set.inject(Election(gap=60))
+STRUCK: dict[str, tuple[list[tuple[Any, Any]], bool, Symptom | None, str]] = {
+    "an election": ([(Election(gap=60), "all")], True, Symptom.ELECTION, ""),
+    "too few members for one": (
+        [(Election(gap=60), "all"), (Refuse(60), 0), (Refuse(60), 1)],
+        False, Symptom.NO_MAJORITY, "",
+    ),
+    "one member is down": ([(Refuse(60), 2)], True, Symptom.REFUSED, "2 of 3 members reached"),
+    "far": ([(Latency(0.1), "all")], True, None, ""),
+    "slow": ([(Slow(2.0), "all")], True, None, ""),
+    "slower than the check": ([(Latency(10), "all")], False, Symptom.SILENT, "no answer within"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRUCK)
+def test_what_passes_by_itself_is_told_from_what_does_not(
+    name: str, replica_set: ReplicaSet, hasty: None
+) -> None:
+    faults, well, symptom, said = STRUCK[name]
+    for fault, on in faults:
+        replica_set.inject(copy.deepcopy(fault), on=on)
     found = examine(replica_set.uri)
-    assert found.verdict.well
-    assert found.verdict.symptom is Symptom.ELECTION
+    assert (found.verdict.well, found.verdict.symptom) == (well, symptom)
+    assert said in as_text(found)
     assert found.seconds < LIMIT
-
-
-def test_too_few_members_for_an_election_are_a_fault(replica_set: ReplicaSet) -> None:
-    replica_set.inject(Election(gap=60))
-    for index in (0, 1):
-        replica_set.inject(Refuse(60), on=index)
-    found = examine(replica_set.uri)
-    assert (found.verdict.well, found.verdict.symptom) == (False, Symptom.NO_MAJORITY)
 
 
 def with_another_name(replica_set: ReplicaSet) -> str:
@@ -159,35 +167,6 @@ def test_a_load_balancer_s_option_for_a_replica_set_is_the_cause(replica_set: Re
     found = examine(with_another_name(replica_set) + "/?loadBalanced=true")
     assert not found.verdict.well
     assert "loadBalanced" in found.verdict.text
-
-
-def test_one_member_that_is_down_is_a_warning(replica_set: ReplicaSet) -> None:
-    replica_set.inject(Refuse(60), on=2)
-    found = examine(replica_set.uri)
-    assert (found.verdict.well, found.verdict.symptom) == (True, Symptom.REFUSED)
-    assert "2 of 3 members reached" in texts(found, Level.OK)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [lambda: Latency(0.1), lambda: Slow(2.0)],
-    ids=["far", "2 s"],
-)
-def test_a_slow_set_is_no_fault(replica_set: ReplicaSet, made: Any, hasty: None) -> None:
-    replica_set.inject(made())
-    found = examine(replica_set.uri)
-    assert found.verdict.well
-    assert found.verdict.symptom is None
-    assert found.seconds < LIMIT
-
-
-def test_a_server_that_is_slower_than_the_check_is_said_to_be_so(
-    replica_set: ReplicaSet, hasty: None
-) -> None:
-    replica_set.inject(Latency(10))
-    found = examine(replica_set.uri)
-    assert found.verdict.symptom is Symptom.SILENT
-    assert re.search(r"no answer within \d\.\d s", found.verdict.text)
 
 
 def test_idle_connections_that_die_are_named(replica_set: ReplicaSet) -> None:
@@ -435,22 +414,6 @@ def test_versions_that_pymongo_does_not_support_are_wrong(replica_set: ReplicaSe
     assert "wire version 3" in found.verdict.text
 
 
-def test_states_of_members_that_are_not_healthy_are_warnings(replica_set: ReplicaSet) -> None:
-    class Recovering(Interception):
-        def on_request(self, request: Any, connection: Any) -> Answer | None:
-            if request.command_name != "replSetGetStatus":
-                return None
-            states = {"db1:27017": "PRIMARY", "db2:27017": "SECONDARY", "db3:27017": "RECOVERING"}
-            members = [{"name": name, "stateStr": state} for name, state in states.items()]
-            return Answer({"ok": 1.0, "members": members})
-
-    replica_set.inject(Recovering())
-    found = examine(replica_set.uri)
-    assert found.verdict.well
-    bad = [each for each in found.findings if each.level is Level.WARNING]
-    assert [(each.check, each.server) for each in bad] == [("members", "db3:27017")]
-
-
 @pytest.mark.parametrize(
     ("times", "level"),
     [([1.0, 2.0, 3.0], Level.OK), ([1.0, 2.0, 90.0], Level.NOTE), ([150.0] * 3, Level.WARNING)],
@@ -468,40 +431,8 @@ def test_round_trips_that_are_long_or_vary_are_said_to_be_so(
 
 
 def test_a_certificate_that_ends_soon_is_a_warning(world: World) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     soon = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
-    world.authority.issue_cert("127.0.0.1", not_after=soon).configure_cert(context)
-    with Peer(with_tls(world.server, context)) as peer:
-        found = examine(world.tls(peer.uri))
+    with certificate(not_after=soon)(world) as uri:
+        found = examine(uri)
     assert found.verdict.well
     assert (levels(found, "tls"), found.verdict.advice) == ({Level.WARNING}, "renew it")
-
-
-@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
-def test_a_server_that_demands_a_client_certificate_is_named(version: str, world: World) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.maximum_version = ssl.TLSVersion[version]
-    world.authority.issue_cert("127.0.0.1").configure_cert(context)
-    world.authority.configure_trust(context)
-    context.verify_mode = ssl.CERT_REQUIRED
-    with Peer(with_tls(world.server, context)) as peer:
-        found = examine(world.tls(peer.uri))
-    assert found.verdict.symptom is Symptom.CLIENT_CERTIFICATE
-
-
-ALERTS = {
-    "protocol version": b"\x15\x03\x03\0\x02\x02\x46",
-    "handshake": b"\x15\x03\x03\0\x02\x02\x28",
-}
-"""Of servers without the client's version, and without a cipher of it."""
-
-
-@pytest.mark.parametrize("alert", ALERTS)
-def test_a_tls_version_or_cipher_that_is_refused_is_named(alert: str, world: World) -> None:
-    def refuses(_: Peer, connection: socket.socket) -> None:
-        connection.recv(65536)
-        connection.sendall(ALERTS[alert])
-
-    with Peer(refuses) as peer:
-        found = examine(world.tls(peer.uri))
-    assert found.verdict.symptom is Symptom.TLS_VERSION

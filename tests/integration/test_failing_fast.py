@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import ssl
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pymongo
@@ -22,24 +19,23 @@ from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.selection import selection_explained
 from support import fake_servers
 from support.clients import Side, wait_until
-from support.fake_servers import Peer, with_tls
+from support.fake_servers import Peer
+from support.misconfigurations import MISCONFIGURATIONS, World, behind, certificate, world
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS
 
 from pymongo_resilience import OperationTimeoutError, Policy, override
 from pymongo_resilience.errors import RetryReason
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.strategies import BestEffort
-from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
+__all__ = ["world"]
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 SHORT_MS = 200
 """Of a selection that is to take all its time."""
 SOON = 5.0
 """Seconds, of the twenty that a selection has elsewhere."""
-TOMORROW = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
 
 
 @pytest.fixture
@@ -61,131 +57,46 @@ class Checks(pymongo.monitoring.ServerHeartbeatListener):
         self.failed_checks += 1
 
 
-@dataclass
-class Trouble:
-    """Somebody a client cannot use."""
-
-    uri: str
-    options: dict[str, Any] = field(default_factory=dict)
-    peer: Peer | None = None
-
-    def coll(self, side: Side, **options: Any) -> Any:
-        given = {"serverSelectionTimeoutMS": PLENTY_MS, **self.options, **options}
-        return side.client(self.uri, **given)["db"].coll
+def coll_of(side: Side, uri: str, **options: Any) -> Any:
+    return side.client(uri, **{"serverSelectionTimeoutMS": PLENTY_MS, **options})["db"].coll
 
 
-@dataclass
-class World:
-    """The authority that clients trust, its file, and the server behind all certificates."""
-
-    authority: trustme.CA
-    file: str
-    server: tuple[str, int]
-
-    @contextlib.contextmanager
-    def meets(self, meet: fake_servers.Behaviour) -> Iterator[Trouble]:
-        with Peer(meet) as peer:
-            yield Trouble(peer.uri, {"tls": True, "tlsCAFile": self.file}, peer)
-
-    @contextlib.contextmanager
-    def shows(self, certificate: trustme.LeafCert) -> Iterator[Trouble]:
-        with self.meets(self.behind(certificate)) as trouble:
-            yield trouble
-
-    def behind(
-        self, certificate: trustme.LeafCert, *, requires_one: bool = False
-    ) -> fake_servers.Behaviour:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        certificate.configure_cert(context)
-        if requires_one:
-            self.authority.configure_trust(context)
-            context.verify_mode = ssl.CERT_REQUIRED
-        return with_tls(self.server, context)
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> World:
-    authority = trustme.CA()
-    file: Path = tmp_path_factory.mktemp("tls") / "authority.pem"
-    authority.cert_pem.write_to_path(str(file))
-    return World(authority, str(file), server.address)
-
-
-@contextlib.contextmanager
-def another_set(world: World, **options: Any) -> Iterator[Trouble]:
-    with ReplicaSet(world.server) as running:
-        host, port = running.address
-        yield Trouble(f"mongodb://{host}:{port}/?replicaSet=other", options)
-
-
-def known_to(world: World, **more: Any) -> trustme.LeafCert:
-    return world.authority.issue_cert("127.0.0.1", **more)
-
-
-Made = Callable[[World], contextlib.AbstractContextManager[Trouble]]
-HOPELESS: dict[str, tuple[Made, str, RetryReason, str, int]] = {
-    "an unknown authority": (
-        lambda world: world.shows(trustme.CA().issue_cert("127.0.0.1")),
-        "unknown_authority", RetryReason.TLS_ERROR, "tlsCAFile", 2,
-    ),
-    "another host's certificate": (
-        lambda world: world.shows(world.authority.issue_cert("db.example.org")),
-        "wrong_host_name", RetryReason.TLS_ERROR, "name the hosts", 2,
-    ),
-    "an expired certificate": (
-        lambda world: world.shows(
-            known_to(world, not_before=TOMORROW - dt.timedelta(days=9),
-                     not_after=TOMORROW - dt.timedelta(days=2))
-        ),
-        "expired", RetryReason.TLS_ERROR, "renewed", 2,
-    ),
-    "no client certificate": (
-        lambda world: world.meets(world.behind(known_to(world), requires_one=True)),
-        "client_certificate", RetryReason.TLS_ERROR, "tlsCertificateKeyFile", 2,
-    ),
-    "no TLS": (
-        lambda world: world.meets(fake_servers.answers_in_plain_text),
-        "plain_port", RetryReason.TLS_ERROR, "the server's TLS mode", 2,
-    ),
+DIRECTLY = {"directConnection": True}
+STREAMED = {**DIRECTLY, "serverMonitoringMode": "stream", "heartbeatFrequencyMS": 10_000}
+HOPELESS: list[tuple[str, dict[str, Any], str]] = [
+    ("certificate of an unknown authority", {}, "tlsCAFile"),
+    ("certificate for another host", {}, "name the hosts"),
+    ("expired certificate", {}, "renewed"),
+    ("no client certificate", {}, "tlsCertificateKeyFile"),
+    ("plain text to TLS", {}, "the server's TLS mode"),
     # Such a server answers, and no check of it fails.
-    "another set": (another_set, "set_name", RetryReason.NODE_NOT_AVAILABLE, '"other"', 0),
-    "another set, directly": (
-        lambda world: another_set(world, directConnection=True),
-        "set_name", RetryReason.NODE_NOT_AVAILABLE, "'rs0'", 0,
-    ),
-    "another set, streamed": (
-        lambda world: another_set(
-            world, directConnection=True,
-            serverMonitoringMode="stream", heartbeatFrequencyMS=10_000,
-        ),
-        "set_name", RetryReason.NODE_NOT_AVAILABLE, "'rs0'", 0,
-    ),
-}  # fmt: skip
+    ("wrong set name", {}, '"other"'),
+    ("wrong set name", DIRECTLY, "'rs0'"),
+    ("wrong set name", STREAMED, "'rs0'"),
+]
+"""What is wrong, the client's options, and what is to be checked."""
 
 
-@pytest.mark.parametrize("name", HOPELESS)
+@pytest.mark.parametrize(("name", "options", "check"), HOPELESS)
 def test_fails_at_the_second_check(
-    name: str, side: Side, world: World, instrument: Instrument
+    name: str, options: Any, check: str, side: Side, world: World, instrument: Instrument
 ) -> None:
     telemetry = instrument(metrics="all")
-    made, cause, reason, check, looked = HOPELESS[name]
+    symptom, planted = MISCONFIGURATIONS[name]
+    answers = name == "wrong set name"
     checks = Checks()
-    with made(world) as trouble:
-        coll = trouble.coll(side, event_listeners=[checks])
+    with planted(world) as uri:
+        coll = coll_of(side, uri, event_listeners=[checks], **options)
         error, took = _fails(side, coll)
-        assert checks.failed_checks >= looked
+        assert checks.failed_checks >= (0 if answers else 2)
         side.do(coll.database.client.close)
     assert took < SOON
     assert type(error) is ServerSelectionTimeoutError
-    assert error.terminal_cause == cause
-    for said in (
-        "127.0.0.1:",
-        next(each.says for each in Symptom if each.word == cause),
-        check,
-        "1 attempt",
-    ):
+    assert error.terminal_cause == symptom.word
+    for said in ("127.0.0.1:", symptom.says, check, "1 attempt"):
         assert said in str(error)
     (event,) = telemetry.decisions.events
+    reason = RetryReason.NODE_NOT_AVAILABLE if answers else RetryReason.TLS_ERROR
     assert (event.rule, event.reason) == (Rule.TERMINAL, reason)
     (span,) = telemetry.operations()
     assert span.attributes["pymongo_resilience.outcome"] == "terminal"
@@ -193,46 +104,39 @@ def test_fails_at_the_second_check(
     assert point[0]["pymongo_resilience.outcome"] == "terminal"
 
 
-PASSING: dict[str, tuple[Made, dict[str, Any]]] = {
-    "refused": (lambda _: contextlib.nullcontext(Trouble(NOBODY)), {}),
-    "reset": (lambda world: world.meets(fake_servers.resets), {}),
-    "hangs up": (lambda world: world.meets(fake_servers.hangs_up), {}),
-    "handshake timeout": (
-        lambda world: world.meets(fake_servers.is_silent), {"connectTimeoutMS": 50}),
-    "unresolvable": (lambda _: contextlib.nullcontext(Trouble("mongodb://nobody.invalid/")), {}),
-    "not valid yet": (lambda world: world.shows(known_to(world, not_before=TOMORROW)), {}),
-    "down, and a set's name": (
-        lambda _: contextlib.nullcontext(
-            Trouble(f"{NOBODY}?directConnection=true&replicaSet=other")
-        ),
-        {},
-    ),
-    "no TLS asked for": (
-        lambda world: _without_tls(world.shows(known_to(world))), {},
-    ),
-}  # fmt: skip
+TOMORROW = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+PASSING = {
+    **{name: planted for name, (_, planted) in MISCONFIGURATIONS.items()},
+    "resets": behind(lambda _: fake_servers.resets),
+    "hangs up at TLS": behind(lambda _: fake_servers.hangs_up),
+    "not valid yet": certificate(not_before=TOMORROW),
+}
 
 
-@contextlib.contextmanager
-def _without_tls(made: contextlib.AbstractContextManager[Trouble]) -> Iterator[Trouble]:
-    with made as trouble:
-        trouble.options = {}
-        yield trouble
-
-
-@pytest.mark.parametrize("name", PASSING)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("refused", {}),
+        ("refused", {**DIRECTLY, "replicaSet": "other"}),
+        ("resets", {}),
+        ("hangs up at TLS", {}),
+        ("silent", {"connectTimeoutMS": 50}),
+        ("unknown host", {}),
+        ("not valid yet", {}),
+        ("plain to TLS", {}),
+    ],
+)
 def test_what_passes_by_itself_is_waited_for(
-    name: str, side: Side, world: World, instrument: Instrument
+    name: str, options: dict[str, Any], side: Side, world: World, instrument: Instrument
 ) -> None:
     telemetry = instrument()
-    made, options = PASSING[name]
     # pymongo leaves the handshakes of async monitors to asyncio, which gives each a minute.
-    endless = name == "handshake timeout" and side.runner is not None
-    with made(world) as trouble:
+    endless = name == "silent" and side.runner is not None
+    with PASSING[name](world) as uri:
         for selection_ms in (SHORT_MS, 5 * SHORT_MS, 25 * SHORT_MS):
             checks = Checks()
             listening = {"serverSelectionTimeoutMS": selection_ms, "event_listeners": [checks]}
-            coll = trouble.coll(side, **listening, **options)
+            coll = coll_of(side, uri, **listening, **options)
             error, took = _fails(side, coll)
             assert took >= selection_ms / 1000
             assert not hasattr(error, "terminal_cause")
@@ -252,27 +156,33 @@ def _fails(side: Side, coll: Any) -> tuple[Any, float]:
 
 
 @pytest.fixture
-def untrusted(world: World) -> Iterator[Trouble]:
-    with world.shows(trustme.CA().issue_cert("127.0.0.1")) as trouble:
-        yield trouble
+def peer(world: World) -> Iterator[Peer]:
+    """Shows the certificate of an unknown authority."""
+    with Peer(world.behind(trustme.CA().issue_cert("127.0.0.1"))) as running:
+        yield running
+
+
+@pytest.fixture
+def untrusted(world: World, peer: Peer) -> str:
+    return world.tls(peer.uri)
 
 
 @pytest.mark.parametrize("strategy", ["best_effort", "mongodb", "driver"])
 def test_other_strategies_wait(
-    strategy: str, side: Side, untrusted: Trouble, instrument: Instrument
+    strategy: str, side: Side, untrusted: str, instrument: Instrument
 ) -> None:
     instrument(config_strategy=strategy)
-    coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
+    coll = coll_of(side, untrusted, serverSelectionTimeoutMS=SHORT_MS)
     error, took = _fails(side, coll)
     assert took >= SHORT_MS / 1000
     assert not hasattr(error, "terminal_cause")
 
 
 def test_the_strategy_is_that_of_the_operation(
-    side: Side, untrusted: Trouble, instrument: Instrument
+    side: Side, untrusted: str, instrument: Instrument
 ) -> None:
     instrument(policies={"db.patient": Policy(strategy=BestEffort())})
-    coll = untrusted.coll(side, serverSelectionTimeoutMS=5 * SHORT_MS)
+    coll = coll_of(side, untrusted, serverSelectionTimeoutMS=5 * SHORT_MS)
     with override(strategy=BestEffort()):
         assert not hasattr(_fails(side, coll)[0], "terminal_cause")
     assert not hasattr(_fails(side, coll.database.patient)[0], "terminal_cause")
@@ -280,14 +190,13 @@ def test_the_strategy_is_that_of_the_operation(
 
 
 def test_a_server_that_recovers_is_used_at_once(
-    side: Side, world: World, untrusted: Trouble, instrument: Instrument
+    side: Side, world: World, peer: Peer, untrusted: str, instrument: Instrument
 ) -> None:
     instrument()
-    coll = untrusted.coll(side)
+    coll = coll_of(side, untrusted)
     for _ in range(2):
         assert hasattr(_fails(side, coll)[0], "terminal_cause")
-    assert untrusted.peer is not None
-    untrusted.peer.behave = world.behind(known_to(world))
+    peer.behave = world.behind(world.authority.issue_cert("127.0.0.1"))
 
     def served() -> bool:
         # A check that was under way meanwhile may still be one of the two that fail.
@@ -300,37 +209,36 @@ def test_a_server_that_recovers_is_used_at_once(
 
 
 def test_one_server_that_may_come_back_is_waited_for(
-    side: Side, untrusted: Trouble, instrument: Instrument
+    side: Side, untrusted: str, instrument: Instrument
 ) -> None:
     instrument()
-    untrusted.uri = untrusted.uri.partition("/?")[0] + f",{NOBODY.removeprefix('mongodb://')}"
-    coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
+    address, _, tls = untrusted.partition("/?directConnection=true&")
+    two = f"{address},{NOBODY.removeprefix('mongodb://')}?{tls}"
+    coll = coll_of(side, two, serverSelectionTimeoutMS=SHORT_MS)
     error, took = _fails(side, coll)
     assert took >= SHORT_MS / 1000
     assert not hasattr(error, "terminal_cause")
 
 
 @pytest.mark.usefixtures("pymongos_heartbeat")
-def test_it_takes_half_a_second(side: Side, untrusted: Trouble, instrument: Instrument) -> None:
+def test_it_takes_half_a_second(side: Side, untrusted: str, instrument: Instrument) -> None:
     """The time between two checks, of which the second is enough; see bench/fail_fast.py."""
     instrument()
-    assert 0.45 < _fails(side, untrusted.coll(side))[1] < SOON
+    assert 0.45 < _fails(side, coll_of(side, untrusted))[1] < SOON
 
 
 @pytest.mark.usefixtures("pymongos_heartbeat")
-def test_a_shorter_deadline_wins(side: Side, untrusted: Trouble, instrument: Instrument) -> None:
+def test_a_shorter_deadline_wins(side: Side, untrusted: str, instrument: Instrument) -> None:
     telemetry = instrument()
     with override(timeout_ms=150), pytest.raises(OperationTimeoutError):
-        side.do(untrusted.coll(side).find_one)
+        side.do(coll_of(side, untrusted).find_one)
     assert [event.rule for event in telemetry.decisions.events] == [Rule.DEADLINE]
 
 
-def test_a_transaction_is_not_repeated(
-    side: Side, untrusted: Trouble, instrument: Instrument
-) -> None:
+def test_a_transaction_is_not_repeated(side: Side, untrusted: str, instrument: Instrument) -> None:
     """pymongo labels every selection that fails as transient, and repeats for two minutes."""
     instrument()
-    coll = untrusted.coll(side)
+    coll = coll_of(side, untrusted)
     begun = []
 
     def body(session: Any) -> Any:
@@ -350,7 +258,7 @@ def test_a_transaction_is_not_repeated(
 
 def test_a_fault_of_ours_waits_as_ever(
     side: Side,
-    untrusted: Trouble,
+    untrusted: str,
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -362,7 +270,7 @@ def test_a_fault_of_ours_waits_as_ever(
     assert selection_explained.explain
     monkeypatch.setattr(causes, "cause_of", broken)
     instrument()
-    error, took = _fails(side, untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS))
+    error, took = _fails(side, coll_of(side, untrusted, serverSelectionTimeoutMS=SHORT_MS))
     assert took >= SHORT_MS / 1000
     assert not hasattr(error, "terminal_cause")
     assert "internal error in pymongo-resilience while a server was waited for" in caplog.text

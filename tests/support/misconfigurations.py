@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -49,6 +50,18 @@ class World:
         separator = "&" if "?" in uri else "/?"
         return f"{uri}{separator}tls=true&tlsCAFile={quote(str(self.file), safe='')}"
 
+    def behind(
+        self, certificate: trustme.LeafCert, *, requires_one: bool = False, newest: str = "TLSv1_3"
+    ) -> fake_servers.Behaviour:
+        """The server shows this certificate, and may require one of its clients."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.maximum_version = ssl.TLSVersion[newest]
+        certificate.configure_cert(context)
+        if requires_one:
+            self.authority.configure_trust(context)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return with_tls(self.server, context)
+
     def as_user(self, user: str, password: str, database: str = "") -> str:
         host, port = self.locked.address
         login = f"{quote(user, safe='')}:{quote(password, safe='')}"
@@ -64,24 +77,25 @@ def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> I
 Planted = Callable[[World], AbstractContextManager[str]]
 
 
-def _behind(meet: fake_servers.Behaviour, *, tls: bool) -> Planted:
+def behind(meet: Callable[[World], fake_servers.Behaviour], *, tls: bool = True) -> Planted:
     @contextlib.contextmanager
     def planted(world: World) -> Iterator[str]:
-        with Peer(meet) as peer:
+        with Peer(meet(world)) as peer:
             yield world.tls(peer.uri) if tls else peer.uri
 
     return planted
 
 
-def _certificate(issue: Callable[[World], trustme.LeafCert], *, tls: bool = True) -> Planted:
-    @contextlib.contextmanager
-    def planted(world: World) -> Iterator[str]:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        issue(world).configure_cert(context)
-        with Peer(with_tls(world.server, context)) as peer:
-            yield world.tls(peer.uri) if tls else peer.uri
+def certificate(**issued: Any) -> Planted:
+    return behind(lambda world: world.behind(world.authority.issue_cert("127.0.0.1", **issued)))
 
-    return planted
+
+def _requires_one(newest: str) -> Planted:
+    return behind(
+        lambda world: world.behind(
+            world.authority.issue_cert("127.0.0.1"), requires_one=True, newest=newest
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -99,7 +113,7 @@ def _tls_to_plain(world: World) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _set_name(world: World) -> Iterator[str]:
-    with ReplicaSet(world.server) as running:
+    with ReplicaSet(world.server, members=1) as running:
         yield running.uri.replace("rs0", "other")
 
 
@@ -129,11 +143,21 @@ def _user(world: World, *, password: str, roles: list[Any], database: str = "") 
             root.admin.command("dropUser", "c4nary@user")
 
 
+def _refuses(alert: bytes) -> Planted:
+    """Of TLS: what the client offers."""
+
+    def meet(_: Peer, connection: socket.socket) -> None:
+        connection.recv(fake_servers.CHUNK)
+        connection.sendall(b"\x15\x03\x03\0\x02" + alert)
+
+    return behind(lambda _: meet)
+
+
 READ_ELSEWHERE = [{"role": "read", "db": "elsewhere"}]
 
 MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
     "wrong port": (
-        Symptom.NOT_MONGODB, _behind(fake_servers.answers_in_plain_text, tls=False),
+        Symptom.NOT_MONGODB, behind(lambda _: fake_servers.answers_in_plain_text, tls=False),
     ),
     "refused": (Symptom.REFUSED, lambda _: contextlib.nullcontext(NOBODY)),
     "black hole": (Symptom.BLACK_HOLE, _black_hole),
@@ -141,19 +165,16 @@ MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
         Symptom.UNKNOWN_HOST, lambda _: contextlib.nullcontext("mongodb://mongo.invalid"),
     ),
     "certificate of an unknown authority": (
-        Symptom.UNKNOWN_AUTHORITY, _certificate(lambda _: trustme.CA().issue_cert("127.0.0.1")),
+        Symptom.UNKNOWN_AUTHORITY,
+        behind(lambda world: world.behind(trustme.CA().issue_cert("127.0.0.1"))),
     ),
     "certificate for another host": (
         Symptom.WRONG_HOST_NAME,
-        _certificate(lambda world: world.authority.issue_cert("db.example.org")),
+        behind(lambda world: world.behind(world.authority.issue_cert("db.example.org"))),
     ),
     "expired certificate": (
         Symptom.EXPIRED,
-        _certificate(
-            lambda world: world.authority.issue_cert(
-                "127.0.0.1", not_before=LONG_AGO - dt.timedelta(days=9), not_after=LONG_AGO
-            )
-        ),
+        certificate(not_before=LONG_AGO - dt.timedelta(days=9), not_after=LONG_AGO),
     ),
     "TLS to plain": (Symptom.PLAIN_PORT, _tls_to_plain),
     "wrong set name": (Symptom.SET_NAME, _set_name),
@@ -169,14 +190,18 @@ MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
     # Beyond the twelve.
     "plain to TLS": (
         Symptom.TLS_PORT,
-        _certificate(lambda world: world.authority.issue_cert("127.0.0.1"), tls=False),
+        behind(lambda world: world.behind(world.authority.issue_cert("127.0.0.1")), tls=False),
     ),
-    "silent": (Symptom.SILENT, _behind(fake_servers.is_silent, tls=False)),
-    "silent at TLS": (Symptom.NO_TLS_ANSWER, _behind(fake_servers.is_silent, tls=True)),
-    "hangs up": (Symptom.HANGS_UP, _behind(fake_servers.hangs_up, tls=False)),
+    "silent": (Symptom.SILENT, behind(lambda _: fake_servers.is_silent, tls=False)),
+    "silent at TLS": (Symptom.NO_TLS_ANSWER, behind(lambda _: fake_servers.is_silent)),
+    "hangs up": (Symptom.HANGS_UP, behind(lambda _: fake_servers.hangs_up, tls=False)),
     "plain text to TLS": (
-        Symptom.PLAIN_PORT, _behind(fake_servers.answers_in_plain_text, tls=True),
+        Symptom.PLAIN_PORT, behind(lambda _: fake_servers.answers_in_plain_text),
     ),
+    "refused TLS version": (Symptom.TLS_VERSION, _refuses(b"\x02\x46")),
+    "refused ciphers": (Symptom.TLS_VERSION, _refuses(b"\x02\x28")),
+    "no client certificate": (Symptom.CLIENT_CERTIFICATE, _requires_one("TLSv1_3")),
+    "no client certificate, TLS 1.2": (Symptom.CLIENT_CERTIFICATE, _requires_one("TLSv1_2")),
     "no user": (
         Symptom.LOGIN_REQUIRED, lambda world: contextlib.nullcontext(
             "mongodb://{}:{}".format(*world.locked.address)
