@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,24 +20,16 @@ from support.cursor_cleanup import (
     leave_the_block,
     no_jitter,
     run_background,
-    until,
 )
+from support.interruption import interrupt
 from support.telemetry import Instrument
-from support.transactions import DriversTime, drivers_time
-from support.wait_helpers import wait_for_server
 
-import pymongo_resilience
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
-from pymongo_resilience.testing import set_active
 
-__all__ = ["background_by_hand", "documents", "drivers_time", "no_jitter"]
+__all__ = ["background_by_hand", "documents", "no_jitter"]
 pytestmark = [pytest.mark.oldest, pytest.mark.usefixtures("background_by_hand")]
-
-
-def _find(side: Side, client: Any, database: str) -> Any:
-    return half_read(side, client, database)
 
 
 def _aggregate(side: Side, client: Any, database: str) -> Any:
@@ -57,7 +47,7 @@ def _change_stream(side: Side, client: Any, database: str) -> Any:
 
 
 CURSORS: dict[str, Callable[[Side, Any, str], Any]] = {
-    "find": _find,
+    "find": half_read,
     "aggregate": _aggregate,
     "change stream": _change_stream,
 }
@@ -72,11 +62,11 @@ def test_an_overloaded_server_is_asked_until_the_cursor_is_gone(
     proxy: ReplicaSet,
     documents: str,
     control: Any,
+    sent: SentCommands,
     instrument: Instrument,
     no_jitter: None,
 ) -> None:
     telemetry = instrument(base_backoff_ms=1)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     cursor = CURSORS[kind](side, client, documents)
     cursor_id = getattr(cursor, "_cursor", cursor).cursor_id
@@ -93,33 +83,9 @@ def test_an_overloaded_server_is_asked_until_the_cursor_is_gone(
         ("killCursors", f"{documents}.coll", RetryReason.OVERLOADED)
     }
     assert {event.server for event in events} == {proxy.members[0].host_and_port}
-    (point,) = (
-        point
-        for attributes, point in telemetry.points("pymongo_resilience.retries")
-        if attributes["db.operation.name"] == "killCursors"
-    )
-    assert point.value == 3
     (operation,) = telemetry.operations()
     assert operation.name == f"killCursors {documents}.coll"
     assert [span.name for span in telemetry.commands_of(operation)] == ["killCursors"] * 4
-
-
-def test_six_attempts_are_all_there_are(
-    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument(base_backoff_ms=1)
-    client = side.client(proxy.uri)
-    cursor = half_read(side, client, documents)
-    cursor_id = cursor.cursor_id
-    overload = Overload("killCursors", times=50)
-    proxy.inject(overload)
-    side.do(cursor.close)
-    for _ in range(3):
-        run_background(side, client)
-    assert overload.injected == 6
-    assert telemetry.decisions.events[-1].rule is Rule.ATTEMPTS
-    assert not client._kill_cursors_queue
-    assert is_open(control, documents, cursor_id), "until the server's own timeout"
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
@@ -132,10 +98,14 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_any_other_error_it_is_left_to_the_background_as_ever(
-    fault: str, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+    fault: str,
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    sent: SentCommands,
+    instrument: Instrument,
 ) -> None:
     telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     cursor = half_read(side, client, documents)
     cursor_id = cursor.cursor_id
@@ -153,10 +123,10 @@ def test_it_belongs_to_a_read(
     side: Side,
     proxy: ReplicaSet,
     documents: str,
+    sent: SentCommands,
     instrument: Instrument,
 ) -> None:
     telemetry = instrument(base_backoff_ms=1)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent], **{option: False})
     cursor = half_read(side, client, documents)
     proxy.inject(Overload("killCursors"))
@@ -167,51 +137,6 @@ def test_it_belongs_to_a_read(
 
 
 TIMEOUT = 20.0
-SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
-    "none": ({}, {}, False),
-    "block": ({}, {}, True),
-    "client": ({"timeoutMS": TIMEOUT * 1000}, {}, False),
-    "ours": ({}, {"timeout_ms": int(TIMEOUT * 1000)}, False),
-}
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_source_of_a_timeout_gives_close_the_whole_of_it(
-    source: str, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument,
-    drivers_time: DriversTime,
-) -> None:  # fmt: skip
-    of_the_client, ours, block = SOURCES[source]
-    instrument(**ours)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent], **of_the_client)
-    cursor = half_read(side, client, documents)
-    with pymongo.timeout(TIMEOUT) if block else contextlib.nullcontext():
-        if block:
-            drivers_time.passed = TIMEOUT / 2
-        side.do(cursor.close)
-        left = driver.csot.remaining()
-    (command,) = sent.named("killCursors")
-    if source == "none":
-        assert "maxTimeMS" not in command
-        return
-    assert TIMEOUT * 3 / 4 * 1000 < command["maxTimeMS"] <= TIMEOUT * 1000
-    # And the caller has what he had.
-    assert left is None if not block else left <= TIMEOUT / 2
-
-
-def test_a_cursor_is_closed_although_the_time_is_up(
-    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
-) -> None:
-    instrument(base_backoff_ms=1)
-    client = side.client(proxy.uri)
-    wait_for_server(side, client)
-    with pymongo.timeout(1):
-        cursor = half_read(side, client, documents)
-        cursor_id = cursor.cursor_id
-        wait_until(lambda: driver.csot.remaining() < 0)
-        proxy.inject(Overload("killCursors"))
-        side.do(cursor.close)
-    assert not is_open(control, documents, cursor_id)
 
 
 def test_no_wait_passes_the_refreshed_deadline(
@@ -235,10 +160,9 @@ def test_no_wait_passes_the_refreshed_deadline(
 # An async cursor cannot be closed in the generator that a write reads from.
 @pytest.mark.parametrize("side", ["sync"], indirect=True)
 def test_what_is_closed_inside_of_a_call_has_the_time_of_the_call_and_its_own_retries(
-    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, documents: str, sent: SentCommands, instrument: Instrument
 ) -> None:
     telemetry = instrument(base_backoff_ms=1)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     cursor = half_read(side, client, documents)
     telemetry.clear()
@@ -260,51 +184,18 @@ def test_what_is_closed_inside_of_a_call_has_the_time_of_the_call_and_its_own_re
     assert insert.attributes["pymongo_resilience.outcome"] == "ok"
 
 
-class _Interrupts:
-    """As a signal that arrives while a retry is being decided."""
-
-    def retry_after(self, operation: Any, failure: Any) -> Any:
-        raise KeyboardInterrupt
-
-
-# An interrupt ends an event loop; instead, there is the cancelled close below.
-@pytest.mark.parametrize("side", ["sync"], indirect=True)
 def test_who_is_interrupted_leaves_the_cursor_to_the_background(
-    proxy: ReplicaSet, side: Side, documents: str, control: Any, instrument: Instrument
+    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
 ) -> None:
-    telemetry = instrument(strategy=_Interrupts())
+    """In the back-off between two attempts, at once."""
+    telemetry = instrument(base_backoff_ms=60_000, max_backoff_ms=60_000, timeout_ms=600_000)
     client = side.client(proxy.uri)
     cursor = half_read(side, client, documents)
     cursor_id = cursor.cursor_id
     proxy.inject(Overload("killCursors"))
-    with pytest.raises(KeyboardInterrupt):
-        cursor.close()
+    assert interrupt(side, lambda: telemetry.decisions.events, cursor.close) < 5
     run_background(side, client)
     assert not is_open(control, documents, cursor_id)
-    assert telemetry.decisions.events == []
-
-
-def test_a_cancelled_close_ends_at_once_and_leaves_the_cursor_to_the_background(
-    proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument, no_jitter: None
-) -> None:
-    telemetry = instrument(base_backoff_ms=60_000, max_backoff_ms=60_000)
-
-    async def main() -> int:
-        async with pymongo.AsyncMongoClient(proxy.uri) as client:
-            cursor = client[documents].coll.find(batch_size=2)
-            await cursor.next()
-            cursor_id = cursor.cursor_id
-            assert cursor_id
-            proxy.inject(Overload("killCursors"))
-            closing = asyncio.create_task(cursor.close())
-            await until(lambda: telemetry.decisions.events)
-            closing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(closing, 5)
-            await client._process_periodic_tasks()
-            return int(cursor_id)
-
-    assert not is_open(control, documents, asyncio.run(main()))
 
 
 def test_a_cursor_with_a_connection_of_its_own_is_left_to_the_background(
@@ -313,10 +204,10 @@ def test_a_cursor_with_a_connection_of_its_own_is_left_to_the_background(
     documents: str,
     control: Any,
     instrument: Instrument,
+    sent: SentCommands,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     instrument(base_backoff_ms=1)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     # As behind a load balancer, which the test bed has not.
     monkeypatch.setattr(client, "_should_pin_cursor", lambda session: True)
@@ -329,40 +220,3 @@ def test_a_cursor_with_a_connection_of_its_own_is_left_to_the_background(
         run_background(side, client)
     assert killed(sent) == [[cursor_id]] * 3
     assert not is_open(control, documents, cursor_id)
-
-
-def _taken_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
-    instrument(timeout_ms=5000)
-    pymongo_resilience.uninstrument()
-    return contextlib.nullcontext()
-
-
-def _switched_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
-    instrument(timeout_ms=5000)
-    return set_active(False)
-
-
-@pytest.mark.parametrize("off", [_taken_off, _switched_off])
-def test_where_it_is_off_pymongo_is_as_ever(
-    off: Callable[..., Any],
-    side: Side,
-    proxy: ReplicaSet,
-    documents: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    proxy.inject(Overload("killCursors", times=2))
-    proxy.inject(Overload("endSessions"))
-    with off(instrument, monkeypatch):
-        cursor = half_read(side, client, documents)
-        cursor_id = cursor.cursor_id
-        side.do(cursor.close)
-        assert len(killed(sent)) == 1
-        run_background(side, client)
-        assert killed(sent) == [[cursor_id]] * 2
-        assert not client._kill_cursors_queue
-        side.do(client.close)
-    assert len(sent.named("endSessions")) == 1
-    assert "maxTimeMS" not in sent.named("killCursors")[0]

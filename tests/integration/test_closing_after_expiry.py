@@ -70,20 +70,28 @@ def test_closing_has_the_whole_time_of_the_operation_again(
 @pytest.mark.parametrize("kind", ["find", "watch"])
 @pytest.mark.parametrize(
     ("source", "expected"),
-    [("pymongo.timeout", 40_000), ("bind", 50_000), ("around the close", 30_000)],
+    [
+        ("none", None),
+        ("process", MINUTE),
+        ("client", 35_000),
+        ("pymongo.timeout", 40_000),
+        ("bind", 50_000),
+        ("around the close", 30_000),
+    ],
 )
 def test_which_time_it_is(
     source: str,
-    expected: int,
+    expected: int | None,
     kind: str,
     side: Side,
-    client: Any,
+    server: EmbeddedServer,
     documents: str,
     sent: SentCommands,
     instrument: Instrument,
 ) -> None:
-    instrument(timeout_ms=MINUTE)
-    target = client
+    instrument(timeout_ms=None if source == "none" else MINUTE)
+    own = {"timeoutMS": expected} if source == "client" else {}
+    target = client = side.client(server.uri, event_listeners=[sent], **own)
     if source == "bind":
         target = {documents: bind(client[documents], Policy(timeout_ms=50_000))}
     with pymongo.timeout(40) if source == "pymongo.timeout" else override():
@@ -91,6 +99,9 @@ def test_which_time_it_is(
     with override(timeout_ms=30_000) if source == "around the close" else override():
         side.do(cursor.close)
     (command,) = sent.named("killCursors")
+    if expected is None:
+        assert "maxTimeMS" not in command
+        return
     assert 0.9 * expected < command["maxTimeMS"] <= expected
 
 

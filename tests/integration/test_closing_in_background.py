@@ -46,10 +46,14 @@ def dropped(side: Side, client: Any, database: str) -> int:
 
 @by_hand
 def test_it_is_killed_by_a_later_tick(
-    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    control: Any,
+    sent: SentCommands,
+    instrument: Instrument,
 ) -> None:
     instrument(**LONGEST)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     cursor_id = dropped(side, client, documents)
     proxy.inject(Overload("killCursors", times=3))
@@ -88,11 +92,11 @@ def test_a_cursor_with_a_connection_of_its_own_gives_it_back_and_is_killed_later
     proxy: ReplicaSet,
     documents: str,
     control: Any,
+    sent: SentCommands,
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     instrument(**LONGEST)
-    sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent], maxPoolSize=1)
     # As behind a load balancer, which the test bed has not.
     monkeypatch.setattr(client, "_should_pin_cursor", lambda session: True)
@@ -177,10 +181,7 @@ class Traces(SentCommands):
 
 @by_hand
 def test_the_application_s_trace_has_no_part_in_it(
-    proxy: ReplicaSet,
-    documents: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: ReplicaSet, documents: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task of an async client inherits the context of whoever used the client first."""
     monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", 0.02)
@@ -205,17 +206,3 @@ def test_the_application_s_trace_has_no_part_in_it(
     assert [each.get_span_context().trace_id for each in traces.around["ping"]] == [1]
     assert traces.around["killCursors"] == [trace.INVALID_SPAN] * 2
     assert "killCursors" not in [span.name for span in telemetry.spans()]
-
-
-@by_hand
-def test_the_tries_are_no_more_than_the_client_wants(
-    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
-) -> None:
-    instrument()
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent], maxAdaptiveRetries=1)
-    dropped(side, client, documents)
-    proxy.inject(Overload("killCursors", times=20))
-    for _ in range(4):
-        run_background(side, client)
-    assert len(killed(sent)) == 2

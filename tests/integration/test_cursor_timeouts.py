@@ -197,23 +197,6 @@ def test_a_configured_timeout_is_a_life_where_the_configuration_says_so(
     assert isinstance(rest(side, cursor)[-1], OperationTimeoutError)
 
 
-@pytest.mark.parametrize("where", ["process", "rule"])
-def test_a_configured_timeout_bounds_each_batch(
-    where: str, side: Side, coll: Any, control: Any, instrument: Instrument
-) -> None:
-    policies = {"*.*": Policy(timeout_ms=500)} if where == "rule" else None
-    instrument(timeout_ms=500 if where == "process" else None, policies=policies)
-    with override(timeout_ms=MINUTE):
-        wait_for_server(side, coll.database.client)
-    cursor = coll.find(batch_size=5)
-    side.do(cursor.next)
-    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
-        *_, error = rest(side, cursor)
-    assert isinstance(error, OperationTimeoutError)
-    assert (error.timeout_s, error.elapsed_s < 4) == (0.5, True)
-    assert "iteration" not in str(error), "it is by iteration already"
-
-
 def test_a_life_begins_with_the_first_command(
     side: Side, coll: Any, control: Any, instrument: Instrument
 ) -> None:
@@ -365,14 +348,3 @@ def test_the_drivers_own_loop_keeps_the_time_as_well(
     age(cursor)
     assert len(rest(side, cursor)) == 9
     assert with_max_time(sent, "find") == [True, False]
-
-
-def test_a_timeout_without_end_has_none(side: Side, coll: Any, instrument: Instrument) -> None:
-    telemetry = instrument()
-    for mode in ("cursor_lifetime", "iteration"):
-        with override(timeout_ms=0, timeout_mode=mode):
-            cursor = coll.find(batch_size=2)
-        side.do(cursor.next)
-        age(cursor)
-        assert len(rest(side, cursor)) == 9
-    assert "pymongo_resilience.deadline" not in telemetry.operations()[-1].attributes
