@@ -1,15 +1,17 @@
-"""Faults of single commands: what each does to them, how often, and what it leaves alone."""
+"""Faults of single commands and of load: what each does, how often, and what it leaves alone."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bson import Int64
 from pymongo import MongoClient
 from pymongo.errors import WriteConcernError
-from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed import command_faults
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask, new_session
 
@@ -21,11 +23,10 @@ from pymongo_resilience.testbed import (
     Fail,
     FailWriteConcern,
     NotPrimary,
+    RateLimit,
     ReplicaSet,
+    Slow,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PING: dict[str, Any] = {"ping": 1}
 HELLO: dict[str, Any] = {"hello": 1}
@@ -135,27 +136,6 @@ def test_a_write_concern_error_is_added_to_what_was_executed(
     assert (fault.injected, count()) == (1, 1)
 
 
-def test_a_corrupt_reply_is_what_was_made_of_it(
-    proxy: ReplicaSet, insert: dict[str, Any], count: Any
-) -> None:
-    replies: list[wire.Message] = []
-
-    def halved(reply: wire.Message) -> bytes:
-        replies.append(reply)
-        return reply.raw[: len(reply.raw) // 2] + b"\xff"
-
-    fault = Corrupt(halved, "insert")
-    proxy.inject(fault)
-    with RawClient(proxy.address) as client:
-        client.send(insert)
-        expected = len(replies[0].raw) // 2 if replies else None
-        received = client.socket.recv(65_536)
-        assert replies[0].body["n"] == 1
-        assert expected in {None, len(received) - 1}
-        assert received == halved(replies[0])
-    assert (fault.injected, count()) == (1, 1)
-
-
 def test_a_corrupt_hello_is_corrupted_by_name(side: Side, proxy: ReplicaSet) -> None:
     """A driver marks the server unknown, and connects anew."""
     client = side.client(proxy.uri)
@@ -191,3 +171,67 @@ def test_a_fault_strikes_whom_it_is_aimed_at(server: EmbeddedServer) -> None:
             hit = [number for number in range(3) if "code" in ask(addresses[number], PING)]
             assert hit == struck
             replica_set.clear()
+
+
+def test_a_rate_limit_admits_its_rate_after_its_burst(
+    proxy: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By the real clock, a machine that stands still loses what the bucket does not hold.
+    now, rate, burst, seconds = 0.0, 64, 20, 0.5
+    monkeypatch.setattr(command_faults, "time", SimpleNamespace(monotonic=lambda: now))
+    fault = RateLimit(rate, burst, base_backoff=0.05)
+    proxy.inject(fault)
+    admitted, shed = 0, []
+    with RawClient(proxy.address) as client:
+        while now < seconds:
+            now += 1 / 256
+            assert client.ask(HELLO)["ok"] == 1
+            reply = client.ask(PING)
+            if reply["ok"] == 1:
+                admitted += 1
+            else:
+                shed.append(reply)
+    assert admitted == pytest.approx(burst + rate * now, abs=1)
+    assert len(shed) == fault.injected > 0
+    for reply in shed:
+        assert (reply["code"], reply["baseBackoffMS"]) == (462, 50)
+        assert reply["errorLabels"] == ["SystemOverloadedError", "RetryableError"]
+
+
+def test_a_pause_fills_the_bucket_and_no_more(
+    proxy: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By the real clock, a slow machine earns tokens between one ping and the next.
+    now = 0.0
+    monkeypatch.setattr(command_faults, "time", SimpleNamespace(monotonic=lambda: now))
+    proxy.inject(RateLimit(5, burst=2))
+    with RawClient(proxy.address) as client:
+        assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
+        now += 0.7  # earns more than the bucket holds
+        assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
+
+
+def test_a_rate_limit_ends_and_begins_when_it_is_injected(proxy: ReplicaSet) -> None:
+    seconds = 2.0
+    fault = RateLimit(0.01, seconds=seconds)
+    time.sleep(0.25)  # does not count
+    started = time.monotonic()
+    proxy.inject(fault)
+    assert [ask(proxy.address, PING)["ok"] for _ in range(2)] == [1, 0]
+    wait_until(lambda: ask(proxy.address, PING)["ok"] == 1)
+    assert time.monotonic() - started >= seconds
+
+
+def test_a_slow_server_s_hellos_are_fast_and_its_work_is_done_at_once(
+    proxy: ReplicaSet, database: str, control: MongoClient[Any]
+) -> None:
+    slow = 2.0
+    proxy.inject(Slow(slow))
+    with RawClient(proxy.address) as client, RawClient(proxy.address) as monitor:
+        started = time.monotonic()
+        client.send({"insert": "coll", "documents": [{}], "$db": database})
+        assert monitor.ask(HELLO)["ok"] == 1
+        wait_until(lambda: control[database].coll.count_documents({}) == 1)
+        assert time.monotonic() - started < slow
+        assert client.receive().body["ok"] == 1
+        assert time.monotonic() - started >= slow

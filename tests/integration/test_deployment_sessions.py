@@ -8,13 +8,13 @@ import pymongo
 import pytest
 from bson import Int64
 from pymongo import CursorType
-from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure, PyMongoError
+from pymongo.errors import CursorNotFound, OperationFailure, PyMongoError
 from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.tools.testbed import wire
 from support.clients import SentCommands, Side, wait_until
 from support.raw_client import RawClient, ask, new_session
 
-from pymongo_resilience.testbed import Election, Refuse, ReplicaSet, Restart, ShardedCluster
+from pymongo_resilience.testbed import ReplicaSet, Restart, ShardedCluster
 
 Document = dict[str, Any]
 TRANSIENT = "TransientTransactionError"
@@ -33,67 +33,6 @@ def begun(side: Side, client: Any, database: str) -> Any:
     side.do(session.start_transaction)
     side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
     return session
-
-
-def test_an_election_aborts_an_open_transaction(
-    side: Side, replica_set: ReplicaSet, database: str, stored: Any
-) -> None:
-    client = side.client(replica_set.uri)
-    coll = client[database].coll
-    session = begun(side, client, database)
-    replica_set.inject(Election(60))
-    with pytest.raises(NotPrimaryError) as in_the_gap:
-        side.do(coll.insert_one, {"_id": 2}, session=session)
-    assert in_the_gap.value.has_error_label(TRANSIENT)
-    replica_set.clear()
-    for work, arguments in [
-        (coll.insert_one, {"document": {"_id": 2}, "session": session}),
-        (session.commit_transaction, {}),
-    ]:
-        with pytest.raises(OperationFailure) as afterwards:
-            side.do(work, **arguments)
-        assert (afterwards.value.code, afterwards.value.has_error_label(TRANSIENT)) == (251, True)
-    side.do(session.end_session)
-    assert stored() == [0]
-    # Aborted, and not merely forgotten: what it had inserted can be inserted.
-    side.do(coll.insert_one, {"_id": 1})
-    side.do(client.close)
-
-
-def test_a_transaction_is_pinned_to_one_router(
-    side: Side, cluster: ShardedCluster, database: str, stored: Any
-) -> None:
-    sent = SentCommands()
-    client = side.client(cluster.uri, event_listeners=[sent], localThresholdMS=1000)
-    wait_until(lambda: side.do(client.admin.command, "ping") and len(client.nodes) == 2)
-    for start in range(1, 60, 6):
-        session = client.start_session()
-        side.do(session.start_transaction)
-        before = len(sent.started_events)
-        for number in range(start, start + 6):
-            side.do(client[database].coll.insert_one, {"_id": number}, session=session)
-        side.do(session.commit_transaction)
-        assert len({event.connection_id for event in sent.started_events[before:]}) == 1
-        side.do(session.end_session)
-    # Each on one, but not all on the same.
-    inserts = [event for event in sent.started_events if event.command_name == "insert"]
-    assert len({event.connection_id for event in inserts}) == 2
-    assert stored() == list(range(61))
-    side.do(client.close)
-
-
-def test_a_commit_goes_on_where_its_router_is_gone(
-    side: Side, cluster: ShardedCluster, database: str, stored: Any
-) -> None:
-    client = side.client(cluster.uri)
-    wait_until(lambda: side.do(client.admin.command, "ping") and len(client.nodes) == 2)
-    session = begun(side, client, database)
-    addresses = [member.address for member in cluster.members]
-    cluster.inject(Refuse(60), on=addresses.index(session._pinned_address))
-    side.do(session.commit_transaction)
-    assert stored() == [0, 1]
-    side.do(session.end_session)
-    side.do(client.close)
 
 
 def test_a_restart_of_its_routers_aborts_an_open_transaction(
@@ -129,32 +68,6 @@ def test_another_router_commits_what_a_recovery_token_names(
     commit = {"commitTransaction": 1, **envelope, "recoveryToken": {"recoveryShardId": "shard0"}}
     assert stored() == [0]
     assert ask(second, commit)["ok"] == 1
-    assert stored() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "later",
-    [
-        {"insert": "coll", "documents": [{"_id": 2}]},
-        {"find": "coll"},
-        {"commitTransaction": 1},
-        {"commitTransaction": 1, "recoveryToken": {}},
-        {"abortTransaction": 1, "recoveryToken": {"recoveryShardId": "shard0"}},
-    ],
-    ids=" ".join,
-)
-def test_another_router_does_not_know_the_transaction(
-    later: Document, cluster: ShardedCluster, database: str, stored: Any
-) -> None:
-    envelope: Document = {"lsid": new_session(), "txnNumber": Int64(1), "autocommit": False}
-    insert = {"insert": "coll", "documents": [{"_id": 1}], "$db": database}
-    first, second = (member.address for member in cluster.members)
-    begun = ask(first, {**insert, **envelope, "startTransaction": True})
-    assert begun["recoveryToken"] == {"recoveryShardId": "shard0"}
-    refused = ask(second, {**later, **envelope, "$db": database})
-    assert (refused["code"], refused["codeName"]) == (251, "NoSuchTransaction")
-    assert refused["errorLabels"] == [TRANSIENT]
-    assert ask(first, {"commitTransaction": 1, **envelope})["ok"] == 1
     assert stored() == [0, 1]
 
 

@@ -1,26 +1,27 @@
-"""What a deployment is to a client: its hellos, awaited ones too, and its topology."""
+"""What a deployment is to a client: its hellos, awaited ones too, and what its members execute."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import time
-from collections.abc import Callable
 from typing import Any
 
 import bson
+import pymongo
 import pytest
 from bson import Int64, ObjectId
+from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.tools.testbed import wire
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask
+from support.transactions import run, session_of
 
 from pymongo_resilience.testbed import (
     Deployment,
     Election,
     EmbeddedServer,
     ReplicaSet,
-    Restart,
     ShardedCluster,
     Standalone,
 )
@@ -113,37 +114,6 @@ def test_routers_and_a_standalone_tell_of_no_replication(
         assert {"topologyVersion", "maxWireVersion"} <= hello.keys()
 
 
-# What pymongo makes of it
-
-
-@pytest.mark.parametrize(
-    ("make", "topology", "types"),
-    [
-        (ReplicaSet, "ReplicaSetWithPrimary", ["RSPrimary", "RSSecondary", "RSSecondary"]),
-        (ShardedCluster, "Sharded", ["Mongos", "Mongos"]),
-        (Standalone, "Single", ["Standalone"]),
-    ],
-)
-def test_pymongo_finds_the_topology(
-    side: Side,
-    server: EmbeddedServer,
-    make: Callable[..., Deployment],
-    topology: str,
-    types: list[str],
-) -> None:
-    with make(server.address) as deployment:
-        client = side.client(deployment.uri)
-
-        def found() -> list[str]:
-            side.do(client.admin.command, "ping")
-            servers = client.topology_description.server_descriptions()
-            return [servers[member.address].server_type_name for member in deployment.members]
-
-        wait_until(lambda: found() == types)
-        assert client.topology_description.topology_type_name == topology
-        side.do(client.close)
-
-
 def test_an_election_is_pushed_to_the_client_at_once(side: Side, replica_set: ReplicaSet) -> None:
     """The next heartbeat is a minute away; only a streamed hello tells of it earlier."""
     client = side.client(replica_set.uri, serverMonitoringMode="auto", heartbeatFrequencyMS=60_000)
@@ -200,9 +170,84 @@ def test_a_streamed_hello_ends_when_the_client_says_something_else(
         assert client.ask({"ping": 1})["ok"] == 1
 
 
-def test_a_restart_is_another_process(replica_set: ReplicaSet) -> None:
-    member = replica_set.members[1]
-    before = ask(member.address, HELLO)["topologyVersion"]
-    replica_set.inject(Restart(0.05), on=1).result(5)
-    after = ask(member.address, HELLO)["topologyVersion"]
-    assert after["processId"] != before["processId"]
+# What secondaries, routers and a standalone execute, and what they refuse
+
+
+WRITES: dict[str, Document] = {
+    "insert": {"documents": [{}]},
+    "update": {"updates": [{"q": {}, "u": {"$set": {"n": 1}}}]},
+    "delete": {"deletes": [{"q": {}, "limit": 1}]},
+    "findAndModify": {"query": {}, "remove": True},
+    "create": {},
+    "createIndexes": {"indexes": [{"key": {"n": 1}, "name": "n"}]},
+    "drop": {},
+}
+READS: dict[str, Document] = {
+    "find": {},
+    "count": {},
+    "distinct": {"key": "_id"},
+    "aggregate": {"pipeline": [], "cursor": {}},
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_secondary_refuses_writes(
+    replica_set: ReplicaSet, control: pymongo.MongoClient[Any], database: str, name: str
+) -> None:
+    control[database].coll.insert_one({"_id": 1})
+    address = replica_set.members[1].address
+    version = ask(address, HELLO)["topologyVersion"]
+    command: Document = {name: "coll", **WRITES[name], "$db": database}
+    retryable = {"txnNumber": Int64(1)}
+    for more, labels in [
+        ({}, None),
+        (retryable, ["RetryableWriteError"]),
+        ({**retryable, "autocommit": False}, ["TransientTransactionError"]),
+    ]:
+        reply = ask(address, {**command, **more})
+        assert (reply["ok"], reply["code"]) == (0, 10107)
+        assert reply["codeName"] == "NotWritablePrimary"
+        assert reply.get("errorLabels") == labels
+        # Nothing has changed: clients that know this version need not look again.
+        assert reply["topologyVersion"] == version == ask(address, HELLO)["topologyVersion"]
+    assert list(control[database].coll.find()) == [{"_id": 1}]
+    assert list(control[database].coll.index_information()) == ["_id_"]
+
+
+@pytest.mark.parametrize("name", ["commitTransaction", "abortTransaction"])
+def test_a_secondary_refuses_to_end_transactions(replica_set: ReplicaSet, name: str) -> None:
+    body = {name: 1, "txnNumber": Int64(1), "autocommit": False}
+    reply = ask(replica_set.members[2].address, body)
+    assert (reply["code"], reply["errorLabels"]) == (10107, ["RetryableWriteError"])
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_secondary_serves_reads_that_allow_it(
+    replica_set: ReplicaSet, control: pymongo.MongoClient[Any], database: str, name: str
+) -> None:
+    control[database].coll.insert_one({"_id": 1})
+    command: Document = {name: "coll", **READS[name], "$db": database}
+    secondary = replica_set.members[1].address
+    for preference in ({}, {"$readPreference": {"mode": "primary"}}):
+        reply = ask(secondary, {**command, **preference})
+        assert (reply["code"], reply["codeName"]) == (13435, "NotPrimaryNoSecondaryOk")
+    for mode in ("secondary", "secondaryPreferred", "primaryPreferred", "nearest"):
+        reply = ask(secondary, {**command, "$readPreference": {"mode": mode}})
+        assert reply["ok"] == 1
+
+
+def test_a_standalone_refuses_transaction_numbers(
+    side: Side, server: EmbeddedServer, database: str
+) -> None:
+    with Standalone(server.address) as standalone:
+        insert = {"insert": "coll", "documents": [{}], "$db": database, "txnNumber": Int64(1)}
+        reply = ask(standalone.address, insert)
+        assert (reply["code"], reply["codeName"]) == (20, "IllegalOperation")
+
+        client = side.client(standalone.uri)
+        with session_of(side, client) as session:
+            with pytest.raises((OperationFailure, ConfigurationError)):
+                run(side, session, lambda s: client[database].coll.insert_one({}, session=s))
+        side.do(client[database].coll.insert_one, {"_id": 1})
+        assert side.documents(client[database].coll.find()) == [{"_id": 1}]
+        side.do(client.close)

@@ -12,15 +12,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.testbed.processes import Process, ask
+from pymongo_resilience_instrumentation.tools.testbed.processes import ask
 from pymongo_resilience_instrumentation.tools.testbed.server import program as named_program
 from support.clients import wait_until
 
@@ -128,18 +127,6 @@ def test_a_set_of_processes_is_struck_and_comes_back(mongod: str, tmp_path: Path
     assert not left_behind(tmp_path)
 
 
-@pytest.mark.needs_mongod("elections")
-@pytest.mark.parametrize("on", ["all", "primary"])
-def test_members_that_were_killed_find_each_other_again(on: Literal["all", "primary"]) -> None:
-    """A member looks for its own address in the set's configuration once, when it starts: where
-    its proxy refuses it meanwhile, it leaves the set until another one calls it."""
-    with RealReplicaSet() as members, MongoClient[Any](members.uri, w="majority") as client:
-        client.shop.orders.insert_one({})
-        members.inject(Restart(downtime=0.5), on).result(60)
-        client.shop.orders.insert_one({})
-        assert client.shop.orders.count_documents({}) == 2
-
-
 def test_a_real_set_needs_a_mongod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)
     with pytest.raises(TestbedError, match="needs a mongod"):
@@ -217,25 +204,6 @@ def test_a_failed_start_leaves_its_last_words(
     with pytest.raises(TestbedError, match=fact):
         server.start()
     assert not left_behind(tmp_path)
-
-
-def test_one_member_that_has_to_be_killed_leaves_the_others_their_data(tmp_path: Path) -> None:
-    lines = """
-        import socket, sys, time
-        port = int(sys.argv[sys.argv.index("--port") + 1])
-        with socket.create_server(("127.0.0.1", port)):
-            time.sleep(60)
-    """
-    folder = tmp_path / "set" / "member0"
-    (folder / "data").mkdir(parents=True)
-    member = Process(folder, str(program(tmp_path, "mongod", lines)))
-    try:
-        for _ in range(3):
-            member.start(time.monotonic() + 30)
-            member.wait(0.0)
-            assert (folder / "data").is_dir()
-    finally:
-        member.stop()
 
 
 def test_it_ends_with_a_parent_that_is_killed(mongod: str, tmp_path: Path) -> None:

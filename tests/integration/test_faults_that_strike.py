@@ -77,17 +77,6 @@ def test_one_of_a_hello_is_done_too(proxy: ReplicaSet) -> None:
     done.result(5)
 
 
-def test_one_that_strikes_several_members_counts_for_all_of_them(replica_set: ReplicaSet) -> None:
-    fault = CutBefore("ping", times=2)
-    done = replica_set.inject(fault)
-    for member in replica_set.members[:2]:
-        assert not _is_done(done)
-        with RawClient(member.address) as client, contextlib.suppress(ConnectionError):
-            client.ask(PING)
-    done.result(5)
-    assert fault.struck == 2
-
-
 @pytest.mark.parametrize("make", [lambda: RateLimit(1, seconds=0.1), lambda: BlackHole(0.1)])
 def test_one_with_an_end_is_done_when_that_has_come(
     proxy: ReplicaSet, make: Callable[[], Fault]
@@ -124,13 +113,6 @@ def test_a_strict_clear_names_what_never_struck(proxy: ReplicaSet) -> None:
     proxy.inject(CutBefore("ping"))
     proxy.clear()
     proxy.clear(strict=True)
-
-
-@pytest.mark.parametrize("name", ["insert_one", "find_and_modify", "", 5])
-def test_what_is_no_command_is_refused(name: Any) -> None:
-    for make in (CutBefore, CutAfter, NotPrimary, Overload, lambda name: Fail(name, code=6)):
-        with pytest.raises(ValueError, match=f"^command is {name!r}, but must be the name of a"):
-            make(name)
 
 
 def test_a_fault_shows_its_arguments() -> None:

@@ -177,8 +177,3 @@ def test_the_members_of_a_srv_record_are_found() -> None:
     assert sorted(proxies._seeds) == [("a.example.test", 27017), ("b.example.test", 27018)]
     assert proxies._options["tls"]
     assert proxies._parameters == "?authSource=users"
-
-
-def test_a_deployment_that_is_not_there_is_one_error() -> None:
-    with pytest.raises(TestbedError, match="no member of the deployment answers"):
-        InFrontOf("mongodb://127.0.0.1:1/").start()
