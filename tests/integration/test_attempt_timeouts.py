@@ -14,7 +14,7 @@ from support.clients import SentCommands, Side, fail_command, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import Policy, bind, override, status
-from pymongo_resilience.testbed import BlackHole, CutBefore, ReplicaSet, ShardedCluster
+from pymongo_resilience.testbed import BlackHole, CutBefore, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 PLENTY_MS = 20_000
@@ -39,7 +39,7 @@ def test_an_attempt_without_an_answer_is_repeated(
     proxy: ReplicaSet,
     database: str,
     instrument: Instrument,
-    deadline: int | None,
+    deadline: Any,
     operation: str,
 ) -> None:
     telemetry = instrument(timeout_ms=deadline, attempt_timeout_ms=ATTEMPT_MS)
@@ -48,11 +48,10 @@ def test_an_attempt_without_an_answer_is_repeated(
     hole = BlackHole(2 * ATTEMPT_MS / 1000)
     began = time.monotonic()
     proxy.inject(hole)
-    if operation == "insert":
-        with override(timeout_ms=PLENTY_MS):
+    with override(timeout_ms=PLENTY_MS):
+        if operation == "insert":
             side.do(coll.insert_one, {"_id": 2})
-    else:
-        with override(timeout_ms=PLENTY_MS):
+        else:
             assert side.do(coll.find_one, {"_id": 1}) == {"_id": 1}
     assert time.monotonic() - began < SOON
     assert "attempt_timeout" in reasons(telemetry)
@@ -61,24 +60,6 @@ def test_an_attempt_without_an_answer_is_repeated(
     (server,) = status(coll.database.client).servers
     # The others had no connection yet.
     assert 1 <= server.lost_connections["attempt_timeout"] <= len(reasons(telemetry))
-
-
-def hits(side: Side, coll: Any, operation: str, telemetry: Any, count: int) -> list[int]:
-    """How many attempts each operation had that met the silent server first, of so many."""
-    found: list[int] = []
-
-    def enough() -> bool:
-        telemetry.clear()
-        for each in coll.database.client._topology._servers.values():
-            each.pool.operation_count = 0  # 4.17 leaves those in it whose connecting failed
-        side.do(coll.find_one if operation == "find" else coll.insert_one, {"n": 1})
-        if reasons(telemetry):
-            assert set(reasons(telemetry)) == {"attempt_timeout"}
-            found.append(1 + len(reasons(telemetry)))
-        return len(found) == count
-
-    wait_until(enough)
-    return found
 
 
 def test_a_read_is_repeated_on_another_member(
@@ -90,22 +71,20 @@ def test_a_read_is_repeated_on_another_member(
     side.do(client.admin.command, "ping")
     side.wait_for_members(client, 3)
     replica_set.inject(BlackHole(PLENTY_MS / 1000), on=1)
+    met_it: list[list[str]] = []
+
+    def five_times() -> bool:
+        telemetry.clear()
+        for each in client._topology._servers.values():
+            each.pool.operation_count = 0  # 4.17 leaves those in it whose connecting failed
+        side.do(client[database].coll.find_one)
+        met_it.extend([reasons(telemetry)] if reasons(telemetry) else [])
+        return len(met_it) == 5
+
+    wait_until(five_times)
     # Drawn again, it would be the silent one every other time.
-    assert hits(side, client[database].coll, "find", telemetry, 5) == [2] * 5
+    assert met_it == [["attempt_timeout"]] * 5
     replica_set.clear()
-
-
-@pytest.mark.parametrize("operation", ["insert", "find"])
-def test_on_a_sharded_cluster_another_router_gets_it(
-    side: Side, cluster: ShardedCluster, database: str, instrument: Instrument, operation: str
-) -> None:
-    telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS)
-    client = side.do(side.client, cluster.uri, localThresholdMS=PLENTY_MS)
-    side.do(client.admin.command, "ping")
-    side.wait_for_members(client, len(cluster.members))
-    cluster.inject(BlackHole(PLENTY_MS / 1000), on=1)
-    assert hits(side, client[database].coll, operation, telemetry, 5) == [2] * 5
-    cluster.clear()
 
 
 def test_with_the_budget_spent_the_third_attempt_has_the_time_that_is_left(

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import pprint
 import urllib.parse
-import warnings
 from typing import Any
 
 import bson
 import pytest
 from bson import json_util
-from opentelemetry import trace
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.canaries import FORMS, MARK, PASSWORD, USER, document, leaks
 from support.canary_outputs import instrumented
 from support.clients import Side, fail_command
-
-from pymongo_resilience.events import Event
 
 DOCUMENT = document("a control")
 BSON = bson.encode(DOCUMENT)
@@ -73,30 +68,6 @@ def test_each_canary_is_found_in_each_guise(form: str) -> None:
 
 def test_what_is_no_canary_is_not_found() -> None:
     assert leaks("control", [json_util.dumps({"_id": bson.ObjectId(), "name": "canary"})]) == []
-
-
-class Talkative:
-    """A listener of an application that says too much, on each of the ways it has."""
-
-    def on_event(self, event: Event, /) -> None:
-        span = trace.get_current_span()
-        span.set_attribute("request", WRITTEN["canonical JSON"])
-        span.add_event("decided", {"by": DOCUMENT["text"]})
-        warnings.warn(DOCUMENT["text"], stacklevel=1)
-        logging.getLogger("pymongo_resilience.application").debug("%s", DOCUMENT)
-
-
-def test_a_canary_that_an_application_shows_is_found_in_its_channel(
-    side: Side, server: EmbeddedServer, database: str, control: Any
-) -> None:
-    with instrumented(listeners=[Talkative()]) as outputs:
-        coll = side.do(side.client, server.uri)[database].coll
-        with fail_command(control, "find", errorCode=6, times=1):
-            side.do(coll.find_one)
-    channels = outputs.channels()
-    assert found("\n".join(channels["spans"])) == set(FORMS)
-    assert found("\n".join(channels["log"])) == set(FORMS)
-    assert found("\n".join(channels["warnings"])) == {"text"}
 
 
 def test_a_canary_in_a_name_is_found_in_every_channel_of_ours(

@@ -11,12 +11,11 @@ import pymongo
 import pytest
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.driver import selection
 from pymongo_resilience_instrumentation.selection.client_limits import ClientBreakers
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, retry_loops, wait_until
 from support.telemetry import Instrument, Telemetry
-from support.transactions import run, session_of
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, explain_selection, status
@@ -24,13 +23,11 @@ from pymongo_resilience.breakers import CircuitBreaker
 from pymongo_resilience.client_status import SelectionRule
 from pymongo_resilience.errors import CircuitBreakerOpenError, RetryReason
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, RetryDeclined, RetryScheduled
-from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutBefore,
     Deployment,
     Fail,
-    Overload,
     ReplicaSet,
     ShardedCluster,
     Slow,
@@ -172,17 +169,6 @@ def test_it_is_tried_again_with_probes_and_used_as_before_once_they_succeed(
     assert [record.levelname for record in logged] == ["WARNING", "INFO"]
 
 
-def test_a_probe_that_fails_opens_it_again(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(**QUICK, timeout_ms=20_000)
-    coll = opened(side, proxy, database, telemetry)
-    open_breaker(side, coll, proxy, telemetry)
-    assert [type(event) for event in breaker_events(telemetry)] == [BreakerOpened] * 2
-    with pytest.raises(CircuitBreakerOpenError), pymongo.timeout(OPEN_S / 10):
-        side.do(coll.find_one)
-
-
 def test_within_a_deadline_the_probe_is_waited_for(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
@@ -237,19 +223,6 @@ def test_an_application_s_own_errors_open_nothing(
         with pytest.raises(OperationFailure):
             side.do(coll.find_one, {"$no": 1})
     assert breaker_events(telemetry) == []
-
-
-@pytest.mark.parametrize("fault", [CutBefore, Overload])
-def test_network_errors_and_overload_count(
-    fault: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(**LONG, timeout_ms=20_000)
-    coll = collection(side, proxy.uri, database)
-    proxy.inject(fault("find", times=1000))
-    with pytest.raises(pymongo.errors.PyMongoError):
-        side.do(coll.find_one)
-    (event,) = breaker_events(telemetry)
-    assert (event.calls, event.failures) == (4, 3)
 
 
 def test_a_slow_server_s_timeouts_count(
@@ -423,30 +396,14 @@ def test_a_transaction_is_refused_at_its_beginning_alone(
     side.do(session.end_session)
 
 
-def test_a_transaction_whose_time_is_over_says_that_nothing_was_sent(
+def test_a_server_that_left_is_forgotten_and_those_of_a_closed_client(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(**LONG)
     coll = opened(side, proxy, database, telemetry)
-    with session_of(side, coll.database.client, default_timeout_ms=100) as session:
-        with pytest.raises(OperationTimeoutError) as caught:
-            run(side, session, lambda session: coll.insert_one({}, session=session))
-    assert caught.value.stage is Stage.NOT_SENT
-    assert f"the circuit breaker of {proxy.members[0].host_and_port}" in str(caught.value)
-
-
-def test_a_server_that_left_is_forgotten_and_those_of_a_closed_client(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """No member of the test bed ever leaves: it is the client's answer that is stated."""
-    telemetry = instrument(**LONG)
-    coll = opened(side, proxy, database, telemetry)
-    with monkeypatch.context() as patch:
-        patch.setattr(driver.selection, "known_addresses", lambda _: set())
+    # No member of the test bed ever leaves: it is the client's answer that is stated.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{selection.__name__}.known_addresses", lambda _: set())
         assert telemetry.points("pymongo_resilience.circuit_breaker.state") == []
     side.do(coll.find_one)
     ((attributes, _),) = telemetry.points("pymongo_resilience.circuit_breaker.state")

@@ -134,35 +134,26 @@ def test_a_command_that_may_not_be_repeated_is_refused_at_once(
     join()
 
 
-def test_a_probe_that_was_interrupted_or_cancelled_is_given_back(
+@pytest.mark.parametrize("side", ["sync"], indirect=True)
+def test_a_probe_that_was_interrupted_is_given_back(
     side: Side,
     half_open: tuple[Any, list[Any], SentCommands],
-    proxy: ReplicaSet,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One that was cancelled, below."""
     coll, events, sent = half_open
 
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
-    if side.runner is None:
-        with monkeypatch.context() as patch:
-            patch.setattr(sent, "started", interrupt)
-            for _ in range(2 * PROBES):
-                with pytest.raises(KeyboardInterrupt):
-                    coll.find_one()
-    else:
-        proxy.inject(Slow(30.0))
-        probes, _ = begin(side, PROBES, coll)
-        side.wait_until(lambda: len(sent.named("find")) == PROBES)
-        for probe in probes:
-            probe.cancel()
-        side.do(asyncio.wait, probes)
-        assert all(probe.cancelled() for probe in probes)
-        proxy.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(sent, "started", interrupt)
+        for _ in range(2 * PROBES):
+            with pytest.raises(KeyboardInterrupt):
+                coll.find_one()
     assert not closed(events)
     for _ in range(PROBES):
-        side.do(coll.find_one)
+        coll.find_one()
     assert closed(events)
 
 

@@ -11,7 +11,6 @@ from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFai
 from support.clients import SentCommands, Side
 from support.small_batches import SmallBatches
 from support.telemetry import Instrument
-from support.transactions import session_of
 
 from pymongo_resilience import override
 from pymongo_resilience.testbed import CutBefore, Fail, Fault, Overload, ReplicaSet
@@ -118,18 +117,3 @@ def test_the_first_error_is_raised_where_its_retry_wrote_nothing_and_else_the_la
         error = caught.value.error
         assert isinstance(error, AutoReconnect if isinstance(last, CutBefore) else OperationFailure)
         assert getattr(error, "code", 462) == 462
-
-
-def test_in_a_transaction(
-    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
-    instrument(base_backoff_ms=1)
-    control[database].coll.insert_one({"_id": 0})
-    client = side.client(proxy.uri)
-    proxy.inject(Overload("bulkWrite", times=3))
-    with session_of(side, client) as session:
-        side.do(session.start_transaction)
-        result = side.do(client.bulk_write, [update_many(database)], session=session)
-        side.do(session.commit_transaction)
-    assert result.modified_count == 1
-    assert control[database].coll.find_one() == {"_id": 0, "n": 1}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,6 @@ import pymongo
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import InvalidOperation
-from pymongo_resilience_instrumentation.clients.by_client import Closing
 from support.clients import POLLING, fail_command, wait_until
 from support.free_ports import consecutive_free_ports
 from support.interruption import Held
@@ -90,36 +87,6 @@ def test_it_ends_a_back_off(
         )
     assert type(error) is InvalidOperation
     assert str(error) == "Cannot use MongoClient after close"
-
-
-def test_a_coroutine_closed_after_its_client_ends_without_an_error() -> None:
-    async def main() -> None:
-        closing = Closing()
-        sleeping = closing.sleep_async(LONG)
-        sleeping.send(None)
-        closing.close()
-        sleeping.close()  # would raise what takes the place of GeneratorExit
-
-    asyncio.run(main())
-
-
-def test_a_coroutine_given_up_in_its_wait_is_collected() -> None:
-    closing = Closing()
-
-    async def waits() -> None:
-        await closing.sleep_async(LONG)
-
-    async def begin() -> weakref.ref[Any]:
-        task = asyncio.create_task(waits())
-        await asyncio.sleep(0)
-        return weakref.ref(task)
-
-    loop = asyncio.new_event_loop()
-    task = loop.run_until_complete(begin())
-    loop.close()
-    del loop
-    gc.collect()
-    assert task() is None
 
 
 def test_it_ends_the_wait_for_a_server(kind: str, database: str, instrument: Instrument) -> None:

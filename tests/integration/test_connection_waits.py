@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation.tools.testbed import CutAtHandshake
+from support.busy_pools import the_only_connection_taken
 from support.clients import Side, wait_until
 from support.interruption import Held, interrupt
 from support.telemetry import Instrument
@@ -41,44 +42,6 @@ def somebody_waits(client: Any) -> bool:
     return bool(server.pool.size_cond._waiters)
 
 
-def while_it_is_taken(
-    side: Side, proxy: ReplicaSet, coll: Any, act: Callable[[], Any], *, give: Callable[[], bool]
-) -> None:
-    """Act while an insert has the only connection, until ``give()``; then the insert gets its
-    answer."""
-    held = Held("insert")
-    proxy.inject(held)
-
-    def give_back() -> None:
-        wait_until(give)
-        proxy.clear()
-
-    giving = threading.Thread(target=give_back)
-
-    async def begin() -> asyncio.Task[Any]:
-        task = asyncio.create_task(coll.insert_one({}))
-        await asyncio.to_thread(wait_until, held.has_it)
-        return task
-
-    async def end(task: asyncio.Task[Any]) -> None:
-        await task
-
-    if side.runner is not None:
-        task = side.do(begin)
-        giving.start()
-        act()
-        giving.join()
-        side.do(end, task)
-    else:
-        thread = threading.Thread(target=coll.insert_one, args=({},))
-        thread.start()
-        wait_until(held.has_it)
-        giving.start()
-        act()
-        giving.join()
-        thread.join()
-
-
 @pytest.fixture
 def crowded(side: Side, proxy: ReplicaSet) -> Any:
     """A client with a pool of one connection, which is there."""
@@ -102,11 +65,30 @@ def test_one_that_waited_until_another_gave_its_connection_back(
 ) -> None:
     telemetry = instrument()
     coll = crowded[database].coll
+    held = Held("insert")
+    proxy.inject(held)
 
-    def find() -> None:
-        side.do(coll.find_one)
+    def give_back() -> None:
+        wait_until(lambda: somebody_waits(crowded))
+        proxy.clear()
 
-    while_it_is_taken(side, proxy, coll, find, give=lambda: somebody_waits(crowded))
+    def both() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            inserted = threads.submit(coll.insert_one, {})
+            wait_until(held.has_it)
+            coll.find_one()
+            inserted.result()
+
+    async def both_in_tasks() -> None:
+        inserted = asyncio.create_task(coll.insert_one({}))
+        await asyncio.to_thread(wait_until, held.has_it)
+        await coll.find_one()
+        await inserted
+
+    giving = threading.Thread(target=give_back)
+    giving.start()
+    side.do(both if side.runner is None else both_in_tasks)
+    giving.join()
     (wait,) = waits(telemetry, f"find {database}.coll")
     assert wait == {WAITED: wait[WAITED], OUTCOME: "checked_out"}
     assert telemetry.points("pymongo_resilience.server_selection.duration") == []
@@ -118,15 +100,10 @@ def test_one_that_waited_in_vain(
     telemetry = instrument()
     client = side.client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=50)
     side.do(client.admin.command, "ping")
-    coll = client[database].coll
-    over = threading.Event()
-
-    def update() -> None:
+    with the_only_connection_taken(side, client, proxy):
         with pytest.raises(WaitQueueTimeoutError):
-            side.do(coll.update_many, {}, {"$set": {"n": 1}})
-        over.set()
-
-    while_it_is_taken(side, proxy, coll, update, give=over.is_set)
+            side.do(client[database].coll.update_many, {}, {"$set": {"n": 1}})
+        proxy.clear()
     (span,) = telemetry.operations(f"update {database}.coll")
     found = waits(telemetry, f"update {database}.coll")
     assert [wait[OUTCOME] for wait in found] == ["timed_out"] * len(found)
@@ -138,14 +115,9 @@ def test_one_that_was_interrupted(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, crowded: Any
 ) -> None:
     telemetry = instrument()
-    coll = crowded[database].coll
-    over = threading.Event()
-
-    def find() -> None:
-        interrupt(side, lambda: somebody_waits(crowded), coll.find_one)
-        over.set()
-
-    while_it_is_taken(side, proxy, coll, find, give=over.is_set)
+    with the_only_connection_taken(side, crowded, proxy):
+        interrupt(side, lambda: somebody_waits(crowded), crowded[database].coll.find_one)
+        proxy.clear()
     (wait,) = waits(telemetry, f"find {database}.coll")
     assert wait == {WAITED: wait[WAITED], OUTCOME: "interrupted"}
 

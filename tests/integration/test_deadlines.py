@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.clients.by_client import ClientClock
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command
-from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError
 from pymongo_resilience.errors import Stage
-from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.rules.retry_rules import LAST_ATTEMPT, Rule
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import Fail, ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -57,49 +52,6 @@ def test_a_permanent_error_is_repeated_with_back_off_until_the_deadline(
     root = telemetry.operations()[-1]
     assert root.attributes["pymongo_resilience.outcome"] == "deadline"
     assert root.attributes["pymongo_resilience.deadline"] == 1.5
-
-
-def test_a_stall_while_the_deadline_is_read_leaves_it_where_it_is(
-    side: Side,
-    server: EmbeddedServer,
-    database: str,
-    control: Any,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else the driver refuses an attempt that the rules saw time for, and its reason is unknown."""
-    telemetry = instrument(timeout_ms=1000, config_strategy="best_effort")
-    client = side.client(server.uri)
-    wait_for_server(side, client)
-    stalls = [0.05]
-
-    def now(_: ClientClock) -> float:
-        if stalls:
-            time.sleep(stalls.pop())  # the stall itself
-        return time.monotonic()
-
-    with fail_command(control, "find", errorCode=6):
-        monkeypatch.setattr(ClientClock, "now", now)
-        with pytest.raises(OperationTimeoutError):
-            side.do(client[database].coll.find_one)
-    assert not stalls
-    assert telemetry.decisions.events[-1].rule is Rule.DEADLINE
-
-
-def test_a_shortened_delay_leaves_time_for_one_attempt(
-    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=1000, strategy=waiting(60.0))
-    client = side.client(server.uri)
-    wait_for_server(side, client)
-    coll = client[database].coll
-    with fail_command(control, "find", errorCode=6, times=1):
-        with contextlib.suppress(OperationTimeoutError):
-            # On a busy machine who waits wakes up too late, or the answer comes too late.
-            assert side.do(coll.find_one) is None
-    first = telemetry.decisions.events[0]
-    assert isinstance(first, RetryScheduled)
-    assert 0 < first.delay <= 1 - LAST_ATTEMPT
 
 
 def test_without_a_deadline_no_error_changes_its_type(

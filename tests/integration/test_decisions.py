@@ -40,15 +40,9 @@ def _not_safe(side: Side, proxy: ReplicaSet, coll: Any) -> None:
 
 
 def _refused_by_the_strategy(side: Side, proxy: ReplicaSet, coll: Any) -> None:
-    async def find() -> None:
-        with override(strategy=REFUSES):
-            await coll.find_one()
-
     proxy.inject(CutBefore("find"))
-    if side.name == "async":
-        side.do(find)
     with override(strategy=REFUSES):
-        coll.find_one()
+        side.do(coll.find_one)
 
 
 def _in_transaction(side: Side, proxy: ReplicaSet, coll: Any) -> None:

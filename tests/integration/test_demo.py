@@ -218,15 +218,6 @@ def books(control: MongoClient[dict[str, Any]], database: str) -> Database[dict[
     return control[database]
 
 
-def test_a_ledger_without_faults_balances(books: Database[dict[str, Any]]) -> None:
-    ledger = Ledger()
-    for number, kind in enumerate(Kind):
-        step = Step(number, kind)
-        perform(books, step)
-        ledger.record(step, acknowledged=True)
-    assert ledger.balance(books) == Balance(duplicated=0, lost=0)
-
-
 def test_a_ledger_counts_lost_and_duplicated_writes(books: Database[dict[str, Any]]) -> None:
     ledger = Ledger()
     for number, repeats in enumerate((0, 1, 3)):
@@ -245,17 +236,6 @@ def test_an_operation_that_raised_may_be_applied_or_not(
         ledger.record(Step(number, Kind.UPDATE), acknowledged=False)
     perform(books, Step(0, Kind.UPDATE))
     assert ledger.balance(books) == Balance(duplicated=0, lost=0)
-
-
-def test_a_counter_must_agree_with_its_log(books: Database[dict[str, Any]]) -> None:
-    books.orders.update_one({"_id": 0}, {"$inc": {"count": 2}})
-    books.orders.update_one({"_id": 1}, {"$push": {"log": 5}})
-    assert Ledger().balance(books) == Balance(duplicated=2, lost=1)
-
-
-def test_quantiles_are_values_that_were_measured() -> None:
-    record = Record([milliseconds / 1000 for milliseconds in range(1, 101)])
-    assert (record.quantile(0.5), record.quantile(0.99)) == (0.050, 0.099)
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,3 @@ def test_the_error_of_a_transaction_is_the_drivers(
     with session_of(side, side.client(proxy.uri), default_timeout_ms=LOW) as session:
         with pytest.raises(ExecutionTimeout, match="conflict"):
             run(side, session, conflict)
-
-
-def test_the_error_of_an_upload_is_the_drivers(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(stream_deadlines, "_expiry_behind", fail)
-    assert stream_deadlines.expiry_behind(OperationFailure("")) is None

@@ -6,20 +6,23 @@ import asyncio
 import gc
 import logging
 import threading
+from collections.abc import Callable
+from logging import WARNING
 from typing import Any
 
 import pymongo
 import pytest
 import wrapt
-from pymongo import monitoring
 from pymongo_resilience_instrumentation.telemetry.listeners import OurListener
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import SentCommands, Side, fail_command, retry_loops, wait_until
+from support.clients import Side, fail_command, retry_loops, wait_until
+from support.command_listeners import OnCommands
 from support.patched_places import differences, patched_places
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testbed import CutBefore
 from pymongo_resilience.testing import is_active, set_active
 
 
@@ -79,28 +82,6 @@ def test_clients_made_in_between_keep_working_with_listeners_asleep(
     assert telemetry.spans() == []
     counted = [point.count for _, point in telemetry.points("db.client.operation.duration")]
     assert counted == [1]
-
-
-def test_our_listeners_stand_beside_the_applications_own(
-    side: Side, server: EmbeddedServer, instrument: Instrument
-) -> None:
-    instrument(metrics="all")
-    own = SentCommands()
-    client = side.do(side.client, server.uri, event_listeners=[own])
-    listeners = client.options.event_listeners
-    assert own in listeners
-    ours = [each for each in listeners if isinstance(each, OurListener)]
-    for kind in (
-        monitoring.CommandListener,
-        monitoring.ServerHeartbeatListener,
-        monitoring.ConnectionPoolListener,
-    ):
-        assert sum(isinstance(each, kind) for each in ours) == 1
-    # One of these would cost each client a thread, and half a second when it is closed.
-    for kind in (monitoring.ServerListener, monitoring.TopologyListener):
-        assert not any(isinstance(each, kind) for each in ours)
-    globally = monitoring._LISTENERS
-    assert not any(isinstance(each, OurListener) for group in globally for each in group)
 
 
 def test_a_client_made_from_anothers_options_has_our_listeners_once(
@@ -222,16 +203,11 @@ def test_disabled_by_configuration_nothing_is_patched(instrument: Instrument) ->
 
 
 def test_the_driver_strategy_leaves_the_loop_alone_and_watches(
-    side: Side,
-    server: EmbeddedServer,
-    database: str,
-    control: pymongo.MongoClient[Any],
-    instrument: Instrument,
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
     before = retry_loops()
     telemetry = instrument(config_strategy="driver")
-    after = retry_loops()
-    assert after == before
+    assert retry_loops() == before
     coll = side.client(server.uri)[database].coll
     with fail_command(control, "find", closeConnection=True, times=1):
         assert side.do(coll.find_one) is None
@@ -291,3 +267,47 @@ def test_a_fault_of_ours_never_reaches_the_application(
                 assert side.do(client[database].coll.find_one) is None
             assert side.do(client[database].coll.find_one) is None
     wait_until(lambda: "internal error in pymongo-resilience" in caplog.text)
+
+
+def between_attempts(act: Callable[[], Any]) -> OnCommands:
+    """A listener that does it after the first failure."""
+    left = [act]
+
+    def failed(_: Any) -> None:
+        while left:
+            left.pop()()
+
+    return OnCommands(failed=failed)
+
+
+def test_an_operation_that_began_before_instrument_ends_as_the_drivers_own(
+    side: Side, proxy: Any, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[Any] = []
+    between = between_attempts(lambda: started.append(instrument(timeout_ms=20_000)))
+    coll = side.do(side.client, proxy.uri, event_listeners=[between])[database].coll
+    side.do(coll.find_one)
+    proxy.inject(CutBefore("insert"))
+    side.do(coll.insert_one, {})
+    (telemetry,) = started
+    assert telemetry.decisions.events == []
+    assert telemetry.spans() == []
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= WARNING]
+    assert "made before instrument()" in warning
+    assert side.do(coll.count_documents, {}) == 1
+
+
+def test_an_operation_that_began_before_uninstrument_ends_as_ours(
+    side: Side, proxy: Any, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    between = between_attempts(pymongo_resilience.uninstrument)
+    coll = side.do(side.client, proxy.uri, event_listeners=[between])[database].coll
+    side.do(coll.find_one)
+    proxy.inject(CutBefore("insert", times=3))
+    side.do(coll.insert_one, {})
+    assert not is_active()
+    assert len(telemetry.decisions.events) == 3
+    (operation,) = telemetry.operations(f"insert {database}.coll")
+    assert operation.attributes["pymongo_resilience.outcome"] == "retried_ok"
+    assert side.do(coll.count_documents, {}) == 1

@@ -70,6 +70,18 @@ def silenced(replica_set: ReplicaSet, hole: BlackHole, count: int) -> Callable[[
     return strike
 
 
+def is_set_free(side: Side, replica_set: ReplicaSet, coll: Any, recording: Any) -> None:
+    """An insert to a primary that falls silent is repeated on the next one."""
+    hole = BlackHole(SOON * 2)
+    replica_set.inject(hole, on="primary")
+    began = time.monotonic()
+    results = at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
+    assert not isinstance(results[0], Exception)
+    assert time.monotonic() - began < SOON
+    assert [event.reason.value for event in recording.events] == ["interrupted"]
+    replica_set.clear()
+
+
 def connected(side: Side, replica_set: ReplicaSet, **options: Any) -> Any:
     client = side.do(side.client, replica_set.uri, **{**STREAMING, **options})
     side.do(client.admin.command, "ping")
@@ -131,15 +143,8 @@ def test_the_fault_of_one_attempt_does_not_end_the_watch_for_the_others(
     faulty = [Faulty() for _ in range(50)]
     for loop in retry_loops():
         loop.runtime.in_flight.update((id(each), ref(each)) for each in faulty)
-    hole = BlackHole(SOON * 2)
-    replica_set.inject(hole, on="primary")
-    began = time.monotonic()
-    results = at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
-    assert not isinstance(results[0], Exception)
-    assert time.monotonic() - began < SOON
-    assert [event.reason.value for event in recording.events] == ["interrupted"]
+    is_set_free(side, replica_set, coll, recording)
     assert "internal error in pymongo-resilience" in caplog.text
-    replica_set.clear()
 
 
 @pytest.mark.parametrize(
@@ -210,8 +215,7 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the first look it had none."""
-    client = connected(side, replica_set)
-    coll = client[database].coll
+    coll = connected(side, replica_set)[database].coll
     looks: list[int] = []
     original = driver.connections.is_of
 
@@ -220,28 +224,10 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
         return len(looks) > 1 and original(*args)
 
     monkeypatch.setattr(driver.connections, "is_of", is_of)
-    hole = BlackHole(SOON * 2)
-    replica_set.inject(hole, on="primary")
-    began = time.monotonic()
-    results = at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
-    assert not isinstance(results[0], Exception)
-    assert time.monotonic() - began < SOON
-    assert [event.reason.value for event in recording.events] == ["interrupted"]
-    replica_set.clear()
+    is_set_free(side, replica_set, coll, recording)
 
 
 def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
     originals = [vars(cls)[driver.monitors.CHANGE] for cls in driver.monitors.topologies()]
     instrument(disabled_recovery=("interruptions", "quick_checks"))
     assert [vars(cls)[driver.monitors.CHANGE] for cls in driver.monitors.topologies()] == originals
-
-
-def test_a_client_that_is_closed_meanwhile_ends_it(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=PLENTY_MS)
-    client = connected(side, replica_set)
-    topology, address = client._topology, primary_of(side, client)
-    side.do(client.close)
-    assert driver.monitors.pool_at(topology, address) is None
-    assert driver.monitors.last_reply_at(topology, ("nowhere", 1)) == float("-inf")
