@@ -45,43 +45,27 @@ def dropped(side: Side, client: Any, database: str) -> int:
 
 
 @by_hand
-def test_it_is_killed_by_a_later_tick(
+@pytest.mark.parametrize(("rejected", "sent_in_all"), [(3, 4), (50, 6)])
+def test_it_is_tried_again_by_five_later_ticks_at_the_most(
+    rejected: int,
+    sent_in_all: int,
     side: Side,
     proxy: ReplicaSet,
     documents: str,
     control: Any,
     sent: SentCommands,
     instrument: Instrument,
-) -> None:
-    instrument(**LONGEST)
-    client = side.client(proxy.uri, event_listeners=[sent])
-    cursor_id = dropped(side, client, documents)
-    proxy.inject(Overload("killCursors", times=3))
-    for ticks in range(1, 5):
-        run_background(side, client)
-        assert killed(sent) == [[cursor_id]] * ticks
-    assert not is_open(control, documents, cursor_id)
-    assert not client._kill_cursors_queue
-
-
-@by_hand
-def test_after_five_more_ticks_it_is_dropped(
-    side: Side,
-    proxy: ReplicaSet,
-    documents: str,
-    instrument: Instrument,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     instrument(max_retries=1000, **LONGEST)
-    client = side.client(proxy.uri)
-    dropped(side, client, documents)
-    overload = Overload("killCursors", times=50)
-    proxy.inject(overload)
-    caplog.clear()
-    with caplog.at_level(logging.DEBUG, "pymongo_resilience"):
-        for _ in range(8):
-            run_background(side, client)
-    assert overload.injected == 6
+    client = side.client(proxy.uri, event_listeners=[sent])
+    cursor_id = dropped(side, client, documents)
+    proxy.inject(Overload("killCursors", times=rejected))
+    for ticks in range(1, 9):
+        run_background(side, client)
+        assert killed(sent) == [[cursor_id]] * min(ticks, sent_in_all)
+    proxy.clear()
+    assert is_open(control, documents, cursor_id) == (rejected >= sent_in_all)
     assert not client._kill_cursors_queue
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

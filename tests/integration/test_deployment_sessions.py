@@ -1,4 +1,4 @@
-"""Transactions, cursors and change streams through a deployment, and what failovers do to them."""
+"""Transactions and cursors through a deployment, and what failovers do to them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64
-from pymongo import CursorType
-from pymongo.errors import CursorNotFound, OperationFailure, PyMongoError
+from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure, PyMongoError
 from pymongo.read_preferences import Secondary
-from pymongo_resilience_instrumentation.tools.testbed import wire
 from support.clients import SentCommands, Side, wait_until
-from support.raw_client import RawClient, ask, new_session
+from support.raw_client import ask, new_session
 
-from pymongo_resilience.testbed import ReplicaSet, Restart, ShardedCluster
+from pymongo_resilience.testbed import Election, ReplicaSet, Restart, ShardedCluster
 
 Document = dict[str, Any]
 TRANSIENT = "TransientTransactionError"
@@ -33,6 +31,31 @@ def begun(side: Side, client: Any, database: str) -> Any:
     side.do(session.start_transaction)
     side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
     return session
+
+
+def test_an_election_aborts_an_open_transaction(
+    side: Side, replica_set: ReplicaSet, database: str, stored: Any
+) -> None:
+    client = side.client(replica_set.uri)
+    coll = client[database].coll
+    session = begun(side, client, database)
+    replica_set.inject(Election(60))
+    with pytest.raises(NotPrimaryError) as in_the_gap:
+        side.do(coll.insert_one, {"_id": 2}, session=session)
+    assert in_the_gap.value.has_error_label(TRANSIENT)
+    replica_set.clear()
+    for work, arguments in [
+        (coll.insert_one, {"document": {"_id": 2}, "session": session}),
+        (session.commit_transaction, {}),
+    ]:
+        with pytest.raises(OperationFailure) as afterwards:
+            side.do(work, **arguments)
+        assert (afterwards.value.code, afterwards.value.has_error_label(TRANSIENT)) == (251, True)
+    side.do(session.end_session)
+    assert stored() == [0]
+    # Aborted, and not merely forgotten: what it had inserted can be inserted.
+    side.do(coll.insert_one, {"_id": 1})
+    side.do(client.close)
 
 
 def test_a_restart_of_its_routers_aborts_an_open_transaction(
@@ -104,51 +127,4 @@ def test_a_cursor_lives_on_its_member_until_that_restarts(
         side.do(cursor.next)
     assert raised.value.code == 43
     assert side.documents(coll.find(batch_size=10)) == many
-    side.do(client.close)
-
-
-def test_an_exhaust_cursor_streams(
-    side: Side, replica_set: ReplicaSet, database: str, many: list[Document]
-) -> None:
-    with RawClient(replica_set.address) as client:
-        opened = client.ask({"find": "coll", "batchSize": 10, "$db": database})["cursor"]
-        client.send(
-            {"getMore": opened["id"], "collection": "coll", "batchSize": 10, "$db": database},
-            flags=wire.EXHAUST_ALLOWED,
-        )
-        found, more = opened["firstBatch"], True
-        while more:
-            reply = client.receive()
-            found, more = found + reply.body["cursor"]["nextBatch"], reply.more_to_come
-        assert found == many
-        assert client.ask({"ping": 1})["ok"] == 1
-
-    driver = side.client(replica_set.uri)
-    cursor = driver[database].coll.find(cursor_type=CursorType.EXHAUST, batch_size=10)
-    assert side.documents(cursor) == many
-    side.do(driver.close)
-
-
-def test_a_change_stream_goes_on_after_its_primary_restarted(
-    side: Side, replica_set: ReplicaSet, database: str, stored: Any
-) -> None:
-    sent = SentCommands()
-    client = side.client(replica_set.uri, event_listeners=[sent])
-    coll = client[database].coll
-    stream = side.do(coll.watch)
-    side.do(coll.insert_one, {"_id": 1})
-    assert side.do(stream.next)["documentKey"] == {"_id": 1}
-    first = replica_set.primary
-    replica_set.inject(Restart(0.2, gap=0.1), on="primary").result(5)
-    assert replica_set.primary is not first
-    for number in (2, 3):
-        side.do(coll.insert_one, {"_id": number})
-    found = [side.do(stream.next)["documentKey"]["_id"] for _ in range(2)]
-    assert found == [2, 3]
-    opened = [
-        event.connection_id for event in sent.started_events if event.command_name == "aggregate"
-    ]
-    assert first is not None
-    assert opened == [first.address, replica_set.primary.address]
-    side.do(stream.close)
     side.do(client.close)

@@ -153,23 +153,6 @@ def test_an_awaited_hello_waits_for_its_time_or_for_news(replica_set: ReplicaSet
         assert time.monotonic() - started < 5
 
 
-def test_a_streamed_hello_ends_when_the_client_says_something_else(
-    replica_set: ReplicaSet,
-) -> None:
-    with RawClient(replica_set.address) as client:
-        known = client.ask(HELLO)["topologyVersion"]
-        awaiting = {**HELLO, "topologyVersion": known, "maxAwaitTimeMS": 10_000}
-        client.send(awaiting, flags=wire.EXHAUST_ALLOWED)
-        for _ in range(2):
-            elected(replica_set)
-            for _gap_and_term in range(2):
-                reply = client.receive()
-                assert reply.more_to_come
-                known = {**known, "counter": known["counter"] + 1}
-                assert reply.body["topologyVersion"] == known
-        assert client.ask({"ping": 1})["ok"] == 1
-
-
 # What secondaries, routers and a standalone execute, and what they refuse
 
 
