@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pymongo
 import pytest
-from pymongo import MongoClient
 from pymongo.errors import InvalidOperation
-from support.clients import POLLING, fail_command, wait_until
+from support.busy_pools import the_only_connection_taken
+from support.clients import Side, fail_command, wait_until
+from support.engine.retry_strategies import waiting
 from support.free_ports import consecutive_free_ports
-from support.interruption import Held
 from support.telemetry import Instrument
 
-from pymongo_resilience.strategies import RetryAction
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -24,98 +23,57 @@ LONG, SOON = 60.0, 10.0
 """Seconds that nobody waits, and that a busy machine may take."""
 
 
-class After:
-    def retry_after(self, operation: Any, failure: Any) -> RetryAction:
-        return RetryAction(LONG / 2)
+def ended_by_close(side: Side, coll: Any, waits: Callable[[], Any]) -> BaseException | None:
+    """What a find ends with that waits while its client is closed."""
+    client = coll.database.client
 
-
-def ended_by_close(
-    kind: str,
-    uri: str,
-    database: str,
-    options: dict[str, Any],
-    waits: Callable[[], Any],
-    held: Callable[[], Any] | None = None,
-    release: Callable[[], Any] = lambda: None,
-) -> BaseException | None:
-    """What an operation ends with that waits while its client is closed; ``held``: once a command
-    before it is, until its ``release``."""
-
-    def begin(method: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        asynchronous = kind == "AsyncMongoClient"
-        return asyncio.ensure_future(
-            method(*arguments) if asynchronous else asyncio.to_thread(method, *arguments)
-        )
-
-    async def main() -> BaseException | None:
-        client: Any = getattr(pymongo, kind)(uri, **{**POLLING, **options})
-        before = []
-        if held is not None:
-            before = [begin(client.admin.command, "ping")]
-            await asyncio.to_thread(wait_until, held)
-        finding = begin(client[database].coll.find_one, {})
+    async def in_a_task() -> BaseException | None:
+        finding = asyncio.create_task(coll.find_one())
         await asyncio.to_thread(wait_until, waits)
-        await begin(client.close)
+        await client.close()
         await asyncio.wait([finding], timeout=SOON)
-        assert finding.done()
-        release()
-        await asyncio.gather(*before, return_exceptions=True)
         return finding.exception()
 
-    return asyncio.run(main())
+    def in_a_thread() -> BaseException | None:
+        with ThreadPoolExecutor(1) as threads:
+            finding = threads.submit(coll.find_one)
+            wait_until(waits)
+            client.close()
+            return finding.exception(SOON)
 
-
-@pytest.fixture(params=["MongoClient", "AsyncMongoClient"])
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    error: BaseException | None = side.do(in_a_task if side.runner else in_a_thread)
+    return error
 
 
 @pytest.mark.parametrize("timeout_ms", [None, int(LONG * 1000)])
 def test_it_ends_a_back_off(
-    timeout_ms: int | None,
-    kind: str,
-    proxy: ReplicaSet,
-    database: str,
-    control: MongoClient[Any],
-    instrument: Instrument,
+    timeout_ms: int | None, side: Side, database: str, control: Any, instrument: Instrument
 ) -> None:
-    telemetry = instrument(strategy=After(), timeout_ms=timeout_ms)
+    telemetry = instrument(strategy=waiting(LONG / 2), timeout_ms=timeout_ms)
+    coll = side.client("mongodb://{}:{}".format(*control.address))[database].coll
     with fail_command(control, "find", errorCode=6):
-        error = ended_by_close(
-            kind, proxy.uri, database, {}, lambda: bool(telemetry.decisions.events)
-        )
+        error = ended_by_close(side, coll, lambda: telemetry.decisions.events)
     assert type(error) is InvalidOperation
     assert str(error) == "Cannot use MongoClient after close"
 
 
-def test_it_ends_the_wait_for_a_server(kind: str, database: str, instrument: Instrument) -> None:
+def test_it_ends_the_wait_for_a_server(side: Side, instrument: Instrument) -> None:
     instrument(timeout_ms=int(LONG * 1000))
+    uri = f"mongodb://127.0.0.1:{consecutive_free_ports(1)}/"
+    coll = side.client(uri, serverSelectionTimeoutMS=int(LONG * 1000)).db.coll
     began = time.monotonic()
-    error = ended_by_close(
-        kind,
-        f"mongodb://127.0.0.1:{consecutive_free_ports(1)}/",
-        database,
-        {"serverSelectionTimeoutMS": int(LONG * 1000)},
-        lambda: time.monotonic() - began > 0.2,
-    )
+    error = ended_by_close(side, coll, lambda: time.monotonic() - began > 0.2)
     assert isinstance(error, InvalidOperation)
 
 
 def test_it_ends_the_wait_for_a_connection(
-    kind: str, proxy: ReplicaSet, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=int(LONG * 1000))
-    held = Held("ping")
-    proxy.inject(held)
-    began = time.monotonic()
-    error = ended_by_close(
-        kind,
-        proxy.uri,
-        database,
-        {"maxPoolSize": 1},
-        lambda: time.monotonic() - began > 0.5,
-        held.has_it,
-        proxy.clear,
-    )
+    client = side.client(proxy.uri, maxPoolSize=1)
+    with the_only_connection_taken(side, client, proxy):
+        began = time.monotonic()
+        coll = client[database].coll
+        error = ended_by_close(side, coll, lambda: time.monotonic() - began > 0.5)
+        proxy.clear()
     assert type(error) is InvalidOperation

@@ -70,6 +70,10 @@ def _on(make: Call, method: str, *args: Any, **kwargs: Any) -> Call:
     return lambda s: s.do(getattr(make(s), method), *args, **kwargs)
 
 
+def _each(make: Call, *methods: str) -> dict[str, Call]:
+    return {method: _on(make, method) for method in methods}
+
+
 def _step(scene: Scene, iterable: Any) -> Any:
     """``next()`` or ``anext()``, by the operator."""
     return scene.do(getattr(iterable, "__anext__", None) or iterable.__next__)
@@ -187,34 +191,25 @@ SENDING: dict[str, dict[str, Call]] = {
         "__exit__": lambda s: _close_a_client(s, "__exit__"),
     },
     "Cursor": {
-        "explain": _on(_find, "explain"),
+        **_each(_find, "explain", "next", "to_list"),
         "distinct": _on(_find, "distinct", "n"),
-        "next": _on(_find, "next"),
-        "to_list": _on(_find, "to_list"),
         "close": _on(_found, "close"),
         "__next__": lambda s: _step(s, _find(s)),
         "__getitem__": lambda s: s.all(s.coll.find()[1:2]),
         "__exit__": lambda s: _leave(s, _found(s)),
     },
     "CommandCursor": {
-        "next": _on(_aggregate, "next"),
-        "try_next": _on(_aggregate, "try_next"),
-        "to_list": _on(_aggregate, "to_list"),
-        "close": _on(_aggregate, "close"),
+        **_each(_aggregate, "next", "try_next", "to_list", "close"),
         "__next__": lambda s: _step(s, _aggregate(s)),
         "__exit__": lambda s: _leave(s, _aggregate(s)),
     },
     "ChangeStream": {
-        "next": _on(_watch, "next"),
-        "try_next": _on(_watch, "try_next"),
-        "close": _on(_watch, "close"),
+        **_each(_watch, "next", "try_next", "close"),
         "__next__": lambda s: _step(s, _watch(s)),
         "__exit__": lambda s: _leave(s, _watch(s)),
     },
     "ClientSession": {
-        "commit_transaction": _on(_in_transaction, "commit_transaction"),
-        "abort_transaction": _on(_in_transaction, "abort_transaction"),
-        "end_session": _on(_in_transaction, "end_session"),
+        **_each(_in_transaction, "commit_transaction", "abort_transaction", "end_session"),
         "with_transaction": _with_transaction,
         "__exit__": lambda s: _leave(s, _in_transaction(s)),
     },
@@ -224,16 +219,12 @@ SENDING: dict[str, dict[str, Call]] = {
     "GridIn": {
         "write": _on(_upload, "write", b"more than a chunk"),
         "writelines": _on(_upload, "writelines", [b"more than", b"a chunk"]),
-        "close": _on(_written, "close"),
-        "abort": _on(_written, "abort"),
+        **_each(_written, "close", "abort"),
         "set": _set_after_close,
         "__exit__": lambda s: _leave(s, _written(s)),
     },
     "GridOut": {
-        "open": _on(_download, "open"),
-        "read": _on(_download, "read"),
-        "readchunk": _on(_download, "readchunk"),
-        "readline": _on(_download, "readline"),
+        **_each(_download, "open", "read", "readchunk", "readline"),
         "readlines": _readlines,
         "to_list": lambda s: s.all(_download(s)),
         "close": _on(_opened, "close"),
@@ -242,9 +233,7 @@ SENDING: dict[str, dict[str, Call]] = {
         "__next__": lambda s: _step(s, _download(s)),
     },
     "GridOutCursor": {
-        "next": _on(_files, "next"),
-        "to_list": _on(_files, "to_list"),
-        "explain": _on(_files, "explain"),
+        **_each(_files, "next", "to_list", "explain"),
         "distinct": _on(_files, "distinct", "filename"),
         "__next__": lambda s: _step(s, _files(s)),
     },
