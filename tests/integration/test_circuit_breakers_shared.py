@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.errors import PyMongoError
@@ -32,10 +31,6 @@ SETTINGS = {
 MANY = 16
 HELD_S = 1.0
 """Seconds for which a reply is held back."""
-
-
-def failing() -> Fail:
-    return Fail("update", times=1000, code=6)
 
 
 def opened(events: list[Any]) -> bool:
@@ -65,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> TurnedClock:
 
 def open_breaker(side: Side, coll: Any, proxy: ReplicaSet, events: list[Any]) -> None:
     """Afterwards nothing is wrong with the server any more."""
-    proxy.inject(failing())
+    proxy.inject(Fail("update", times=1000, code=6))
     for _ in range(MINIMUM):
         with pytest.raises(PyMongoError):
             side.do(coll.update_many, {}, {"$set": {"n": 1}})
@@ -79,7 +74,7 @@ def half_open(
 ) -> tuple[Any, list[Any], SentCommands]:
     """A collection whose server's breaker is half-open; the events and commands from now on."""
     events, sent = instrument(**SETTINGS).decisions.events, SentCommands()
-    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    coll = side.client(proxy.uri, event_listeners=[sent], timeoutMS=20_000)[database].coll
     side.do(coll.find_one)
     open_breaker(side, coll, proxy, events)
     clock.passed += OPEN_S
@@ -88,24 +83,15 @@ def half_open(
     return coll, events, sent
 
 
-def begin(side: Side, count: int, coll: Any) -> tuple[list[Any], Callable[[], None]]:
-    """So many reads, each in a thread or a task of its own, and the wait for their ends."""
-
-    async def find_async() -> None:
-        with pymongo.timeout(20):
-            await coll.find_one()
-
-    def find() -> None:
-        with pymongo.timeout(20):
-            coll.find_one()
-
+def begin(side: Side, count: int, coll: Any) -> Callable[[], Any]:
+    """So many reads, each in a thread or a task of its own; the wait for their ends is returned."""
     if side.runner is None:
         threads = ThreadPoolExecutor(count)
-        calls: list[Any] = [threads.submit(find) for _ in range(count)]
-        return calls, lambda: [call.result() for call in calls] and threads.shutdown()
+        calls = [threads.submit(coll.find_one) for _ in range(count)]
+        return lambda: [call.result() for call in calls] and threads.shutdown()
     loop = side.runner.get_loop()
-    tasks: list[Any] = [loop.create_task(find_async()) for _ in range(count)]
-    return tasks, lambda: side.do(asyncio.gather, *tasks)
+    tasks = [loop.create_task(coll.find_one()) for _ in range(count)]
+    return lambda: side.do(asyncio.gather, *tasks)
 
 
 def test_of_many_calls_three_probe_and_all_succeed_within_their_deadline(
@@ -113,7 +99,7 @@ def test_of_many_calls_three_probe_and_all_succeed_within_their_deadline(
 ) -> None:
     coll, events, sent = half_open
     proxy.inject(Slow(HELD_S))
-    _, join = begin(side, MANY, coll)
+    join = begin(side, MANY, coll)
     side.wait_until(lambda: len(sent.named("find")) >= PROBES)
     assert len(sent.named("find")) == PROBES
     join()
@@ -127,7 +113,7 @@ def test_a_command_that_may_not_be_repeated_is_refused_at_once(
     """There is no probe for it: three others are under way."""
     coll, _, sent = half_open
     proxy.inject(Slow(HELD_S))
-    _, join = begin(side, PROBES, coll)
+    join = begin(side, PROBES, coll)
     side.wait_until(lambda: len(sent.named("find")) == PROBES)
     with pytest.raises(CircuitBreakerOpenError, match="half-open, and its probes are under"):
         side.do(coll.database.command, "ping")

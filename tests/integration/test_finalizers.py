@@ -36,6 +36,7 @@ from pymongo_resilience import Config, override
 from pymongo_resilience.strategies import Failure, Operation, RetryAction
 from pymongo_resilience.testbed import CutBefore, ReplicaSet
 
+pytestmark = pytest.mark.oldest
 HANGS_AFTER = 20
 """Seconds."""
 
@@ -68,20 +69,18 @@ def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
     pymongo_resilience.uninstrument()
 
 
-def switch_on(watcher: Watcher, strategy: Any = None, **options: Any) -> InMemoryMetricReader:
-    provider, reader = TracerProvider(shutdown_on_exit=False), InMemoryMetricReader()
+def switch_on(watcher: Watcher, strategy: Any = None, **options: Any) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(watcher)
     pymongo_resilience.instrument(
         Config(**options),
         strategy=strategy,
         listeners=[watcher],
         tracer_provider=provider,
-        meter_provider=MeterProvider([reader], shutdown_on_exit=False),
+        meter_provider=MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False),
     )
-    return reader
 
 
-@pytest.mark.oldest
 @pytest.mark.parametrize("what", ["sessions", "coroutines"])
 def test_what_is_collected_inside_of_a_context_variables_set_is_no_crash(
     what: str, server: EmbeddedServer, database: str
@@ -90,7 +89,6 @@ def test_what_is_collected_inside_of_a_context_variables_set_is_no_crash(
     assert answer == {"made": 320, "meanwhile": 0, "ended": True}
 
 
-@pytest.mark.oldest
 @pytest.mark.parametrize("by", ["collector", "last reference"])
 def test_a_collected_session_ends_its_transaction_later(
     by: str, side: Side, proxy: ReplicaSet, database: str, watcher: Watcher
@@ -184,7 +182,6 @@ async def _driven(coroutine: Any, count: int) -> bool:
     return await steps(coroutine, count)
 
 
-@pytest.mark.oldest
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
     name: str, proxy: ReplicaSet, database: str, control: Any, watcher: Watcher
@@ -268,7 +265,6 @@ def _ends(work: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-@pytest.mark.oldest
 def test_a_finalizer_waits_for_none_of_the_locks_that_a_thread_holds(
     proxy: ReplicaSet, database: str, control: Any, watcher: Watcher
 ) -> None:
@@ -298,7 +294,6 @@ def test_a_finalizer_waits_for_none_of_the_locks_that_a_thread_holds(
     _nothing_is_in_progress()
 
 
-@pytest.mark.oldest
 def test_an_operation_may_begin_while_its_own_thread_holds_our_locks(
     proxy: ReplicaSet, database: str, watcher: Watcher
 ) -> None:
@@ -338,7 +333,6 @@ def _locks() -> list[Any]:
     return locks
 
 
-@pytest.mark.oldest
 def test_what_was_in_force_for_a_closed_coroutine_is_not_for_what_follows_it(
     proxy: ReplicaSet, database: str, watcher: Watcher
 ) -> None:
@@ -366,7 +360,6 @@ def test_what_was_in_force_for_a_closed_coroutine_is_not_for_what_follows_it(
     assert second.parent is None
 
 
-@pytest.mark.oldest
 def test_a_coroutine_collected_before_the_end_of_the_process_has_its_span(
     server: EmbeddedServer, database: str
 ) -> None:

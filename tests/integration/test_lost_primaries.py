@@ -161,22 +161,17 @@ def test_what_would_not_be_repeated_goes_on_waiting(
         session = client.start_session()
         side.do(session.start_transaction)
         side.do(coll.insert_one, {}, session=session)
-    many = what == "a write to many documents"
+
+    def write() -> Any:
+        if what == "a write to many documents":
+            return coll.update_many({}, {"$inc": {"n": 1}})
+        return coll.insert_one({}, session=session)
+
     hole = BlackHole(AFTER_THE_HOLE)
     replica_set.inject(hole, on="primary")
     began = time.monotonic()
     with override(strategy=REFUSES) if what.startswith("a strategy") else nullcontext():
-        (result,) = at_once(
-            side,
-            [
-                lambda: (
-                    coll.update_many({}, {"$inc": {"n": 1}})
-                    if many
-                    else coll.insert_one({}, session=session)
-                )
-            ],
-            silenced(replica_set, hole, 1),
-        )
+        (result,) = at_once(side, [write], silenced(replica_set, hole, 1))
     assert isinstance(result, AutoReconnect)
     assert result.has_error_label("TransientTransactionError") == (session is not None)
     assert time.monotonic() - began > AFTER_THE_HOLE / 2, "until its connection was closed"
