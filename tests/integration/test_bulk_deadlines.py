@@ -10,12 +10,12 @@ import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
 from support.clients import SentCommands, Side
-from support.small_batches import SmallBatches
+from support.small_batches import FailsLater, SmallBatches
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, TakesTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, override
-from pymongo_resilience.testbed import Fail, ReplicaSet
+from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
@@ -65,18 +65,6 @@ def test_one_deadline_is_over_all_its_commands(
     assert control[database].coll.count_documents({}) == 3
 
 
-class FailsFromTheThird(Fail):
-    """Lets two commands of its name pass."""
-
-    passed = 0
-
-    def on_request(self, request: Any, connection: Any) -> Any:
-        if self.passed < 2 and request.command_name == self._command:
-            self.passed += 1
-            return None
-        return super().on_request(request, connection)
-
-
 @pytest.mark.parametrize("name", BULKS)
 def test_a_command_is_repeated_as_often_as_fits_and_never_past_the_deadline(
     name: str, side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
@@ -89,7 +77,7 @@ def test_a_command_is_repeated_as_often_as_fits_and_never_past_the_deadline(
     command, bulk = BULKS[name]
     function, models = bulk(client[database].coll)
     labels = ["RetryableWriteError"]
-    proxy.inject(FailsFromTheThird(command, times=100_000, code=91, labels=labels))
+    proxy.inject(FailsLater(2, command, times=100_000, code=91, labels=labels))
     started = time.monotonic()
     with override(timeout_ms=1500), pytest.raises(PyMongoError) as caught:
         side.do(function, models)

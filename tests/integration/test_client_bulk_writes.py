@@ -9,7 +9,7 @@ import pytest
 from pymongo import InsertOne, UpdateMany
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
 from support.clients import SentCommands, Side
-from support.small_batches import SmallBatches
+from support.small_batches import FailsLater, SmallBatches
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
@@ -68,18 +68,6 @@ def test_plain_pymongo_raises_what_its_retry_has_mended(
     assert control[database].coll.find_one() == {"_id": 0, "n": 1}
 
 
-class FailsLater(Fail):
-    """Lets the first command of its name pass."""
-
-    passed = False
-
-    def on_request(self, request: Any, connection: Any) -> Any:
-        if request.command_name == "bulkWrite" and not self.passed:
-            self.passed = True
-            return None
-        return super().on_request(request, connection)
-
-
 def test_what_earlier_commands_of_the_bulk_did_is_kept(
     side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
@@ -88,7 +76,7 @@ def test_what_earlier_commands_of_the_bulk_did_is_kept(
     control[database].coll.insert_one({"_id": 2})
     proxy.inject(SmallBatches())
     client = side.client(proxy.uri, event_listeners=[sent])
-    proxy.inject(FailsLater("bulkWrite", times=2, code=WRITE_CONFLICT))
+    proxy.inject(FailsLater(1, "bulkWrite", times=2, code=WRITE_CONFLICT))
     models = [insert(database, 1), insert(database, 2), insert(database, 3)]
     with pytest.raises(ClientBulkWriteException) as caught:
         side.do(client.bulk_write, models, ordered=False)

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from pymongo_resilience_instrumentation import driver
 from support.child_programs import run
 from support.clients import Side, wait_until
-from support.fake_servers import Peer, with_tls
+from support.misconfigurations import World, certificate, world
 from support.severable_path import INSIDE, can_sever
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience.testbed import EmbeddedServer
 
+__all__ = ["world"]
 pytestmark = pytest.mark.each_setup
 linux = pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
 namespaces = pytest.mark.skipif(
@@ -116,15 +114,10 @@ def test_every_connection_of_a_new_client_is_watched(
 
 
 @linux
-def test_connections_with_tls_are_watched(
-    side: Side, server: EmbeddedServer, instrument: Instrument, tmp_path: Path
-) -> None:
-    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
-    authority.issue_cert("127.0.0.1").configure_cert(context)
+def test_connections_with_tls_are_watched(side: Side, world: World, instrument: Instrument) -> None:
     instrument()
-    with Peer(with_tls(server.address, context)) as peer:
-        client = side.do(side.client, peer.uri, tls=True, tlsCAFile=str(tmp_path / "authority.pem"))
+    with certificate()(world) as uri:
+        client = side.do(side.client, uri)
         side.do(client.admin.command, "ping")
         assert {user_timeout(each) for each in sockets(client)} == {5000}
         side.do(client.close)

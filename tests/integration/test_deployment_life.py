@@ -168,11 +168,8 @@ def test_a_stopped_deployment_can_be_started_again(server: EmbeddedServer) -> No
 
 @pytest.mark.parametrize("on", ["primry", "", 3, -1, True, 1.0, None])
 def test_a_target_that_is_not_there_is_one_error(replica_set: ReplicaSet, on: Any) -> None:
-    with pytest.raises(ValueError, match=r"^on is ") as raised:
+    with pytest.raises(ValueError, match=f"^on is {on!r}, but must be .* a member: 0 to 2$"):
         replica_set.inject(Reset(), on=on)
-    assert str(raised.value) == (
-        f"on is {on!r}, but must be 'all', 'primary', 'secondary', or the index of a member: 0 to 2"
-    )
     assert replica_set.injected() == {}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -62,17 +61,9 @@ def test_measurements_of_a_monitor_lead_to_no_span(
     client = side.do(side.client, proxy.uri, heartbeatFrequencyMS=500)
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("application")
 
-    def use() -> Any:
-        # The monitors of an async client are started here, and keep this context for good.
-        with tracer.start_as_current_span("request"):
-            return client[database].coll.find_one()
-
-    async def use_in_a_task() -> None:
-        with tracer.start_as_current_span("request"):
-            await client[database].coll.find_one()
-
-    side.do(use if side.runner is None else use_in_a_task)
-
+    # The monitors of an async client are started here, and keep this context for good.
+    with tracer.start_as_current_span("request"):
+        side.do(client[database].coll.find_one)
     led_to: set[tuple[int, int]] = set()
 
     def heartbeats() -> bool:

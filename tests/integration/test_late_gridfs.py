@@ -121,6 +121,19 @@ tell(wrapped())
     assert log.count("a fault of ours") == 1
 
 
+def test_waiting_for_an_import_that_never_comes_keeps_nothing_alive() -> None:
+    program = f"""{HELPERS}
+import gc
+from pymongo_resilience_instrumentation.runtime import Runtime
+for _ in range(3):
+    instrument()
+    uninstrument()
+gc.collect()
+tell([sum(type(each) is Runtime for each in gc.get_objects()), "gridfs" in sys.modules])
+"""
+    assert told(program) == ([0, False], "")
+
+
 def test_it_stays_plain_where_it_is_imported_while_all_is_taken_off() -> None:
     program = f"""{HELPERS}
 from pymongo_resilience_instrumentation import driver
