@@ -24,9 +24,8 @@ from overload_runs import QUEUE_S, REJECTION, TIMEOUT_MS, arrivals
 from overload_server import Capacity
 
 from pymongo_resilience.clock import Clock, Deadline
-from pymongo_resilience.option_types import HIGH, LOW, NORMAL
 from pymongo_resilience.rules import backoff
-from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.rules.budget import UNLIMITED, RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
@@ -34,7 +33,6 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.limits import Limits, LoadShedder
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Retry, RetryRules
 from pymongo_resilience.rules.strategy import FastFail
@@ -65,7 +63,6 @@ class Policy:
     name: str
     retries: int
     budget: Callable[[Clock], RetryBudget] | None = None
-    shedding: bool = False
 
 
 POLICIES = (
@@ -74,9 +71,8 @@ POLICIES = (
     Policy("five retries, off", 5),
     Policy("five retries, tokens", 5, lambda _: TokenBucket()),
     Policy("five retries, ratio", 5, lambda clock: RatioBudget(clock=clock)),
-    Policy("ratio, shedding", 5, lambda clock: RatioBudget(clock=clock), shedding=True),
 )
-BASE, OURS, SHEDDING = (POLICIES[at].name for at in (0, -2, -1))
+BASE, OURS = (POLICIES[at].name for at in (0, -1))
 
 
 def candidates() -> Iterator[Policy]:
@@ -105,8 +101,6 @@ class Case:
     """From when until when there is no primary."""
     loses: bool = False
     """In place of rejecting, the server closes the connection, at the same cost."""
-    high: float | None = None
-    """Part of the operations that has high priority, and the others low; None is normal for all."""
     rate: float = RATE
     queue_s: float = QUEUE_S
     rejection: float = REJECTION
@@ -130,8 +124,6 @@ class Outcome:
     attempts: float
     """For each operation."""
     errors: int
-    high: float | None
-    """Part of the operations of high priority that succeeded; None where there are none."""
     normal_after: float
     """Seconds from the end of the second phase, or of the election, until the last operation is due
     that fails, or needs half a second."""
@@ -154,25 +146,13 @@ class _Clock:
 
 
 class _Call:
-    __slots__ = ("due", "limits", "operation", "priority", "strategy")
+    __slots__ = ("budget", "due", "operation", "strategy")
 
-    def __init__(
-        self,
-        due: float,
-        strategy: FastFail,
-        limits: Limits,
-        priority: str,
-    ) -> None:
+    def __init__(self, due: float, strategy: FastFail, budget: RetryBudget) -> None:
         self.due = due
         self.strategy = strategy
-        self.limits = limits
-        self.priority = priority
+        self.budget = budget
         self.operation: Operation | None = None
-
-    @property
-    def admitted(self) -> bool:
-        shedders = self.limits.shedders
-        return shedders is None or shedders[SERVER].admits(self.priority)
 
 
 def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
@@ -184,26 +164,14 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     strategy = FastFail(lambda attempt: backoff.exponential(attempt, jitter))
     chance = random.Random(seed + 2)  # noqa: S311
     server = Capacity(case.rate, case.rate * case.queue_s, case.rejection)
-    refusing = random.Random(seed + 4).random  # noqa: S311
-    limits = [
-        Limits(
-            None if policy.budget is None else policy.budget(clock),
-            {SERVER: LoadShedder(clock, refusing)} if policy.shedding else None,
-        )
-        for _ in range(case.clients)
+    budgets = [
+        UNLIMITED if policy.budget is None else policy.budget(clock) for _ in range(case.clients)
     ]
-    share = random.Random(seed + 5)  # noqa: S311
-
-    def priority() -> str:
-        if case.high is None:
-            return NORMAL
-        return HIGH if share.random() < case.high else LOW
-
     phases = [(seconds, load * case.rate) for seconds, load in case.phases]
     number = itertools.count()
     events: list[tuple[float, int, Failure | bool | None, _Call]] = [
-        (due, next(number), None, _Call(due, strategy, of_client, priority()))
-        for due, of_client in zip(arrivals(phases, rng), itertools.cycle(limits), strict=False)
+        (due, next(number), None, _Call(due, strategy, of_client))
+        for due, of_client in zip(arrivals(phases, rng), itertools.cycle(budgets), strict=False)
     ]
     operations = len(events)
     heapq.heapify(events)
@@ -220,9 +188,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
 
     while events:
         clock.time, _, answer, call = heapq.heappop(events)
-        if answer is None and not call.admitted:
-            done.append((call, clock.time, False))
-        elif answer is None:
+        if answer is None:
             attempts += 1
             at, result = attempt(clock.time)
             heapq.heappush(events, (at, next(number), result, call))
@@ -233,7 +199,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
             else:
                 heapq.heappush(events, (clock.time + delay, next(number), None, call))
         else:
-            call.limits.succeeded(retried=call.operation is not None)
+            call.budget.succeeded(retried=call.operation is not None)
             in_time = case.timeout is None or clock.time - call.due <= case.timeout
             done.append((call, clock.time, in_time))
     end = sum(seconds for seconds, _ in case.phases)
@@ -244,7 +210,6 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
         for call, ended, well in done
         if call.due > over and (not well or ended - call.due > SLOW_S)
     ]
-    high = [well for call, _, well in done if call.priority == HIGH]
     return Outcome(
         case.name,
         policy.name,
@@ -255,7 +220,6 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
         good / (end * case.rate),
         attempts / operations,
         sum(not well for _, _, well in done),
-        sum(high) / len(high) if high else None,
         max(failing, default=0.0),
     )
 
@@ -276,12 +240,12 @@ def _decide(
             strategy=call.strategy,
             retries_enabled=rules.max_retries > 0,
             deadline=deadline,
-            budget=call.limits.budget,
+            budget=call.budget,
         )
-    call.limits.failed(failure, retried=operation.attempts > 0)
+    call.budget.failed(failure, retried=operation.attempts > 0)
     operation.count(failure)
     verdict = rules.decide(operation, failure)
-    if isinstance(verdict, Retry) and call.limits.spend(failure):
+    if isinstance(verdict, Retry) and call.budget.spend(failure):
         return verdict.delay
     return None
 
@@ -307,10 +271,6 @@ def cases(*, quick: bool = False) -> list[Case]:
         Case("connections lost above the capacity", clients, ((10.0, 1.2),), loses=True)
         for clients in ((8,) if quick else (8, 100))
     ]
-    made += [
-        Case(f"{high:.0%} of high priority", 8, ((10.0, 2.0),), high=high)
-        for high in ((0.4,) if quick else (0.4, 0.45, 0.5))
-    ]
     # 512 operations within 50 ms, a server of 400/s with room for 100.
     shot = ((0.05, 512 / 0.05 / 400),)
     made += [
@@ -335,7 +295,6 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
             f"{each['policy']:21} goodput {each['goodput']:6.1%}  attempts {each['attempts']:4.2f} "
             f"errors {each['errors']:6} of {each['operations']:6}  "
             f"normal after {each['normal_after']:4.1f} s"
-            + ("" if each["high"] is None else f"  high priority {each['high']:6.1%}")
         )
 
 

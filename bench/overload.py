@@ -3,9 +3,9 @@
     python bench/overload.py [--seed N] [--json FILE] [--svg FILE] [--slower N] [--quick]
 
 Clients in two processes, async and sync, send as much as a server can do and more, in an open
-loop; a rejection costs the server a tenth of a request. Then the bars: goodput, load shedding,
-priorities, random rejections, the time to be normal after a pulse, errors of bursts. Takes about
-15 minutes; ``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
+loop; a rejection costs the server a tenth of a request. Then the bars: goodput, random
+rejections, the time to be normal after a pulse, errors of bursts. Takes about 15 minutes;
+``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
 """
 
 from __future__ import annotations
@@ -92,8 +92,6 @@ def main() -> None:
             console.print(f"{load:g} times the capacity, {side.name}: measured", style="dim")
     found = [
         *bars.goodput(points),
-        *bars.shedding(points),
-        *bars.priorities(sizes, asked.seed),
         bars.random_rejections(sizes, asked.seed),
         bars.recovery(sizes, asked.seed),
         bars.attempts_when_rejected(sizes, asked.seed),

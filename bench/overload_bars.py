@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import overload_runs as runs
-from overload_clients import HIGH, OK, Operation
-from overload_runs import LIBRARY, NO_RETRIES, PLAIN, SHEDDING, Sizes
+from overload_clients import OK, Operation
+from overload_runs import LIBRARY, NO_RETRIES, PLAIN, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from overload_clients import Side
 
 GOODPUT, WARM = 0.95, 0.98
-SHED_GOODPUT = 0.85
-MOST_SHED = 5.0
-HIGH_SUCCEED = 0.99
 RECOVERY_S = 1.0
 ATTEMPTS = 1.1
 FEWER_ERRORS = 0.99
@@ -91,33 +88,6 @@ def goodput(points: list[Point]) -> Iterator[Bar]:
         )
 
 
-def shedding(points: list[Point]) -> Iterator[Bar]:
-    for each in points:
-        if each.load == MOST_SHED and each.side.startswith(SHEDDING.name):
-            yield Bar(
-                f"goodput at {each.load:g} times the capacity, {each.side}",
-                f"at least {SHED_GOODPUT:.0%} of the capacity",
-                f"{each.cold:.1%} from a cold start, {each.goodput:.1%} warmed up",
-                each.cold >= SHED_GOODPUT,
-            )
-
-
-def priorities(sizes: Sizes, seed: int) -> Iterator[Bar]:
-    for high in runs.HIGH:
-        shown = []
-        for sync in (False, True):
-            done = runs.priorities(sizes, high, seed, sync=sync)
-            some = [each for each in done.operations if each.priority == HIGH]
-            shown.append(1 - _failed(some) / max(1, len(some)))
-        yield Bar(
-            f"{high:.0%} of the operations have high priority, at twice the capacity, with load "
-            "shedding",
-            f"at least {HIGH_SUCCEED:.0%} of them succeed",
-            f"{shown[0]:.1%}, sync {shown[1]:.1%}",
-            min(shown) >= HIGH_SUCCEED,
-        )
-
-
 def random_rejections(sizes: Sizes, seed: int) -> Bar:
     without, *ours = [
         _failed(runs.rejected_at_random(sizes, side, seed).operations)
@@ -134,13 +104,13 @@ def random_rejections(sizes: Sizes, seed: int) -> Bar:
 def recovery(sizes: Sizes, seed: int) -> Bar:
     seconds = [
         runs.recovered_after(runs.pulse(sizes, side, seed), sizes)
-        for side in (LIBRARY, runs.in_threads(LIBRARY), SHEDDING)
+        for side in (LIBRARY, runs.in_threads(LIBRARY))
     ]
     return Bar(
         f"normal after a pulse of {sizes.pulse[1]:g} s of twice the capacity",
         f"within {RECOVERY_S:g} s",
-        f"{seconds[0]:.1f} s, sync {seconds[1]:.1f} s; with load shedding {seconds[2]:.1f} s",
-        max(seconds[:2]) <= RECOVERY_S,
+        f"{seconds[0]:.1f} s, sync {seconds[1]:.1f} s",
+        max(seconds) <= RECOVERY_S,
     )
 
 

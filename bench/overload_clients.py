@@ -13,17 +13,15 @@ import multiprocessing
 import random
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pymongo_resilience import Config, instrument, override
+from pymongo_resilience import Config, instrument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
 OPTIONS = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 60_000, "maxPoolSize": 50}
@@ -33,7 +31,6 @@ SOON_S = 0.3
 CLOSED_LOOP = 32
 THREADS = 1500
 """Of a process with synchronous clients: as many as ever wait there at a time."""
-HIGH, LOW = "high", "low"
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,6 @@ class Side:
     options: dict[str, Any] = field(default_factory=dict)
     sync: bool = False
     """With ``MongoClient``, and a thread for each operation in progress."""
-    high: float | None = None
-    """The part of the operations that has high priority, and the others low."""
 
 
 @dataclass
@@ -72,7 +67,6 @@ class Operation:
     begun: float
     ended: float
     how: str
-    priority: str | None = None
 
 
 @dataclass
@@ -120,18 +114,6 @@ def _options(work: Work) -> dict[str, Any]:
     return OPTIONS | work.side.options | timeout
 
 
-def _priorities(side: Side) -> Iterator[str | None]:
-    while True:
-        if side.high is None:
-            yield None
-        else:
-            yield HIGH if random.random() < side.high else LOW  # noqa: S311 - no secrets
-
-
-def _block(priority: Any) -> AbstractContextManager[Any]:
-    return nullcontext() if priority is None else override(priority=priority)
-
-
 async def _work(work: Work, control: Connection) -> Result:
     clients: list[Any] = [
         pymongo.AsyncMongoClient(work.uri, **_options(work)) for _ in range(work.clients)
@@ -164,11 +146,9 @@ def _work_sync(work: Work, control: Connection) -> Result:
     cpu = time.process_time()
     running: list[Future[Operation]] = []
     with ThreadPoolExecutor(THREADS) as threads:
-        for due, client, priority in zip(
-            work.due, itertools.cycle(clients), _priorities(work.side), strict=False
-        ):
+        for due, client in zip(work.due, itertools.cycle(clients), strict=False):
             time.sleep(max(0.0, start + due - time.monotonic()))
-            running.append(threads.submit(_operation_sync, client, start, due, priority))
+            running.append(threads.submit(_operation_sync, client, start, due))
         operations = [each.result() for each in running]
     busy = (time.process_time() - cpu) / (time.monotonic() - start)
     for client in clients:
@@ -176,25 +156,22 @@ def _work_sync(work: Work, control: Connection) -> Result:
     return Result(operations, busy)
 
 
-def _operation_sync(client: Any, start: float, due: float, priority: str | None) -> Operation:
+def _operation_sync(client: Any, start: float, due: float) -> Operation:
     begun, how = time.monotonic() - start, OK
     try:
-        with _block(priority):
-            client.bench.coll.find_one({"_id": 1})
+        client.bench.coll.find_one({"_id": 1})
     except PyMongoError as error:
         how = _name_of(error)
-    return Operation(due, begun, time.monotonic() - start, how, priority)
+    return Operation(due, begun, time.monotonic() - start, how)
 
 
 async def _open_loop(work: Work, clients: list[Any], start: float) -> list[Operation]:
     running = []
-    for due, client, priority in zip(
-        work.due, itertools.cycle(clients), _priorities(work.side), strict=False
-    ):
+    for due, client in zip(work.due, itertools.cycle(clients), strict=False):
         ahead = start + due - time.monotonic()
         if ahead > 0:
             await asyncio.sleep(ahead)
-        operation = _operation(client, start, due, priority)
+        operation = _operation(client, start, due)
         running.append(asyncio.create_task(operation))
     return await asyncio.gather(*running)
 
@@ -211,16 +188,13 @@ async def _closed_loop(clients: list[Any], start: float, seconds: float) -> list
     return [operation for each in done for operation in each]
 
 
-async def _operation(
-    client: Any, start: float, due: float, priority: str | None = None
-) -> Operation:
+async def _operation(client: Any, start: float, due: float) -> Operation:
     begun, how = time.monotonic() - start, OK
     try:
-        with _block(priority):
-            await client.bench.coll.find_one({"_id": 1})
+        await client.bench.coll.find_one({"_id": 1})
     except PyMongoError as error:
         how = _name_of(error)
-    return Operation(due, begun, time.monotonic() - start, how, priority)
+    return Operation(due, begun, time.monotonic() - start, how)
 
 
 def _name_of(error: PyMongoError) -> str:

@@ -14,7 +14,6 @@ STYLES = {
     "no retries": ("#000000", "o", "--"),
     "plain pymongo": ("#E69F00", "^", "-"),
     "this library": ("#009E73", "v", "-"),
-    "this library, shedding": ("#D55E00", "P", "-"),
 }
 SYNC = ", sync"
 PANELS = (

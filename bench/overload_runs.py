@@ -24,11 +24,8 @@ MOST_TRIES = 4
 NO_RETRIES = Side("no retries", options=ONCE)
 PLAIN = Side("plain pymongo")
 LIBRARY = Side("this library", config={})
-SHEDDING = Side("this library, shedding", config={"load_shedding": True})
-SIDES = (NO_RETRIES, PLAIN, LIBRARY, SHEDDING)
+SIDES = (NO_RETRIES, PLAIN, LIBRARY)
 AT_RANDOM = 0.05
-HIGH = (0.4, 0.5)
-"""Parts of the operations that have high priority."""
 
 
 @dataclass(frozen=True)
@@ -197,13 +194,6 @@ def rejected_at_random(sizes: Sizes, side: Side, seed: int) -> Run:
     """At half the capacity."""
     phases = [(sizes.warm_up + sizes.measured, sizes.capacity / 2)]
     return under_load(sizes, side, phases, seed, replace(limited(sizes), at_random=AT_RANDOM))
-
-
-def priorities(sizes: Sizes, high: float, seed: int, *, sync: bool) -> Run:
-    """At twice the capacity, with load shedding."""
-    side = replace(in_threads(SHEDDING) if sync else SHEDDING, high=high)
-    phases = [(sizes.cold, 2 * sizes.capacity)]
-    return under_load(sizes, side, phases, seed, limited(sizes))
 
 
 def burst(sizes: Sizes, side: Side, seed: int, clients: int) -> Run:

@@ -73,9 +73,6 @@ def _fleet_row(outcomes: list[dict[str, Any]]) -> list[str]:
     clients, load = f"{first['clients']:,}", f"{first['load']:g}x"
     if first["case"] == "steady":
         return [clients, f"{load}: goodput", *(f"{each['goodput']:.1%}" for each in outcomes)]
-    if first["high"] is not None:
-        parts = [f"{each['high']:.1%}" for each in outcomes]
-        return [clients, f"{load}, {first['case']}: those that succeed", *parts]
     if first["case"] == "pulse":
         what = f"{first['seconds']:g} s of {load}"
     elif first["case"] == "burst":

@@ -29,9 +29,6 @@ class ServerStatus:
     """The state of its circuit breaker; None without one."""
     error: str | None
     """Why its last check failed, without any text of the server's."""
-    load_shed: float | None = None
-    """The part of the operations of normal priority that the client refuses now; None without load
-    shedding."""
     lost_connections: Mapping[str, int] = field(default_factory=dict, hash=False)
     """How many connections of operations were ended for a reason that pymongo does not name:
     ``dead_peer``, ``interrupted``, ``attempt_timeout``."""

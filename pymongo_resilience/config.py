@@ -124,11 +124,6 @@ class Config:
         "What limits a client's retries: ratio, its successes, whatever the reason; tokens, the "
         "specification's bucket, after overload errors; or nothing.",
     )
-    load_shedding: bool = _option(
-        False,
-        BOOLEAN,
-        "Whether a client refuses operations, low priority first, while a server rejects most.",
-    )
     overload_retargeting: bool | None = _option(
         None,
         BOOLEAN,
@@ -239,7 +234,6 @@ class Options(TypedDict, total=False):
     base_backoff_ms: int
     max_backoff_ms: int
     retry_budget: str
-    load_shedding: bool
     overload_retargeting: bool | None
     circuit_breaker: str
     circuit_breaker_failure_rate: float

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymongo_resilience.option_types import Priority
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.timeline import Phase
@@ -15,7 +14,6 @@ __all__ = [
     "CircuitBreakerOpenError",
     "ConfigurationError",
     "OperationTimeoutError",
-    "OverloadShedError",
     "RetryInfo",
     "RetryReason",
     "Rule",
@@ -51,21 +49,6 @@ class CircuitBreakerOpenError(Exception):
     """Among those calls."""
     elsewhere: bool
     """Another server could have been selected at once."""
-
-
-class OverloadShedError(Exception):
-    """The client refused the operation, since its server rejects most of what it is sent: nothing
-    was sent.
-
-    What an application catches is also pymongo's AutoReconnect, with the labels
-    SystemOverloadedError and RetryableError.
-    """
-
-    server: str
-    """``"host:port"``."""
-    priority: Priority
-    refused: float
-    """The part of the operations of that priority that was refused at that moment."""
 
 
 class OperationTimeoutError(Exception):

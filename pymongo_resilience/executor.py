@@ -15,8 +15,8 @@ from pymongo_resilience.rules.strategy import NAMED, RetryAction
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
+    from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.limits import Limits
     from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience.rules.retry_rules import Verdict
 
@@ -25,7 +25,7 @@ class Work(Protocol):
     """One command of the driver, as an executor repeats it."""
 
     @property
-    def limits(self) -> Limits:
+    def budget(self) -> RetryBudget:
         """The client's."""
 
     def operation(self) -> Operation:
@@ -113,7 +113,7 @@ class _Retries:
             verdict: Verdict = GiveUp(self.declined)
         else:
             verdict = executor.retry_rules.verdict(operation, failure, self._checked(answer))
-        if not isinstance(verdict, GiveUp) and not self.work.limits.spend(failure):
+        if not isinstance(verdict, GiveUp) and not self.work.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
         facts = of_both_events(operation, failure)
         if isinstance(verdict, GiveUp):
@@ -191,7 +191,7 @@ class Executor:
                 except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                     error = raised
                 else:
-                    work.limits.succeeded(retried=True)
+                    work.budget.succeeded(retried=True)
                     return result
         finally:
             # The frames of errors hold this one.
@@ -224,7 +224,7 @@ class AsyncExecutor(Executor):
                 except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                     error = raised
                 else:
-                    work.limits.succeeded(retried=True)
+                    work.budget.succeeded(retried=True)
                     return result
         finally:
             # The frames of errors hold this one.

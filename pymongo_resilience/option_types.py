@@ -10,7 +10,6 @@ from functools import wraps
 from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
-Priority = Literal["high", "normal", "low"]
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
 PREFIX = "PYMONGO_RESILIENCE_"
 LONGEST_MS = 2_147_483_647
@@ -127,11 +126,6 @@ CURSOR_LIFETIME = "cursor_lifetime"
 ITERATION = "iteration"
 TIMEOUT_MODE = one_of(CURSOR_LIFETIME, ITERATION)
 """What the timeout of a cursor holds for (Client-Side Operations Timeout, "timeoutMode")."""
-
-
-HIGH, NORMAL, LOW = PRIORITIES = ("high", "normal", "low")
-PRIORITY = one_of(*PRIORITIES)
-"""What is low is refused first, where clients refuse anything."""
 
 
 def wrong_type(name: str, value: object, expected: str) -> str:

@@ -69,34 +69,3 @@ def test_an_election_is_no_error_and_lost_connections_are_held_back(
     assert ours.attempts < 0.7 * off.attempts
     ours, off = both("pulse", 8, ((4.0, 0.5), (10.0, 2.0), (6.0, 0.5)))
     assert ours.normal_after <= 1 < off.normal_after
-
-
-@pytest.mark.parametrize(("clients", "load"), [(1, 10.0), (100, 5.0)])
-def test_with_load_shedding_the_server_hardly_has_to_reject(
-    fleet: Any, clients: int, load: float
-) -> None:
-    case = "steady", clients, ((10.0, load),)
-    ours, without = (simulated(fleet, name, *case) for name in (fleet.SHEDDING, fleet.BASE))
-    assert ours.goodput >= max(0.85, without.goodput)
-
-
-def test_load_shedding_serves_fleets_of_quiet_clients(fleet: Any) -> None:
-    case = "steady", 1000, ((10.0, 2.0),)
-    assert simulated(fleet, fleet.SHEDDING, *case).goodput > 0.75
-    assert simulated(fleet, fleet.OURS, *case).goodput < 0.3
-
-
-@pytest.mark.parametrize(("high", "least"), [(0.4, 0.985), (0.5, 0.92)])
-def test_what_has_high_priority_succeeds_at_twice_the_capacity(
-    fleet: Any, high: float, least: float
-) -> None:
-    """At a half it is all that the server can do, and 98 % with nothing of low priority at all."""
-    case = "priorities", 8, ((10.0, 2.0),)
-    assert simulated(fleet, fleet.SHEDDING, *case, high=high).high >= least
-    assert simulated(fleet, fleet.OURS, *case, high=high).high < 0.5
-
-
-@pytest.mark.parametrize("clients", [1, 8])
-def test_low_priority_alone_is_served_as_any_other(fleet: Any, clients: int) -> None:
-    case = "steady", clients, ((30.0, 2.0),)
-    assert simulated(fleet, fleet.SHEDDING, *case, high=0.0).goodput >= 0.9

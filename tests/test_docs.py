@@ -281,7 +281,7 @@ def test_every_outcome_is_documented() -> None:
     text = (ROOT / "docs" / "telemetry.md").read_text()
     outcomes = {
         "ok", "retried_ok", "not_retryable", "deadline", "overloaded", "attempts_exhausted",
-        "budget", "terminal", "breaker_open", "load_shed",
+        "budget", "terminal", "breaker_open",
     }  # fmt: skip
     shown = set(OUTCOMES.values()) | {"ok", "retried_ok", "not_retryable"}
 

@@ -98,7 +98,7 @@ class Runtime:
         self.timeouts = TimeoutRules(self.rules, config, csot_available=state is State.ALL)
         limited = config if self.owns_retries else None
         self.limits = ByClient(partial(ClientLimits, limited, clock, listener))
-        self.admits = self.owns_retries and (config.circuit_breaker != OFF or config.load_shedding)
+        self.admits = self.owns_retries and config.circuit_breaker != OFF
         """Whether attempts may be refused, once their server is selected."""
         self.shows_calls = config.traces or bool(config.metrics)
         self.slow_seconds = None if config.slow_ms is None else config.slow_ms / 1000
@@ -287,7 +287,6 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         (config.policies, "the policies have"),
         (config.retry_budget == TOKENS, "adaptive retries have"),
         (config.circuit_breaker != "off", "circuit breakers have"),
-        (config.load_shedding, "load shedding has"),
     ):
         if chosen:
             logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)

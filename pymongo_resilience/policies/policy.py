@@ -17,11 +17,9 @@ from pymongo_resilience.option_types import (
     BOOLEAN,
     HEDGE,
     MAPPING,
-    PRIORITY,
     TIMEOUT_MODE,
     TIMEOUT_MS,
     OptionType,
-    Priority,
     TimeoutMode,
     names_its_fields,
     set_normal,
@@ -45,7 +43,6 @@ class PolicyFields(TypedDict, total=False):
     timeout_ms: int | None
     timeout_mode: TimeoutMode | None
     attempt_timeout_ms: int | None
-    priority: Priority | None
     hedge: bool | int | None
     resumable: bool | None
     atomic: bool | None
@@ -72,8 +69,6 @@ class Policy:
     """Whether a cursor has the timeout for its whole life, or for each batch it fetches."""
     attempt_timeout_ms: int | None = field(default=None, metadata={"kind": ATTEMPT_TIMEOUT_MS})
     """Milliseconds that what was sent may stay unanswered, before it is given up and repeated."""
-    priority: Priority | None = field(default=None, metadata={"kind": PRIORITY})
-    """Which operations are refused first with load shedding; normal where nothing names one."""
     hedge: bool | int | None = field(default=None, metadata={"kind": HEDGE})
     """Milliseconds after which an unanswered read is sent to a second server as well; True is the
     95th percentile of its collection, False is never."""

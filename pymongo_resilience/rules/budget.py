@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-from abc import abstractmethod
 
 from pymongo_resilience.clock import Clock
 
@@ -31,49 +30,61 @@ FORGOTTEN_S = 60.0
 
 DISTRESS = UNHEALTHY | {RetryReason.NOT_PRIMARY}
 """What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
-the application's own, and what a breaker or load shedding refused was never sent."""
+the application's own, and what a breaker refused was never sent."""
 
 
 class RetryBudget:
-    """Full at first. Thread- and task-safe: a reentrant lock. Counts in whole tenths of a token:
-    ten times 0.1 as floats is less than 1."""
+    """A budget that limits nothing, for a client without one; those below do. Thread- and
+    task-safe."""
 
     full = True
     """A success at the first attempt would change nothing."""
 
-    def __init__(self, most: float, least: float) -> None:
-        self._most, self._least = _tenths(most), _tenths(least)
-        self.reset_after_fork()
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: full again, and a lock that no thread of the parent's holds."""
-        self._lock = threading.RLock()
-        self._fill()
-
     @property
-    def tokens(self) -> float:
-        """What retries after overload errors may spend right now."""
-        return max(0, self._rejected) / 10
+    def tokens(self) -> float | None:
+        """What retries after overload errors may spend right now; None without a limit."""
+        return None
 
-    @abstractmethod
     def failed(self, failure: Failure, *, retried: bool) -> None:
         """An attempt failed; ``retried``: not the first one."""
 
-    @abstractmethod
-    def allows(self, failure: Failure) -> bool:
+    def allows(self, failure: Failure) -> bool:  # noqa: ARG002 - for the others, as below
         """Whether one retry may follow. Asking spends nothing."""
+        return True
 
-    def spend(self, failure: Failure) -> bool:  # noqa: ARG002 - for others
+    def spend(self, failure: Failure) -> bool:  # noqa: ARG002
         """Pay for the retry that was allowed; False where another thread had the last token."""
         return True
 
-    @abstractmethod
     def succeeded(self, *, retried: bool) -> None:
         """A command was answered well, at its first attempt or at a later one."""
 
     def is_rejection(self, failure: Failure) -> bool:
         """Whether it counts as overload here."""
         return failure.overloaded
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: full again, and a lock that no thread of the parent's holds."""
+
+
+UNLIMITED = RetryBudget()
+
+
+class _Accounts(RetryBudget):
+    """Tokens for what a server rejected, and for the rest, full at first, under a reentrant lock.
+    Counted in whole tenths: ten times 0.1 as floats is less than 1."""
+
+    def __init__(self, most: float, least: float) -> None:
+        self._most, self._least = _tenths(most), _tenths(least)
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.RLock()
+        self._fill()
+
+    @property
+    def tokens(self) -> float:
+        return max(0, self._rejected) / 10
 
     def _fill(self) -> None:
         self._rejected = self._others = self._most
@@ -87,7 +98,7 @@ class RetryBudget:
             self.full = self._rejected == self._others == self._most
 
 
-class RatioBudget(RetryBudget):
+class RatioBudget(_Accounts):
     """Retries in proportion to what succeeds, for every reason.
 
     Each failed attempt costs a token and each success earns a part of one; a retry needs what is
@@ -141,7 +152,7 @@ class RatioBudget(RetryBudget):
         return failure.overloaded and failure.stage is not Stage.NOT_SENT
 
 
-class TokenBucket(RetryBudget):
+class TokenBucket(_Accounts):
     """The specification's, for retries after overload errors alone. Source: Client Backpressure of
     February 2026, "Adaptive retry policy" and "Token Bucket"."""
 

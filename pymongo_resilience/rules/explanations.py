@@ -32,7 +32,6 @@ NOT_REPEATED: Final[Mapping[Rule, str]] = {
     Rule.DEADLINE: "{name}: no attempt fits before the deadline",
     Rule.OVERLOAD_WAIT: "{name}: the wait after an overload error would pass the deadline",
     Rule.BREAKER: "{name}: no timeout leaves time for the circuit breaker's next probe",
-    Rule.LOAD_SHEDDING: "{name}: refused by the client itself, by its priority",
     Rule.BUDGET: "{name}: the client's retry budget has no token left",
 }
 _BECAUSE: Final = {

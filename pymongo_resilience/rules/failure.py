@@ -61,8 +61,6 @@ class RetryReason(enum.StrEnum):
     """The server has closed the cursor of a resumable find."""
     CIRCUIT_BREAKER_OPEN = "circuit_breaker_open"
     """The server's circuit breaker is open: nothing was sent."""
-    LOAD_SHED = "load_shed"
-    """The client refused the operation itself: nothing was sent."""
     AUTHENTICATION_ERROR = "authentication_error"
     TLS_ERROR = "tls_error"
     """The TLS library refused the connection: a certificate, a version, a peer without TLS."""
@@ -82,7 +80,7 @@ class RetryReason(enum.StrEnum):
 
 NOTHING_HAPPENED = frozenset({
     RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.NODE_NOT_AVAILABLE, RetryReason.OVERLOADED,
-    RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED,
+    RetryReason.CIRCUIT_BREAKER_OPEN,
 })  # fmt: skip
 UNHEALTHY = frozenset({
     RetryReason.OVERLOADED, RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.DEAD_PEER,
@@ -91,7 +89,7 @@ UNHEALTHY = frozenset({
 })  # fmt: skip
 """What a server in distress causes."""
 NO_EVIDENCE = frozenset({
-    RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED,
+    RetryReason.CIRCUIT_BREAKER_OPEN,
     # In a failover the server is healthy: it answers, and serves again once there is a primary.
     # Excluding it would make the failover longer.
     RetryReason.NOT_PRIMARY,

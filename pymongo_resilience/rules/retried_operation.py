@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .budget import UNLIMITED, RetryBudget
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.clock import Deadline
 
-    from .budget import RetryBudget
     from .failure import Failure, RetryReason
     from .strategy import RetryStrategy
 
@@ -62,8 +63,8 @@ class Operation:
     """With ``timeout_ms=0``: no deadline, but repeating ends here."""
     max_retries: int | None = None
     """The client's own number; None leaves it to the configuration."""
-    budget: RetryBudget | None = field(default=None, repr=False)
-    """The client's, where it has one."""
+    budget: RetryBudget = field(default=UNLIMITED, repr=False)
+    """The client's."""
     part: bool = False
     """Whether the library repeats its whole transaction: what becomes of it is decided there."""
     method: str = ""
@@ -95,7 +96,7 @@ class Operation:
         return self.retry_window if self.deadline is None else self.deadline
 
     def count(self, failure: Failure) -> None:
-        """One more attempt has failed. What that costs, ``Limits.failed`` says."""
+        """One more attempt has failed. What that costs, ``RetryBudget.failed`` says."""
         self.attempts += 1
         self.unattempted += failure.pool_paused
         self.idempotent = self._is_idempotent(carried_txn_number=failure.carried_txn_number)

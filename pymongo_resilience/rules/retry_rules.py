@@ -67,8 +67,6 @@ class Rule(enum.StrEnum):
     that error is raised."""
     BREAKER = "circuit_breaker"
     """Rule 7: the server's circuit breaker is open, and there is no time to wait for its probe."""
-    LOAD_SHEDDING = "load_shedding"
-    """The client refused the operation itself."""
     BUDGET = "budget"
     """Rule 8: the server is overloaded, and the client's retry budget is spent."""
 
@@ -149,8 +147,7 @@ class RetryRules:
         limit = operation.time_limit
         if limit is not None and not limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
-        budget = operation.budget
-        if budget is not None and budget.is_rejection(failure) and not budget.allows(failure):
+        if operation.budget.is_rejection(failure) and not operation.budget.allows(failure):
             return GiveUp(Rule.BUDGET)
         if not wait > delay:
             return Retry(delay)
@@ -164,15 +161,13 @@ class RetryRules:
         go at once, as every driver's does. After a conflict, which no server in distress causes,
         none waits."""
         budget = operation.budget
-        if budget is None or operation.attempts < 2 or follows_specification(operation):  # noqa: PLR2004
+        if operation.attempts < 2 or follows_specification(operation):  # noqa: PLR2004
             return False
         excluded = failure.reason not in DISTRESS or budget.is_rejection(failure)
         return not excluded and not budget.allows(failure)
 
     def declined(self, operation: Operation, failure: Failure) -> Rule | None:
         """Rules 0 to 4: the one that declines; None where the strategy is to be asked."""
-        if failure.reason is RetryReason.LOAD_SHED:
-            return Rule.LOAD_SHEDDING
         if failure.timed_out and _deadline_is_over(operation, failure):
             return Rule.DEADLINE
         if failure.selection:

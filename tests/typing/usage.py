@@ -32,14 +32,7 @@ from pymongo_resilience.client_status import (
     ServerStatus,
     ServerVerdict,
 )
-from pymongo_resilience.errors import (
-    CircuitBreakerOpenError,
-    OverloadShedError,
-    RetryInfo,
-    RetryReason,
-    Rule,
-    Stage,
-)
+from pymongo_resilience.errors import CircuitBreakerOpenError, RetryInfo, RetryReason, Rule, Stage
 from pymongo_resilience.events import (
     BreakerClosed,
     BreakerOpened,
@@ -262,13 +255,13 @@ assert_type(pay(1, by="card"), bytes)
 pay("1", by="card")  # type: ignore[arg-type]
 override(timeout_ms=200, timeout_mode="iteration")
 override(timeout_mode="next")  # type: ignore[arg-type]
-override(priority="low")
+override(timeout_mode="iteration")
 override(hedge=True)
 Policy(hedge=20)
 Policy(hedge="soon")  # type: ignore[arg-type]
 override(atomic=True)
 override(atomic="yes")  # type: ignore[arg-type]
-Policy(priority="urgent")  # type: ignore[arg-type]
+Policy(timeout_mode="urgent")  # type: ignore[arg-type]
 override(idempotent="yes")  # type: ignore[arg-type]
 override(retry_writes=False)  # type: ignore[call-arg]
 Policy(data=["robot"])  # type: ignore[arg-type]
@@ -298,9 +291,6 @@ except OperationTimeoutError as late:
 except CircuitBreakerOpenError as refused:
     assert_type(refused.server, str)
     assert_type(refused.next_probe_in, float)
-except OverloadShedError as shed:
-    assert_type(shed.server, str)
-    assert_type(shed.refused, float)
 
 
 def tell(failure: Failure) -> str:
@@ -313,7 +303,7 @@ def tell(failure: Failure) -> str:
 # bind() gives back what it was given.
 unbound: list[str] = ["stands in for a collection: the type goes through"]
 assert_type(bind(unbound, Policy(timeout_ms=500)), list[str])
-assert_type(bind(unbound, timeout_ms=500, priority="low"), list[str])
+assert_type(bind(unbound, timeout_ms=500, hedge=20), list[str])
 bind(unbound, timeout=500)  # type: ignore[call-arg]
 bind(unbound, {"timeout_ms": 500})  # type: ignore[arg-type]
 Policy(timeout_ms=0.5)  # type: ignore[arg-type]

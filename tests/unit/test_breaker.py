@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
-from pymongo_resilience_instrumentation.selection.client_limits import ByServer
+from pymongo_resilience_instrumentation.selection.client_limits import ClientBreakers
 from support.engine.fake_clock import FakeClock
 
 from pymongo_resilience.breakers import (
@@ -21,6 +22,8 @@ from pymongo_resilience.breakers import (
     Snapshot,
     State,
 )
+from pymongo_resilience.config import Config
+from pymongo_resilience.events import Broadcast
 
 PROMPT = 1e-6
 """Seconds between two switches of threads: races that there are, are met."""
@@ -303,14 +306,14 @@ def test_afresh_in_a_forked_child(
 
 @pytest.mark.usefixtures("restless_threads")
 def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) -> None:
-    breakers: ByServer[int, CircuitBreaker] = ByServer(lambda _: CircuitBreaker(SETTINGS, clock))
+    breakers = ClientBreakers(SimpleNamespace(), Config(), clock, Broadcast([]))
     together = threading.Barrier(8)
 
     def ask(_: int) -> list[CircuitBreaker]:
         asked = []
         for server in range(50):
             together.wait(10)
-            asked.append(breakers[server])
+            asked.append(breakers["host", server])
         return asked
 
     with ThreadPoolExecutor(8) as pool:

@@ -33,7 +33,6 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
 
@@ -58,12 +57,11 @@ def operation(
 
 
 def decided(operation: Operation, failure: Failure) -> GiveUp | Retry:
-    limits = Limits(operation.budget)
-    limits.failed(failure, retried=operation.attempts > 0)
+    operation.budget.failed(failure, retried=operation.attempts > 0)
     operation.count(failure)
     verdict = RULES.decide(operation, failure)
     if isinstance(verdict, Retry):
-        assert limits.spend(failure)
+        assert operation.budget.spend(failure)
     return verdict
 
 
@@ -232,7 +230,7 @@ def test_without_a_deadline_the_one_retry_is_made() -> None:
 @pytest.mark.parametrize("reason", RetryReason)
 def test_only_what_a_server_in_distress_causes_costs_a_token(reason: RetryReason) -> None:
     budget = RatioBudget(1, 0)
-    Limits(budget).failed(Failure(RuntimeError(), Stage.ANSWERED, reason), retried=False)
+    budget.failed(Failure(RuntimeError(), Stage.ANSWERED, reason), retried=False)
     assert budget.allows(CUT) == (reason not in DISTRESS)
     assert budget.allows(OVERLOAD)
 

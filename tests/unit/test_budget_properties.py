@@ -12,7 +12,7 @@ from support.engine.failing_work import Call, Fault
 from support.engine.retry_strategies import AT_ONCE, half
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
+from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 
@@ -34,15 +34,6 @@ POOR = Setting(
     tokens=Tokens(capacity=15, there=10),
 )
 """Lives from hand to mouth: each token that it spends returns before the next is due."""
-SHED = replace(
-    POOR,
-    faults=(
-        Fault(reason=RetryReason.SOCKET_NOT_AVAILABLE, stage=Stage.NOT_SENT),
-        Fault(reason=RetryReason.LOAD_SHED),
-    ),
-    tokens=Tokens(capacity=1, there=0),
-)
-"""The retry is refused by the client itself: no server has answered it, and it earns nothing."""
 with_budgets = st.builds(
     lambda setting, tokens: replace(setting, tokens=tokens), settings_of_any_kind, budgets
 )
@@ -56,8 +47,7 @@ def replayed(setting: Setting, outcome: Outcome) -> list[int]:
     for number in range(1, outcome.attempts + 1):
         fault = setting.faults[(number - 1) % len(setting.faults)]
         overloaded = SYSTEM_OVERLOADED in fault.labels
-        refused_here = fault.reason is RetryReason.LOAD_SHED
-        if number > 1 and not (overloaded or refused_here):
+        if number > 1 and not overloaded:
             tenths = min(setting.tokens.capacity, tenths + 10)
         if overloaded and number in retried:
             tenths -= 10
@@ -67,7 +57,6 @@ def replayed(setting: Setting, outcome: Outcome) -> list[int]:
 
 @given(setting=with_budgets)
 @example(setting=POOR)
-@example(setting=SHED)
 def test_a_retry_after_an_overload_takes_a_token_that_is_there(setting: Setting) -> None:
     outcome = run_forever(setting)
     levels = replayed(setting, outcome)

@@ -40,7 +40,6 @@ TABLE: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
     "base_backoff_ms": (100, {"1": 1, "60000": 60_000}, (*NO_NUMBER, 0, 60_001)),
     "max_backoff_ms": (10_000, {"1": 1, "600000": 600_000}, (*NO_NUMBER, 0, 600_001)),
     "retry_budget": ("ratio", {"Tokens": "Tokens", "off": "off"}, (None, True, 1, "none")),
-    "load_shedding": (False, ON, NO_BOOLEAN),
     "overload_retargeting": (None, ON, NO_BOOLEAN[:-1]),
     "circuit_breaker": ("off", {"on": "on", "Always": "Always"}, (None, True, 1, "true")),
     "circuit_breaker_failure_rate": (0.5, {"0.01": 0.01, "1": 1}, (None, True, "0.5", 0, 1.01)),

@@ -28,7 +28,6 @@ REASONS = {
     "ATTEMPT_TIMEOUT": ("attempt_timeout", False, False),
     "CURSOR_LOST": ("cursor_lost", False, False),
     "CIRCUIT_BREAKER_OPEN": ("circuit_breaker_open", True, False),
-    "LOAD_SHED": ("load_shed", True, False),
     "AUTHENTICATION_ERROR": ("authentication_error", False, False),
     "TLS_ERROR": ("tls_error", False, False),
     "ACCESS_ERROR": ("access_error", False, False),

@@ -62,7 +62,6 @@ CASES = {
         failure(IN_FLIGHT, R.UNKNOWN, selection=True, **HURRIED), Evidence.NONE),
     "its cursor is gone": (failure(ANSWERED, R.CURSOR_LOST), Evidence.HEALTHY),
     "its breaker is open": (failure(NOT_SENT, R.CIRCUIT_BREAKER_OPEN), Evidence.NONE),
-    "the client refused it itself": (failure(NOT_SENT, R.LOAD_SHED, labels=BOTH), Evidence.NONE),
 }  # fmt: skip
 
 

@@ -26,10 +26,7 @@ from pymongo.errors import (
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation.failures import classify, error_texts, reasons
-from pymongo_resilience_instrumentation.selection.client_limits import (
-    OverloadShedError,
-    breaker_error,
-)
+from pymongo_resilience_instrumentation.selection.client_limits import breaker_error
 from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
 from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import command_limits, timeout_errors as timeouts
@@ -147,7 +144,6 @@ def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
         classify.failure_of(AutoReconnect("refused"), unsent).reason,
         classify.failure_of(ServerSelectionTimeoutError("none"), unsent).reason,
         classify.failure_of(refused_by_a_breaker(), unsent).reason,
-        classify.failure_of(refused_by_the_client(), unsent).reason,
     }
     assert reason in met
 
@@ -158,14 +154,8 @@ def refused_by_a_breaker() -> Exception:
     return breaker_error(at, breaker, next_probe_in=5.0, elsewhere=False, labels=[])
 
 
-def refused_by_the_client() -> Exception:
-    return OverloadShedError("nothing was sent", {"errorLabels": list(BOTH_OVERLOAD_LABELS)})
-
-
 def test_a_refusal_from_within_an_attempt_is_another_client_s() -> None:
     unsent = SENT._replace(reached_connection=False)
-    shed, another_s = (classify.failure_of(refused_by_the_client(), it) for it in (unsent, SENT))
-    assert (shed.reason, another_s.reason) == (RetryReason.LOAD_SHED, RetryReason.OVERLOADED)
     own, another_s = (classify.failure_of(refused_by_a_breaker(), it) for it in (unsent, SENT))
     assert (own.reason, own.next_probe_in) == (RetryReason.CIRCUIT_BREAKER_OPEN, 5.0)
     assert (another_s.reason, another_s.next_probe_in) == (RetryReason.UNKNOWN, None)

@@ -48,7 +48,6 @@ policies = st.builds(
     data=st.none() | st.dictionaries(st.text(max_size=2), st.integers()),
     timeout_ms=st.none() | st.integers(0, 9),
     timeout_mode=st.sampled_from([None, "cursor_lifetime", "iteration"]),
-    priority=st.sampled_from([None, "high", "normal", "low"]),
     hedge=st.none() | st.booleans() | st.integers(1, 9),
     atomic=st.none() | st.booleans(),
     resumable=st.none() | st.booleans(),
@@ -226,8 +225,6 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
         ("timeout_ms", "100", r"timeout_ms='100': expected an integer from 0 to"),
         ("timeout_mode", "next", r"timeout_mode='next': expected one of cursor_lifetime, iterat"),
         ("timeout_mode", True, r"timeout_mode=True: expected one of"),
-        ("priority", "urgent", r"priority='urgent': expected one of high, normal, low"),
-        ("priority", 1, r"priority=1: expected one of"),
         ("hedge", 0, r"hedge=0: expected true, false or an integer from 1"),
         ("hedge", 0.5, r"hedge=0\.5: expected true, false or an integer from 1"),
     ],
@@ -278,7 +275,7 @@ def test_a_calculator_that_is_no_function_is_refused(cls: Any) -> None:
 
 def test_all_illegal_values_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Policy(timeout_ms=-1, data=5, priority="LOW", hedge=0)  # type: ignore[arg-type]
+        Policy(timeout_ms=-1, data=5, timeout_mode="ITERATION", hedge=0)  # type: ignore[arg-type]
     assert len(caught.value.problems) == 3
 
 

@@ -31,7 +31,6 @@ data = {team = "files", level = 3}
 [policies."*.audit"]
 idempotent = false
 timeout_mode = "iteration"
-priority = "low"
 hedge = 20
 atomic = true
 resumable = true
@@ -67,7 +66,6 @@ def test_rules_of_a_file(file: Path) -> None:
             "*.audit": Policy(
                 False,
                 timeout_mode="iteration",
-                priority="low",
                 hedge=20,
                 atomic=True,
                 resumable=True,
@@ -104,8 +102,6 @@ def test_every_strategy_has_its_name(name: str, file: Path) -> None:
          "timeout_mode='next': expected one of cursor_lifetime, iteration"),
         ("idempotent = 1", "idempotent=1: expected true or false"),
         ("idempotent = 'yes'", "idempotent='yes': expected true or false"),
-        ("priority = 'urgent'",
-         "priority='urgent': expected one of high, normal, low"),
         ("hedge = 1.5", "hedge=1.5: expected true, false or an integer from 1 to 2147483647"),
         ("atomic = 1", "atomic=1: expected true or false"),
         ("data = 'secret'", "data is of type str: expected a mapping"),

@@ -19,10 +19,7 @@ from pymongo_resilience_instrumentation.failures.reasons import (
     DeadPeerError,
     InterruptedAttemptError,
 )
-from pymongo_resilience_instrumentation.selection.client_limits import (
-    CircuitBreakerOpenError,
-    OverloadShedError,
-)
+from pymongo_resilience_instrumentation.selection.client_limits import CircuitBreakerOpenError
 
 from pymongo_resilience.rules.failure import RetryReason
 
@@ -81,7 +78,6 @@ CLASSES = [
     (_caused_by(InterruptedAttemptError()), False, RetryReason.INTERRUPTED),
     (_caused_by(UNTRUSTED), False, RetryReason.TLS_ERROR),
     (CircuitBreakerOpenError("open"), False, RetryReason.CIRCUIT_BREAKER_OPEN),
-    (OverloadShedError("refused"), False, RetryReason.LOAD_SHED),
 ]
 
 

@@ -91,7 +91,6 @@ def test_what_is_transient_is_repeated_after_growing_pauses_with_and_without_a_d
         (failed(), Repeat.TRANSACTION, 0.0, Rule.DEADLINE),
         (failed(timed_out=True), Repeat.COMMIT, 0.0, Rule.DEADLINE),
         (failed(timed_out=True), Repeat.NOTHING, 20.0, Rule.DEADLINE),
-        (failed(RetryReason.LOAD_SHED), Repeat.TRANSACTION, 20.0, Rule.LOAD_SHEDDING),
         (failed(selection=True), Repeat.TRANSACTION, 20.0, Rule.SELECTION),
         (failed(selection=True, terminal=True), Repeat.TRANSACTION, 20.0, Rule.TERMINAL),
         (failed(next_probe_in=30.0), Repeat.TRANSACTION, 20.0, Rule.BREAKER),

@@ -26,11 +26,7 @@ from pymongo.errors import (
     WriteError,
 )
 
-from pymongo_resilience.errors import (
-    CircuitBreakerOpenError,
-    OperationTimeoutError,
-    OverloadShedError,
-)
+from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
@@ -65,7 +61,6 @@ OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 UNSENT: Mapping[type[Exception], RetryReason] = {
     ServerSelectionTimeoutError: RetryReason.NODE_NOT_AVAILABLE,
     CircuitBreakerOpenError: RetryReason.CIRCUIT_BREAKER_OPEN,
-    OverloadShedError: RetryReason.LOAD_SHED,
     # The pool is full of this process's own work; a repetition would wait once more.
     WaitQueueTimeoutError: RetryReason.UNKNOWN,
 }
@@ -129,8 +124,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
     executed = _executed(cause, document)
-    shed = isinstance(cause, OverloadShedError) and not attempt.reached_connection
-    rejected = not (executed or shed) and labels >= OVERLOADED
+    rejected = not executed and labels >= OVERLOADED
     reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
     return Failure(

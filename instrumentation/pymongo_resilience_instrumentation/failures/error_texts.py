@@ -8,11 +8,7 @@ from typing import NamedTuple
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience import redaction
-from pymongo_resilience.errors import (
-    CircuitBreakerOpenError,
-    OperationTimeoutError,
-    OverloadShedError,
-)
+from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.rules.explanations import COMMITTED, UNKNOWN_COMMIT
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
@@ -27,13 +23,11 @@ OUTCOMES = {
     Rule.TERMINAL: "terminal",
     Rule.BUDGET: "budget",
     Rule.BREAKER: "breaker_open",
-    Rule.LOAD_SHEDDING: "load_shed",
 }
 """By the rule that declined a retry; the words of the telemetry contract."""
 _BY_ERROR = (
     (OperationTimeoutError, Rule.DEADLINE),
     (CircuitBreakerOpenError, Rule.BREAKER),
-    (OverloadShedError, Rule.LOAD_SHEDDING),
 )
 
 

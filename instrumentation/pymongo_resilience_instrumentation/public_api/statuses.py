@@ -18,11 +18,10 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     """Answers :func:`pymongo_resilience.status` for a client; ``runtime`` is None while nothing
     is instrumented."""
     described = client.topology_description
-    budget = shedders = hedges = dead_peer_s = None
+    budget = hedges = dead_peer_s = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
-        limits = runtime.limits.of(client)
-        budget, shedders = limits.budget, limits.shedders
+        budget = runtime.limits.of(client).budget
         breakers = runtime.breakers_of(client)
         hedges = None if runtime.hedges is None else runtime.hedges.known(client)
         if driver.connections.can_watch():
@@ -52,7 +51,6 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error and error_text(each.error, at),
                 lost_connections=driver.connections.lost(driver.connections.pool_of(client, at)),
-                load_shed=None if shedders is None else shedders[address].refused(),
             )
             for each in servers_of(described)
             for at, address in [(each.address, address_text(each.address))]

@@ -26,9 +26,6 @@ from pymongo_resilience_instrumentation.operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
-REFUSED = frozenset({RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED})
-"""By the library itself: an attempt that was made, and failed, says more."""
-
 
 def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -> Exception:
     """A method of ``RetryLoop``."""
@@ -76,8 +73,9 @@ def _chosen(before: Failure | None, failure: Failure) -> Failure:
     if failure.repeats_transaction and not before.repeats_transaction:
         # The runner of the transaction must see that it can be repeated.
         return failure
-    if failure.reason in REFUSED:
-        says_less = before.reason not in REFUSED
+    if failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN:
+        # An attempt that was made, and failed, says more.
+        says_less = before.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
     else:
         out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
         of_the_driver = failure.selection or _of_the_driver(failure.error)

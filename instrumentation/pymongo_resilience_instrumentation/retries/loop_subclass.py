@@ -17,9 +17,9 @@ from weakref import ref
 from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.breakers import Permit
-from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
+from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
-from pymongo_resilience.option_types import NORMAL
+from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
 from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience_instrumentation import calls, driver
@@ -32,7 +32,7 @@ from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
 from . import failed_attempts
-from .final_errors import REFUSED, final_error
+from .final_errors import final_error
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
 Run = Callable[..., Any]
@@ -117,7 +117,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         unfinished = error is not None and is_closing(error)
         if error is None and not self.began:
             limits = runtime.limits.get(id(driver.retry_loop.client(self)))
-            if limits is not None and limits.budget is not None and not limits.budget.full:
+            if limits is not None and not limits.budget.full:
                 limits.budget.succeeded(retried=False)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
@@ -172,20 +172,22 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def selected(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
 
-        Raises CircuitBreakerOpenError or OverloadShedError, both also pymongo's AutoReconnect.
+        Raises CircuitBreakerOpenError, also pymongo's AutoReconnect.
         """
         if self.call is NOT_OURS or not self.call.has_operations:
             return
         try:
-            priority: Any = None
-            if self.limits.shedders is not None:
-                priority = self.call.wanted(self.runtime.rules, "priority")
-            self.permit = self.limits.admit(self, server, priority or NORMAL)
-        except (CircuitBreakerOpenError, OverloadShedError):
+            if (breakers := self.limits.breakers) is not None:
+                self.permit = breakers.admit(self, driver.selection.address(server))
+        except CircuitBreakerOpenError:
             driver.selection.note_server(self, server)
             raise
         except faults():
             logger.exception("internal error in pymongo-resilience after a server was selected")
+
+    @property
+    def budget(self) -> RetryBudget:
+        return self.limits.budget
 
     def operation(self) -> Operation:
         self.check_repeated()
@@ -223,7 +225,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         if self.progress is not None and progress != self.progress:
             # A bulk has gone on: the retry of its last command has succeeded.
             if operation.attempts:
-                self.limits.succeeded(retried=True)
+                self.budget.succeeded(retried=True)
             operation.next_command()
             self.txn_number.next_command()
         self.progress = progress
@@ -231,14 +233,15 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def report(self, failure: Failure, operation: Operation) -> Callable[[], Any] | None:
         self._end_permit(evidence(failure))
         with shielded("after an attempt"):
-            self.limits.failed(failure, retried=operation.attempts > 0)
+            self.budget.failed(failure, retried=operation.attempts > 0)
             if failure.overloaded and self.runtime.hedges is not None:
                 self.runtime.hedges.of(driver.retry_loop.client(self)).budget.overloaded()
         check = driver.next_attempt.needed_check(self, failure)
         return driver.next_attempt.needed_unpin(self, failure) if check is None else check
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
-        if self.last is None or not (failure.no_writes_performed or failure.reason in REFUSED):
+        unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
+        if self.last is None or not (failure.no_writes_performed or unsent):
             self.last = failure
         driver.next_attempt.prepare_retry(self, failure)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:

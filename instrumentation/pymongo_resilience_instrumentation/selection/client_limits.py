@@ -1,5 +1,5 @@
-"""The limits of each client, and the attempts that it refuses itself: by load shedding, or by the
-circuit breaker of their server. Checked before an attempt, updated with its outcome.
+"""The limits of each client: its retry budget, and the circuit breakers of its servers, which are
+checked before an attempt and updated with its outcome.
 
 A batch of a cursor and what follows the first command of a transaction are bound to their server:
 never refused, but counted. killCursors and endSessions are neither refused nor counted.
@@ -8,10 +8,9 @@ never refused, but counted. killCursors and endSessions are neither refused nor 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from random import random
-from typing import Any, TypeVar
+from typing import Any
 
 from pymongo.errors import AutoReconnect
 
@@ -20,9 +19,8 @@ from pymongo_resilience.breakers import BreakerSettings, CircuitBreaker, Permit,
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.config import OFF, TOKENS, Config
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
-from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
-from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
-from pymongo_resilience.rules.limits import Limits, LoadShedder
+from pymongo_resilience.rules.budget import UNLIMITED, RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients import client_options
@@ -32,80 +30,44 @@ class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
     """An AutoReconnect, as every ``except`` clause knows one: nothing was sent."""
 
 
-class OverloadShedError(errors.OverloadShedError, AutoReconnect):
-    """An AutoReconnect, as every ``except`` clause knows one: nothing was sent."""
-
-
-Server = TypeVar("Server")
-Kept = TypeVar("Kept", CircuitBreaker, LoadShedder)
-
-
-class ByServer(dict[Server, Kept]):
-    """What one client has for each server, made as it is used. Thread- and task-safe: each step is
-    one of a dict's."""
-
-    def __init__(self, make: Callable[[Server], Kept]) -> None:
-        super().__init__()
-        self._make: Callable[[Server], Kept] = make
-
-    def __missing__(self, server: Server) -> Kept:
-        return self.setdefault(server, self._make(server))
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: new locks, and no breaker is open."""
-        for each in self.values():
-            each.reset_after_fork()
-
-
-class ClientLimits(Limits):
+class ClientLimits:
     """The limits of one client, which is not held alive. Thread- and task-safe."""
 
-    shedders: ByServer[str, LoadShedder] | None = None
+    budget: RetryBudget = UNLIMITED
     breakers: ClientBreakers | None = None
 
     def __init__(
         self, config: Config | None, clock: Clock, listener: Listener, client: object
     ) -> None:
         """``config``: None where pymongo's own loop decides, and nothing is limited."""
-        super().__init__()
         if config is None:
             return
         self.budget = _budget(client_options.adaptive.get(id(client)), config, clock)
-        if config.load_shedding:
-            self.shedders = ByServer(lambda _: LoadShedder(clock, random))
         if config.circuit_breaker != OFF:
             self.breakers = ClientBreakers(client, config, clock, listener)
 
-    def admit(self, loop: object, server: object, priority: str) -> Permit | None:
-        """Before anything is sent to the server that was selected; the breaker's permit, where it
-        was asked. Raises OverloadShedError or CircuitBreakerOpenError."""
-        address = driver.selection.address(server)
-        if self.shedders is not None and not driver.selection.is_bound(loop):
-            text = address_text(address)
-            shedder = self.shedders[text]
-            if not shedder.admits(priority):
-                raise _shed_error(text, shedder.refused(priority), priority, _transient(loop))
-        return None if self.breakers is None else self.breakers.admit(loop, address)
-
     def reset_after_fork(self) -> None:
         """In a forked child: new locks, full budgets, and no breaker is open."""
-        for each in (self.budget, self.shedders, self.breakers):
-            if each is not None:
-                each.reset_after_fork()
+        self.budget.reset_after_fork()
+        for breaker in (self.breakers or {}).values():
+            breaker.reset_after_fork()
 
 
-def _budget(adaptive: bool | None, config: Config, clock: Clock) -> RetryBudget | None:
+def _budget(adaptive: bool | None, config: Config, clock: Clock) -> RetryBudget:
     """``adaptive``: what the client says itself."""
     kind = config.retry_budget
     if adaptive is not None:
         kind = TOKENS if adaptive else OFF
     if kind == OFF:
-        return None
+        return UNLIMITED
     return TokenBucket() if kind == TOKENS else RatioBudget(clock=clock)
 
 
-class ClientBreakers(ByServer[Address, CircuitBreaker]):
-    """The breakers of one client, which is not held alive. Thread- and task-safe."""
+class ClientBreakers(dict[Address, CircuitBreaker]):
+    """The breakers of one client, which is not held alive, made as its servers are used.
+
+    Thread- and task-safe: each step is one of a dict's.
+    """
 
     def __init__(self, client: object, config: Config, clock: Clock, listener: Listener) -> None:
         settings = BreakerSettings(
@@ -114,11 +76,15 @@ class ClientBreakers(ByServer[Address, CircuitBreaker]):
             minimum_calls=config.circuit_breaker_minimum_calls,
             open_for=config.circuit_breaker_open_s,
         )
-        super().__init__(lambda at: CircuitBreaker(settings, clock, partial(self._publish, at)))
+        self._settings, self._clock = settings, clock
         self._client = weakref.ref(client)
         self._listener = listener
         self._always = config.circuit_breaker == "always"
         """Also for operations that could go nowhere else."""
+
+    def __missing__(self, address: Address) -> CircuitBreaker:
+        made = CircuitBreaker(self._settings, self._clock, partial(self._publish, address))
+        return self.setdefault(address, made)
 
     def admit(self, loop: object, address: Address) -> Permit | None:
         """Leave to send an attempt; None without asking. Raises CircuitBreakerOpenError."""
@@ -175,19 +141,6 @@ class ClientBreakers(ByServer[Address, CircuitBreaker]):
         if change.state is State.OPEN:
             event = BreakerOpened(server, change.calls, change.failures, change.next_probe_in)
         self._listener.on_event(event)
-
-
-def _shed_error(
-    address: str, refused: float, priority: str, labels: list[str]
-) -> OverloadShedError:
-    error = OverloadShedError(
-        f"nothing was sent: {address} rejects most of what it is sent, so this client refuses "
-        f"{refused:.0%} of its operations of {priority} priority "
-        "(PYMONGO_RESILIENCE_LOAD_SHEDDING=false switches that off)",
-        {"errorLabels": [SYSTEM_OVERLOADED, RETRYABLE, *labels]},
-    )
-    vars(error).update(server=address, priority=priority, refused=refused)
-    return error
 
 
 def breaker_error(

@@ -109,9 +109,9 @@ def _size(client: ClientState, *, largest: bool = True) -> Iterator[Observation]
 
 
 def _tokens(client: ClientState) -> Iterator[Observation]:
-    budget = client.limits.budget
-    if budget is not None:
-        yield Observation(budget.tokens, {"pymongo_resilience.client": str(client.number)})
+    tokens = client.limits.budget.tokens
+    if tokens is not None:
+        yield Observation(tokens, {"pymongo_resilience.client": str(client.number)})
 
 
 ADDED_UP = ("{connection}", "{request}")

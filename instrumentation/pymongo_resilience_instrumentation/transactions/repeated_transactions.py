@@ -136,7 +136,7 @@ class Repetition:
             self._executor.retry_rules, operation, failure, what
         )
         facts = of_both_events(operation, failure)
-        if isinstance(verdict, Retry) and not self._client_limits.spend(failure):
+        if isinstance(verdict, Retry) and not self._client_limits.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
         if isinstance(verdict, Retry):
             self.follows, self.delay = what, verdict.delay

@@ -12,6 +12,7 @@ from support.engine.engine_inputs import Whimsical
 from support.engine.failing_work import BlockingWork, FakeWork, run_in_thread
 
 from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.rules.budget import UNLIMITED
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
 
@@ -26,8 +27,8 @@ BOTH_LABELS = {"SystemOverloadedError", "RetryableError"}
 
 
 def permitted(call: Call, fault: Fault) -> bool:
-    """Rules 0 to 3, and that neither a failed selection nor a refusal of ours is repeated."""
-    if fault.selection or fault.reason is RetryReason.LOAD_SHED:
+    """Rules 0 to 3, and that no failed selection is repeated."""
+    if fault.selection:
         return False
     if call.kind is Kind.TRANSACTION:
         # Its own rules have been asked before.
@@ -70,7 +71,7 @@ def work_for(setting: Setting, kind: type[W], patience: int = 10_000) -> W:
         window=setting.window,
         patience=patience,
         own_max_retries=setting.own_max_retries,
-        budget=None if setting.tokens is None else setting.tokens.bucket(),
+        budget=UNLIMITED if setting.tokens is None else setting.tokens.bucket(),
     )
 
 

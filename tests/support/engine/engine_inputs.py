@@ -124,7 +124,7 @@ forgiving_faults = st.builds(
     Fault,
     reason=st.sampled_from(
         sorted(
-            set(RetryReason) - {RetryReason.UNKNOWN, RetryReason.LOAD_SHED},
+            set(RetryReason) - {RetryReason.UNKNOWN},
             key=lambda each: each.value,
         )
     ),

@@ -11,8 +11,8 @@ from support.engine.fake_clock import FakeClock
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.budget import UNLIMITED, RetryBudget
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
-from pymongo_resilience.rules.limits import Limits
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.testing import RecordingListener
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from pymongo_resilience.events import Event
-    from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.retry_rules import RetryRules, Rule
     from pymongo_resilience.rules.strategy import RetryStrategy
 
@@ -99,7 +98,7 @@ class FakeWork:
     attempts: int = 0
     patience: int = 10_000
     own_max_retries: int | None = None
-    budget: RetryBudget | None = None
+    budget: RetryBudget = UNLIMITED
     left: list[Failure] = field(default_factory=list)
     prepared: list[Failure] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
@@ -145,17 +144,13 @@ class FakeWork:
         assert fault is not None
         if fault.next_command:
             if operation.attempts:
-                self.limits.succeeded(retried=True)
+                self.budget.succeeded(retried=True)
             operation.next_command()
         return failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
 
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.budget)
-
     def _report(self, failure: Failure, operation: Operation) -> None:
         self.left.append(failure)
-        self.limits.failed(failure, retried=operation.attempts > 0)
+        self.budget.failed(failure, retried=operation.attempts > 0)
 
     def prepare(self, failure: Failure, operation: Operation, /) -> None:
         self.prepared.append(failure)
@@ -181,7 +176,7 @@ class BlockingWork(FakeWork):
         except Exception as error:  # noqa: BLE001 - the rules decide
             failed = error
         else:
-            self.limits.succeeded(retried=False)
+            self.budget.succeeded(retried=False)
             return result
         return executor.run(self, failed)
 
@@ -196,7 +191,7 @@ class AwaitedWork(FakeWork):
             await asyncio.sleep(0)
             self.left.append(failure)
 
-        self.limits.failed(failure, retried=operation.attempts > 0)
+        self.budget.failed(failure, retried=operation.attempts > 0)
         return release
 
     async def run(self, executor: AsyncExecutor) -> Any:
@@ -205,7 +200,7 @@ class AwaitedWork(FakeWork):
         except Exception as error:  # noqa: BLE001 - the rules decide
             failed = error
         else:
-            self.limits.succeeded(retried=False)
+            self.budget.succeeded(retried=False)
             return result
         return await executor.run(self, failed)
 
@@ -274,7 +269,13 @@ def _outcome(
     assert declined == ([] if rule is None else [rule]), "the events tell another end"
     waits = [event.delay for event in heard.events if isinstance(event, RetryScheduled)]
     elapsed = work.clock.now() - START
-    tokens = None if work.budget is None else work.budget.tokens
     return Outcome(
-        result, rule, work.attempts, waits, work.clock.sleeps, heard.events, elapsed, tokens
+        result,
+        rule,
+        work.attempts,
+        waits,
+        work.clock.sleeps,
+        heard.events,
+        elapsed,
+        work.budget.tokens,
     )

@@ -23,7 +23,7 @@ from support.engine.retry_strategies import (
     waiting,
 )
 
-from pymongo_resilience.rules.budget import TokenBucket
+from pymongo_resilience.rules.budget import UNLIMITED, RetryBudget, TokenBucket
 from pymongo_resilience.rules.failure import (
     RETRYABLE,
     RETRYABLE_WRITE,
@@ -58,9 +58,9 @@ class Scenario:
     tokens: tuple[float, float] | None = field(default=None, kw_only=True)
     """In the client's retry budget, of a capacity of 1000, before and after."""
 
-    def budget(self) -> TokenBucket | None:
+    def budget(self) -> RetryBudget:
         if self.tokens is None:
-            return None
+            return UNLIMITED
         bucket = TokenBucket()
         assert bucket.consume(bucket.tokens - self.tokens[0])
         return bucket
@@ -104,7 +104,6 @@ UNTRUSTED = Fault(reason=_R.TLS_ERROR, stage=Stage.NOT_SENT)
 BREAKER_OPEN = Fault(reason=_R.CIRCUIT_BREAKER_OPEN, stage=Stage.NOT_SENT)
 REFUSED = BREAKER_OPEN(next_probe_in=2.0, listed_retryable=False)
 REFUSED_HERE = REFUSED(elsewhere=True)
-SHED = Fault(reason=_R.LOAD_SHED, stage=Stage.NOT_SENT, labels=BOTH)
 UNKNOWN = Fault(reason=_R.UNKNOWN)
 NO_SERVER = Fault(
     reason=_R.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT, selection=True, timed_out=True
@@ -133,7 +132,6 @@ DEADLINE = Rule.DEADLINE
 TOO_LONG = Rule.OVERLOAD_WAIT
 BREAKER = Rule.BREAKER
 BUDGET = Rule.BUDGET
-SHEDDING = Rule.LOAD_SHEDDING
 
 # How long it waits.
 AFTER_OVERLOAD = [0.05, 0.1, 0.2, 0.4, 0.8]
@@ -418,9 +416,6 @@ RULE_6 = [
     S("rule 5 before rule 6", READ, [CUT(takes=2)], STRATEGY, 1, [], strategy=REFUSES, timeout=1),
 ]
 RULE_7 = [
-    S("refused by the client itself", READ, [SHED], SHEDDING, 1, [], timeout=10, tokens=(9, 9)),
-    S("refused by the client itself on the retry", INSERT_ONE, [OVERLOAD, SHED], SHEDDING, 2,
-      [0.05], timeout=10),
     S("no deadline: the probe is not waited for", READ, [REFUSED], BREAKER, 1, []),
     S("no deadline: another server is there", READ, [REFUSED_HERE], OK, 2, [0]),
     S("no deadline: another server is there, but one retry", READ, [REFUSED_HERE] * 2, ATTEMPTS, 2,
