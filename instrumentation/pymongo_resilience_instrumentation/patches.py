@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.retries import loop_subclass, stopped_bu
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry import command_spans, pool_metrics
+from pymongo_resilience_instrumentation.telemetry import pool_metrics
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
 
@@ -52,7 +52,10 @@ PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
 
 
-FEATURES = ("atomic_writes", "gridfs", "hedged_reads", "resumable_finds", "single_documents")
+FEATURES = (
+    "atomic_writes", "command_comments", "gridfs", "hedged_reads", "resumable_finds",
+    "single_documents",
+)  # fmt: skip
 """The folder ``features``; nothing else imports them. Each has ``plug_in(runtime, put_on)``: it
 registers senders, before the core's own patches are made, or puts on rows of its own."""
 
@@ -148,9 +151,6 @@ def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
             runtime.enabled_flag, runtime.clients, runtime.driver_metrics
         )
     yield from session_methods.wrapped(runtime)
-    if runtime.config.command_comment:
-        for owner in driver.connections.connections_with(driver.connections.PASSED):
-            yield owner, driver.connections.PASSED, command_spans.comment(runtime.enabled_flag)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)
     yield from command_limits.wrapped(runtime.enabled_flag)

@@ -11,7 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.telemetry.command_spans import COMMENTED
+from pymongo_resilience_instrumentation.features.command_comments import COMMENTED
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, Scene
 from support.servers import has

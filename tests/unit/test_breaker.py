@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 from pymongo_resilience_instrumentation.selection.client_limits import ClientBreakers
@@ -306,7 +305,7 @@ def test_afresh_in_a_forked_child(
 
 @pytest.mark.usefixtures("restless_threads")
 def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) -> None:
-    breakers = ClientBreakers(SimpleNamespace(), Config(), clock, Broadcast([]))
+    breakers = ClientBreakers(lambda: None, Config(), clock, Broadcast([]))
     together = threading.Barrier(8)
 
     def ask(_: int) -> list[CircuitBreaker]:

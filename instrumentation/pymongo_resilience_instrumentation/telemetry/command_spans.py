@@ -7,10 +7,6 @@ recorded operation has no span.
 The application's hooks are called as opentelemetry-instrumentation-pymongo calls them:
 ``request_hook(span, CommandStartedEvent)``, ``response_hook(span, CommandSucceededEvent)`` and
 ``failed_hook(span, CommandFailedEvent)``, in the thread or task of the operation.
-
-Where it is asked for, a comment on commands leads from the server's profiler and slow-query log to
-the operation span, which all attempts of an operation share: a repeated write is the same to the
-last byte, and the server recognises it.
 """
 
 from __future__ import annotations
@@ -28,17 +24,14 @@ from bson import json_util
 from bson.binary import Binary
 from opentelemetry import context, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pymongo import monitoring
 
 from pymongo_resilience.config import NEVER, ON_RETRY
-from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience.internal_errors import logger
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
-from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 from . import semconv
 from .operation_spans import error_attributes
@@ -268,41 +261,3 @@ def _extended_json(value: Any) -> Iterator[str]:
             yield json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS)
         except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
             yield f'"<{type(value).__name__}>"'
-
-
-COMMENTED = frozenset({
-    "abortTransaction", "aggregate", "bulkWrite", "collMod", "commitTransaction", "count", "create",
-    "createIndexes", "delete", "distinct", "drop", "dropDatabase", "dropIndexes", "find",
-    "findAndModify", "getMore", "insert", "killCursors", "listCollections", "listDatabases",
-    "listIndexes", "renameCollection", "update",
-})  # fmt: skip
-"""What shows up in the profiler. mongod takes a comment with any command (generic arguments)."""
-MONGODB_4_4 = 9
-"""Its wire version. Before, a server refuses an argument that it does not know."""
-PROPAGATOR = TraceContextTextMapPropagator()
-
-
-def comment(enabled_flag: EnabledFlag) -> Wrapper:
-    """A connection's method that each command passes on its way, with the command."""
-
-    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
-        with shielded("before a command was sent"):
-            call = calls.current()
-            if enabled_flag.on and call is not None and connection.max_wire_version >= MONGODB_4_4:
-                _add_comment(call, *driver.connections.passing_command(args, kwargs))
-        return original(*args, **kwargs)
-
-    return wrapper
-
-
-def _add_comment(call: Call, command: Any, client: Any) -> None:
-    # Without a client it is a handshake, an authentication or a monitor's; the document of a
-    # runCommand is the application's own: what is put there would stay there.
-    if call.span is None or client is None or call.operation == "runCommand":
-        return
-    if next(iter(command)) in COMMENTED and command.get("comment") is None:
-        carrier: dict[str, str] = {}
-        PROPAGATOR.inject(carrier, trace.set_span_in_context(call.span))
-        carrier.pop("tracestate", None)
-        if carrier:
-            command["comment"] = carrier
