@@ -29,10 +29,10 @@ Count = Callable[[], None]
 """Counts once, by a write that must not be repeated."""
 
 
+@override(idempotent=True)
 def holding() -> Iterator[None]:
-    with override(idempotent=True):
-        yield
-        yield
+    yield
+    yield
 
 
 def in_the_body_of_a_loop(count: Count) -> None:
@@ -100,9 +100,9 @@ def test_a_policy_does_not_outlive_its_block_in_tasks(
         with pytest.raises(AutoReconnect):
             await coll.update_many({}, {"$inc": {"n": 1}})
 
+    @override(idempotent=True)
     async def holding_async() -> Any:
-        async with override(idempotent=True):
-            yield
+        yield
 
     async def main() -> None:
         async with pymongo.AsyncMongoClient(proxy.uri, **POLLING) as client:
@@ -140,11 +140,11 @@ def test_a_policy_holds_inside_of_its_block(
         side.do(coll.update_many, {}, {"$set": {"seen": True}})
         assert cut.injected == 1
 
+    @override(idempotent=True)
     def steps() -> Iterator[None]:
-        with override(idempotent=True):
-            write()
-            yield
-            write()
+        write()
+        yield
+        write()
 
     @contextlib.contextmanager
     def declared() -> Iterator[None]:
