@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import ConnectionClosedEvent, ConnectionPoolListener
 from pymongo.read_preferences import Nearest
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
-from pymongo_resilience_instrumentation.features.hedged_reads import workers
+from pymongo_resilience_instrumentation.features.hedged_reads import hedge_budget, workers
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import AsyncRace, Race, Try
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import OperationTimeoutError, Policy, hedging, override, status
+from pymongo_resilience import OperationTimeoutError, Policy, override, status
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.events import BreakerOpened, ReadHedged, RetryScheduled
@@ -103,10 +103,10 @@ def hedges(coll: Any) -> ClientHedges:
     return found
 
 
-def save_up(coll: Any, hedged: int = hedging.MOST_HEDGES) -> None:
+def save_up(coll: Any, hedged: int = hedge_budget.MOST_HEDGES) -> None:
     """As after so many reads that were not hedged."""
     Policy(hedge=True)
-    for _ in range(hedged * hedging.READS_PER_HEDGE):
+    for _ in range(hedged * hedge_budget.READS_PER_HEDGE):
         hedges(coll).budget.read()
 
 
@@ -396,12 +396,12 @@ def test_the_percentile_is_that_of_the_reads_before(
     side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     with override(hedge=True):
-        for _ in range(hedging.LEAST_READS):
+        for _ in range(hedge_budget.LEAST_READS):
             side.do(coll.find_one)
         assert hedges(coll).budget.sent == 0
         assert hedges(coll).delay(True, coll.full_name) is not None
         hedges(coll)._latencies.clear()
-        for _ in range(hedging.LEAST_READS):
+        for _ in range(hedge_budget.LEAST_READS):
             hedges(coll).observe(coll.full_name, 0.03)
         replica_set.inject(slow())
         side.do(coll.find_one)

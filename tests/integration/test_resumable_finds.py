@@ -14,6 +14,7 @@ import pymongo
 import pytest
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import READS_PER_HEDGE
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import is_open, run_background
 from support.resumable_finds import insert, keys, of_raw
@@ -21,7 +22,6 @@ from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.hedging import READS_PER_HEDGE
 from pymongo_resilience.testbed import (
     CutAfter,
     CutBefore,

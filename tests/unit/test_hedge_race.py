@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import (
+    READS_PER_HEDGE,
+    RESERVED_HEDGES,
+)
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
 from support.engine.fake_clock import FakeClock
-
-from pymongo_resilience.hedging import READS_PER_HEDGE, RESERVED_HEDGES
 
 DELAY = 0.25
 

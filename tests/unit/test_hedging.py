@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.engine.fake_clock import FakeClock
-
-from pymongo_resilience.hedging import (
+from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import (
     LEAST_READS,
     READS_PER_HEDGE,
-    REMEMBERED_NAMESPACES,
     REMEMBERED_READS,
     HedgeBudget,
-    Hedging,
     Latencies,
 )
+from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import (
+    REMEMBERED_NAMESPACES,
+    ClientHedges,
+)
+from support.engine.fake_clock import FakeClock
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_what_has_become_slower_is_known_soon() -> None:
 
 
 def test_the_delay_is_what_the_policy_names_or_what_was_observed(clock: FakeClock) -> None:
-    hedging = Hedging(clock)
+    hedging = ClientHedges(clock, None)
     assert hedging.delay(1, "a.b") == 0.001
     assert hedging.delay(True, "a.b") is None
     for _ in range(LEAST_READS):
@@ -84,7 +85,7 @@ def test_the_delay_is_what_the_policy_names_or_what_was_observed(clock: FakeCloc
 
 
 def test_the_namespaces_that_are_kept_are_the_last_ones(clock: FakeClock) -> None:
-    hedging = Hedging(clock)
+    hedging = ClientHedges(clock, None)
     for _ in range(LEAST_READS):
         hedging.observe("a.used", 0.01)
     for number in range(REMEMBERED_NAMESPACES):

@@ -6,25 +6,48 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.hedging import Hedging
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
+from .hedge_budget import HedgeBudget, Latencies
 from .workers import TaskWorkers, ThreadWorkers
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 
 
-class ClientHedges(Hedging):
+REMEMBERED_NAMESPACES = 256
+
+
+class ClientHedges:
     """Belongs to one client. Thread- and task-safe."""
 
     def __init__(self, clock: Clock, limits: ByClient[ClientLimits]) -> None:
-        super().__init__(clock)
+        self.budget = HedgeBudget(clock)
+        self.won = 0
+        """How many hedges have answered first."""
+        self._latencies: dict[str, Latencies] = {}
         self.threads = ThreadWorkers()
         self.tasks: set[asyncio.Task[object]] = set()
         self._limits = limits
+
+    def delay(self, wanted: int, namespace: str) -> float | None:
+        """Seconds before an unanswered read is hedged; None while that is not known. ``wanted``: as
+        a Policy's ``hedge``, milliseconds or True."""
+        if wanted is not True:
+            return wanted / 1000
+        known = self._latencies.get(namespace)
+        return None if known is None else known.percentile
+
+    def observe(self, namespace: str, seconds: float) -> None:
+        """Note the seconds to the answer of a read's first try; forgets the namespace used longest
+        ago."""
+        known = self._latencies.pop(namespace, None) or Latencies()
+        self._latencies[namespace] = known
+        known.add(seconds)
+        while len(self._latencies) > REMEMBERED_NAMESPACES:
+            self._latencies.pop(next(iter(self._latencies.copy()), ""), None)
 
     def workers(self, *, asynchronous: bool) -> ThreadWorkers | TaskWorkers:
         return TaskWorkers(self.tasks) if asynchronous else self.threads

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -32,11 +33,10 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
         return
     clock, limits = runtime.executor.clock, runtime.limits
     runtime.hedges = ByClient(lambda _: ClientHedges(clock, limits))
-    of_a_method = Sender(lambda public: HedgedMethod(public).send, by_policy=True)
-    of_a_batch = Sender(lambda batch: FirstBatch(batch).send, by_policy=True)
     for name in METHODS:
-        runtime.senders.setdefault(name, []).append(of_a_method)
-    runtime.senders.setdefault(driver.cursors.RUN_OPERATION, []).append(of_a_batch)
+        runtime.senders.setdefault(name, []).append(Sender(of_method, by_policy=True))
+    batches = runtime.senders.setdefault(driver.cursors.RUN_OPERATION, [])
+    batches.append(Sender(of_batch, by_policy=True))
 
 
 def _send(
@@ -51,26 +51,26 @@ def _send(
     hedges = runtime.hedges.of(call.client)
     delay = hedges.delay(wanted, call.namespace)
     if delay is None:
-        observed = _observed_async if asynchronous else _observed
-        return observed(hedges, call.namespace, unhedged)
+        if asynchronous:
+            return _observed_async(hedges, call.namespace, unhedged)
+        with _observed(hedges, call.namespace):
+            return unhedged()
     hedges.budget.read()
     workers = hedges.workers(asynchronous=asynchronous)
     race = AsyncRace if asynchronous else Race
     return race(runtime, hedges, call, read(), workers, delay=delay).run()
 
 
-def _observed(hedges: ClientHedges, namespace: str, unhedged: Callable[[], Any]) -> Any:
+@contextmanager
+def _observed(hedges: ClientHedges, namespace: str) -> Iterator[None]:
     began = time.perf_counter()
-    result = unhedged()
+    yield
     hedges.observe(namespace, time.perf_counter() - began)
-    return result
 
 
 async def _observed_async(hedges: ClientHedges, namespace: str, unhedged: Any) -> Any:
-    began = time.perf_counter()
-    result = await unhedged()
-    hedges.observe(namespace, time.perf_counter() - began)
-    return result
+    with _observed(hedges, namespace):
+        return await unhedged()
 
 
 class MethodRead:
@@ -89,32 +89,25 @@ class MethodRead:
         return tried.result.close if is_cursor else None
 
 
-class HedgedMethod:
-    """A method that may be sent to two servers."""
+def of_method(public: PublicMethod) -> Any:
+    """Sends a method that reads, maybe to two servers."""
+    runtime = public.runtime
 
-    def __init__(self, public: PublicMethod) -> None:
-        self.runtime = public.runtime
-        self._public = public
-
-    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
-        send = partial(original, *given, **kwargs)
-        wanted = call.wanted(self.runtime.rules, "hedge")
-        if not wanted or not self._may_hedge(call, given, kwargs):
-            return send()
-        return _send(
-            self.runtime,
-            call,
-            wanted,
-            send,
-            partial(MethodRead, send),
-            asynchronous=self._public.asynchronous,
-        )
-
-    def _may_hedge(self, call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        writes = self._public.operation.gives and write_stage(given[1:], kwargs)
+    def may_hedge(call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        writes = public.operation.gives and write_stage(given[1:], kwargs)
         if call.session is not None or writes:
             return False
         return driver.selection.may_choose(call.client, given[0].read_preference)
+
+    def send(call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+        unhedged = partial(original, *given, **kwargs)
+        wanted = call.wanted(runtime.rules, "hedge")
+        if not wanted or not may_hedge(call, given, kwargs):
+            return unhedged()
+        read = partial(MethodRead, unhedged)
+        return _send(runtime, call, wanted, unhedged, read, asynchronous=public.asynchronous)
+
+    return send
 
 
 class BatchRead:
@@ -154,24 +147,23 @@ class BatchRead:
         return None if session is None else session.end_session
 
 
-class FirstBatch:
-    """A batch of a cursor, of which the first may be sent to two servers."""
+def of_batch(batch: Batch) -> Any:
+    """Sends a batch of a cursor, the first one maybe to two servers."""
+    runtime = batch.runtime
 
-    def __init__(self, batch: Batch) -> None:
-        self.runtime = batch.runtime
-        self._asynchronous = batch.asynchronous
-
-    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
-        send = partial(original, *given, **kwargs)
+    def send(call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+        unhedged = partial(original, *given, **kwargs)
         once = call.operation != "find" or call.resumption is not None
-        wanted = None if once else call.wanted(self.runtime.rules, "hedge")
+        wanted = None if once else call.wanted(runtime.rules, "hedge")
         if not wanted:
-            return send()
+            return unhedged()
         _, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
         if not (
             driver.cursors.may_be_sent_twice(operation, method.__self__)
             and driver.selection.may_choose(call.client, operation.read_preference)
         ):
-            return send()
+            return unhedged()
         read = partial(BatchRead, original, given, kwargs)
-        return _send(self.runtime, call, wanted, send, read, asynchronous=self._asynchronous)
+        return _send(runtime, call, wanted, unhedged, read, asynchronous=batch.asynchronous)
+
+    return send

@@ -1,4 +1,4 @@
-"""Hedged reads: after how long a read is sent to a second server as well, and how many may be.
+"""After how long a read is sent to a second server as well, and how many may be. Pure.
 
 Source: Dean and Barroso, "The Tail at Scale", "Hedged requests".
 """
@@ -25,7 +25,6 @@ LEAST_READS = 20
 READS_PER_PERCENTILE = 20
 """Computed again after so many."""
 REMEMBERED_READS = 500
-REMEMBERED_NAMESPACES = 256
 
 
 class HedgeBudget:
@@ -92,30 +91,3 @@ class Latencies:
         if self._total >= LEAST_READS and self._total % READS_PER_PERCENTILE == 0:
             last = sorted(self._last)
             self.percentile = last[math.ceil(len(last) * PERCENTILE) - 1]
-
-
-class Hedging:
-    """All that one client knows for its hedges. Thread- and task-safe."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.budget = HedgeBudget(clock)
-        self.won = 0
-        """How many hedges have answered first."""
-        self._latencies: dict[str, Latencies] = {}
-
-    def delay(self, wanted: int, namespace: str) -> float | None:
-        """Seconds before an unanswered read is hedged; None while that is not known. ``wanted``: as
-        a Policy's ``hedge``, milliseconds or True."""
-        if wanted is not True:
-            return wanted / 1000
-        known = self._latencies.get(namespace)
-        return None if known is None else known.percentile
-
-    def observe(self, namespace: str, seconds: float) -> None:
-        """Note the seconds to the answer of a read's first try; forgets the namespace used longest
-        ago."""
-        known = self._latencies.pop(namespace, None) or Latencies()
-        self._latencies[namespace] = known
-        known.add(seconds)
-        while len(self._latencies) > REMEMBERED_NAMESPACES:
-            self._latencies.pop(next(iter(self._latencies.copy()), ""), None)
