@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import BY_NAME, Config, Options
+from pymongo_resilience.config import Config, Options
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError, retry_info
-from pymongo_resilience.option_types import check_keywords, wrong_type
+from pymongo_resilience.option_types import wrong_type
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy, bind
 from pymongo_resilience.rules.strategy import check_strategy
@@ -82,7 +82,6 @@ def instrument(
     if config is not None and not isinstance(config, Config):
         expected = "a Config, as in Config(timeout_ms=20_000)"
         raise TypeError(wrong_type("config", config, expected))
-    check_keywords("instrument()", options, {**BY_NAME, **(instrument.__kwdefaults__ or {})})
     by_keyword: dict[str, Any] = {**options}
     if isinstance(strategy, str):
         by_keyword["strategy"], strategy = strategy, None

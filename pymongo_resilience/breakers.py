@@ -76,13 +76,13 @@ class _Period:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Permit:
-    """Leave to send one call, whose owner reports the outcome, from any thread: a probe once. Calls
-    from before a change of state do not count."""
+    """Leave to send one call, whose owner reports the outcome once, from any thread.
+
+    Calls from before a change of state do not count.
+    """
 
     _breaker: CircuitBreaker
     period: _Period
-    reported: bool = False
-    """The outcome of a probe was."""
 
     def report(self, outcome: Evidence) -> None:
         """What came of it, as ``evidence()`` has it."""
@@ -171,9 +171,6 @@ class CircuitBreaker:
     def _count_probe(self, permit: Permit, outcome: Evidence, now: float) -> None:
         period = self._period
         period.under_way.pop(permit, None)
-        if permit.reported:
-            return
-        permit.reported = True
         if outcome is Evidence.UNHEALTHY:
             self._become(State.OPEN, now, period.opened_by)
         elif outcome is Evidence.HEALTHY:

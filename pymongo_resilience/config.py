@@ -23,7 +23,6 @@ from pymongo_resilience.option_types import (
     OptionType,
     integer,
     logger,
-    names_its_fields,
     number,
     one_of,
     set_normal,
@@ -43,8 +42,6 @@ RATIO, TOKENS, OFF = "ratio", "tokens", "off"
 ALL, BY_DATABASE = "all", "by_database"
 SWITCHES = ("enabled", "strategy")
 """Options whose variables win over code: whoever is on call has no other switch."""
-TELEMETRY = ("traces", "command_spans", "slow_ms", "command_comment", "metrics")
-"""Options that concern nothing but what is shown of operations."""
 ALWAYS, ON_RETRY, NEVER = "always", "on_retry", "never"
 WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = "woken_checks", "quick_checks", "interruptions"
 
@@ -69,7 +66,6 @@ def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> A
     return field(default=default, metadata={"kind": kind, "sentence": sentence, **more})
 
 
-@names_its_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What holds for the whole process. Immutable, so thread- and task-safe.
@@ -257,28 +253,21 @@ class Loaded(NamedTuple):
     """The variable, or the file, of each value that one of them has."""
     overridden: tuple[str, ...]
     """The variables and the file that have values which code overrides."""
-    ignored: tuple[str, ...]
-    """Wrong values of telemetry's options, whose defaults hold."""
 
 
 def load(
-    environ: Mapping[str, str] = os.environ,
-    code: Config | Mapping[str, Any] | None = None,
-    *,
-    tolerant: bool = False,
+    environ: Mapping[str, str] = os.environ, code: Config | Mapping[str, Any] | None = None
 ) -> Loaded:
     """What variables and file say, and over them what code says: a configuration, beside which no
     file is read, or options by name. What code overrides is not checked.
 
-    Raises ConfigurationError with every bad value at once; ``tolerant``: not for those that concern
-    telemetry alone.
+    Raises ConfigurationError with every bad value at once.
     """
     whole = isinstance(code, Config)
     base, options = (code, {}) if isinstance(code, Config) else (Config(), code or {})
     path = environ.get(FILE_VARIABLE)
     overridden = {FILE_VARIABLE} if whole and path else set()
     problems: list[str] = []
-    ignored: list[str] = []
     values: dict[str, Any] = {**options}
     sources: dict[str, str] = {}
     file = _of_file(Path(path), problems) if path and not whole else ()
@@ -290,13 +279,10 @@ def load(
         elif option is None or option.kind.legal(option.kind.normal(value)):
             values[name], sources[name] = value, source
         else:
-            tolerated = tolerant and name in TELEMETRY
-            (ignored if tolerated else problems).append(option.kind.problem(place, value))
+            problems.append(option.kind.problem(place, value))
     if problems:
-        raise ConfigurationError([*problems, *ignored])
-    return Loaded(
-        replace(base, **values), sources, tuple(sorted(overridden)), ignored=tuple(ignored)
-    )
+        raise ConfigurationError(problems)
+    return Loaded(replace(base, **values), sources, tuple(sorted(overridden)))
 
 
 class _Entry(NamedTuple):
@@ -315,8 +301,7 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
             continue
         option = BY_VARIABLE.get(variable)
         if option is None:
-            defaults = {each: BY_VARIABLE[each].default for each in BY_VARIABLE}
-            warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)], defaults)
+            warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)])
         elif not option.has_variable:
             logger.warning("%s is ignored: only code or a file can set %s", variable, option.name)
         else:
@@ -341,8 +326,7 @@ def _of_file(path: Path, problems: list[str]) -> Iterator[_Entry]:
         elif name in BY_NAME:
             yield _Entry(name, value, str(path), f"{path}: {name}")
         else:
-            defaults = {each: BY_NAME[each].default for each in BY_NAME}
-            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES], defaults)
+            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES])
 
 
 OPTIONS: tuple[Option, ...] = tuple(

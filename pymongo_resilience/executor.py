@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pymongo_resilience.events import RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.internal_errors import faults, is_closing, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
-from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, strategy_for
+from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, ask_strategy
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class _Retries:
         if self.declined is not None:
             return None
         try:
-            return strategy_for(operation, failure).retry_after(operation, failure)
+            return ask_strategy(operation, failure)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
             self._no_answer(error)
 

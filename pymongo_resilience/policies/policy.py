@@ -21,7 +21,6 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MS,
     OptionType,
     TimeoutMode,
-    names_its_fields,
     set_normal,
     wrong_type,
 )
@@ -48,7 +47,6 @@ class PolicyFields(TypedDict, total=False):
     atomic: bool | None
 
 
-@names_its_fields
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A field left at None inherits. Immutable, so thread- and task-safe.

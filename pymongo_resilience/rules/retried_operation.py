@@ -55,9 +55,6 @@ class Operation:
     """False also where it is not known: then a write is not repeated on the strength of it."""
     declared_idempotent: bool = False
     """The caller declares that a repetition does no harm."""
-    idempotent: bool = field(init=False)
-    """A repetition is known to do no harm: of a read, of a commit or an abort, of a write whose
-    failed attempt carried a transaction number, and of what the caller declared."""
     deadline: Deadline | None = None
     retry_window: Deadline | None = None
     """With ``timeout_ms=0``: no deadline, but repeating ends here."""
@@ -77,18 +74,20 @@ class Operation:
     """Failed attempts of the command at hand."""
     unattempted: int = 0
     """Those of them that found a paused pool, and so tried nothing."""
+    carried_txn_number: bool = False
+    """The last of them did."""
     overloaded: bool = False
     """An overload error was among them."""
     waited: float = 0.0
     """Seconds of all waits that were decided on between attempts."""
     reasons: list[RetryReason] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.idempotent = self._is_idempotent(carried_txn_number=False)
-
-    def _is_idempotent(self, *, carried_txn_number: bool) -> bool:
+    @property
+    def idempotent(self) -> bool:
+        """A repetition is known to do no harm: of a read, of a commit or an abort, of a write whose
+        failed attempt carried a transaction number, and of what the caller declared."""
         harmless = self.kind in (Kind.READ, Kind.TRANSACTION_END)
-        return harmless or carried_txn_number or self.declared_idempotent
+        return harmless or self.carried_txn_number or self.declared_idempotent
 
     @property
     def time_limit(self) -> Deadline | None:
@@ -99,7 +98,7 @@ class Operation:
         """One more attempt has failed. What that costs, ``RetryBudget.failed`` says."""
         self.attempts += 1
         self.unattempted += failure.pool_paused
-        self.idempotent = self._is_idempotent(carried_txn_number=failure.carried_txn_number)
+        self.carried_txn_number = failure.carried_txn_number
         self.overloaded = self.overloaded or failure.overloaded
         self.reasons.append(failure.reason)
 

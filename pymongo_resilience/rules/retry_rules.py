@@ -21,14 +21,7 @@ from . import backoff
 from .budget import DISTRESS
 from .failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from .retried_operation import Kind, Operation
-from .strategy import (
-    CONTROLLED,
-    TERMINAL,
-    Answer,
-    RetryAction,
-    RetryStrategy,
-    follows_specification,
-)
+from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt: sleeps end late."""
@@ -88,10 +81,11 @@ class Retry(NamedTuple):
 Verdict = GiveUp | Retry
 
 
-def strategy_for(operation: Operation, failure: Failure) -> RetryStrategy:
-    """The one to ask. The application's is not where the cause is never its concern."""
-    controlled = failure.reason.always_retry and not follows_specification(operation)
-    return CONTROLLED if controlled else operation.strategy
+def ask_strategy(operation: Operation, failure: Failure) -> Any:
+    """Its answer, maybe to be awaited. Not asked where the cause is never its concern."""
+    if failure.reason.always_retry and not follows_specification(operation):
+        return RetryAction(backoff.controlled(operation.attempts))
+    return operation.strategy.retry_after(operation, failure)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,8 +105,7 @@ class RetryRules:
         rule = self.declined(operation, failure)
         if rule is not None:
             return GiveUp(rule)
-        answer: Any = strategy_for(operation, failure).retry_after(operation, failure)
-        return self.verdict(operation, failure, answer)
+        return self.verdict(operation, failure, ask_strategy(operation, failure))
 
     def verdict(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         """Rules 5 to 8, with the strategy's answer."""

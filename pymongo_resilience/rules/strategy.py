@@ -57,36 +57,25 @@ class RetryStrategy(Protocol):
         """When to repeat, or None to give up."""
 
 
-def _exponential(attempt: int) -> float:
-    # A function with a name, so that a strategy can be sent to another process.
-    return backoff.exponential(attempt, random)
+@dataclass(frozen=True)
+class BestEffort:
+    """Repeats whatever is safe, from 1 ms doubling to 500 ms, until the time is up.
 
+    Raises TypeError where ``calculator`` cannot be called.
+    """
 
-class _Comparable:
-    """Equal to another one of its class with the same attributes: it does the same."""
+    calculator: Callable[[int], float] | None = None
+    """Maps failed attempts (from 1) to seconds; None is the exponential."""
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-
-class BestEffort(_Comparable):
-    """Repeats whatever is safe, from 1 ms doubling to 500 ms, until the time is up."""
-
-    def __init__(self, calculator: Callable[[int], float] | None = None) -> None:
-        """``calculator`` maps failed attempts (from 1) to seconds; default the exponential.
-
-        Raises TypeError where it cannot be called.
-        """
-        if calculator is not None and not callable(calculator):
+    def __post_init__(self) -> None:
+        if self.calculator is not None and not callable(self.calculator):
             expected = "a function from the number of failed attempts to seconds"
-            raise TypeError(wrong_type("calculator", calculator, expected))
-        self._calculator = _exponential if calculator is None else calculator
+            raise TypeError(wrong_type("calculator", self.calculator, expected))
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - the protocol's shape
-        return RetryAction(self._calculator(operation.attempts))
+        if self.calculator is None:
+            return RetryAction(backoff.exponential(operation.attempts, random))
+        return RetryAction(self.calculator(operation.attempts))
 
 
 class FastFail(BestEffort):
@@ -98,7 +87,8 @@ class FastFail(BestEffort):
         return super().retry_after(operation, failure)
 
 
-class MongoDB(_Comparable):
+@dataclass(frozen=True)
+class MongoDB:
     """Exactly MongoDB's specifications: repeat at once, wait only for an overloaded server.
 
     Sources: Retryable Reads ("When to allow retry"), which goes by the code, and Retryable Writes,
@@ -110,16 +100,6 @@ class MongoDB(_Comparable):
         if failure.retryable_overload or _listed_retryable(operation, failure):
             return RetryAction(0.0)
         return None
-
-
-class Controlled(_Comparable):
-    """For what no strategy is asked about: repeated until the time is up."""
-
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - as above
-        return RetryAction(backoff.controlled(operation.attempts))
-
-
-CONTROLLED = Controlled()
 
 
 def follows_specification(operation: Operation) -> bool:

@@ -174,19 +174,6 @@ def test_half_open_to_open(breaker: CircuitBreaker, clock: FakeClock) -> None:
     assert refusal_of(breaker) == 8, "the whole time again"
 
 
-def test_a_probe_counts_once(breaker: CircuitBreaker, clock: FakeClock) -> None:
-    half_opened(breaker, clock)
-    probe = permit_of(breaker)
-    for _ in range(3):
-        probe.report(Evidence.HEALTHY)
-    assert breaker.snapshot().state is State.HALF_OPEN
-    probe.report(Evidence.UNHEALTHY)
-    assert breaker.snapshot().state is State.HALF_OPEN
-    probe.report(Evidence.NONE)
-    permit_of(breaker)
-    refusal_of(breaker)
-
-
 def test_a_probe_that_is_never_heard_of_is_replaced(
     breaker: CircuitBreaker, clock: FakeClock
 ) -> None:
