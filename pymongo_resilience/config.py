@@ -25,7 +25,7 @@ from pymongo_resilience.option_types import (
     logger,
     number,
     one_of,
-    set_normal,
+    problems_in,
     several_of,
     warn_unknown,
 )
@@ -193,7 +193,7 @@ class Config:
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
     def __post_init__(self) -> None:
-        problems = set_normal(self, {option.name: option.kind for option in OPTIONS})
+        problems = problems_in(self, {option.name: option.kind for option in OPTIONS})
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
@@ -276,7 +276,7 @@ def load(
         switches = name in SWITCHES and source != path
         if (whole or name in options) and not switches:
             overridden.add(source)
-        elif option is None or option.kind.legal(option.kind.normal(value)):
+        elif option is None or option.kind.legal(value):
             values[name], sources[name] = value, source
         else:
             problems.append(option.kind.problem(place, value))
@@ -307,7 +307,7 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
         else:
             value: Any = text
             with suppress(ValueError, KeyError):
-                parsed = option.kind.normal(option.kind.parse(text.strip()))
+                parsed = option.kind.parse(text.strip())
                 value = parsed if option.kind.legal(parsed) else text
             yield _Entry(option.name, value, variable, variable)
 
@@ -324,7 +324,8 @@ def _of_file(path: Path, problems: list[str]) -> Iterator[_Entry]:
         if name == RULES:
             yield _Entry(name, policies_of(value, path, problems), str(path), name)
         elif name in BY_NAME:
-            yield _Entry(name, value, str(path), f"{path}: {name}")
+            listed = tuple(value) if isinstance(value, list) else value
+            yield _Entry(name, listed, str(path), f"{path}: {name}")
         else:
             warn_unknown(name, f"key in {path}", [*BY_NAME, RULES])
 

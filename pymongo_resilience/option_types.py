@@ -21,8 +21,6 @@ class OptionType(NamedTuple):
     accepts: Callable[[Any], bool]
     parse: Callable[[str], Any] = str
     """From a variable's text; raises ValueError or KeyError where it is no such value."""
-    normal: Callable[[Any], Any] = lambda value: value
-    """One spelling for all that mean the same; of what is not legal, anything."""
     optional: bool = False
     """None is legal as well: unset."""
     confidential: bool = False
@@ -39,16 +37,14 @@ class OptionType(NamedTuple):
         return f"{name}={text}: expected {self.allowed}"
 
 
-def set_normal(target: object, types: Mapping[str, OptionType]) -> list[str]:
-    """Give the fields of a frozen dataclass their one spelling; what is wrong with them."""
-    problems = []
-    for name, kind in types.items():
-        value = getattr(target, name)
-        normal = kind.normal(value)
-        object.__setattr__(target, name, normal)
-        if not kind.legal(normal):
-            problems.append(kind.problem(name, value))
-    return problems
+def problems_in(target: object, types: Mapping[str, OptionType]) -> list[str]:
+    """What is wrong with the fields of a dataclass."""
+    values = {name: getattr(target, name) for name in types}
+    return [
+        types[name].problem(name, value)
+        for name, value in values.items()
+        if not types[name].legal(value)
+    ]
 
 
 _BOOLEANS = {
@@ -87,36 +83,28 @@ HEDGE = OptionType(
 
 
 def one_of(*names: str, or_boolean: bool = False) -> OptionType:
-    """A name in small letters, however it is written."""
+    """A name in small letters; a variable may have it in capitals."""
     if not or_boolean:
         allowed = "one of " + ", ".join(names)
-        return OptionType(allowed, lambda value: _is_one(value, names), normal=_lower)
+        return OptionType(allowed, lambda value: _is_one(value, names), str.lower)
     known = {**_BOOLEANS, **{name: name for name in names}}
     return OptionType(
         f"{', '.join(names)} or {BOOLEAN.allowed}",
         lambda value: isinstance(value, bool) or _is_one(value, names),
         lambda text: known[text.lower()],
-        _lower,
     )
 
 
 def several_of(*names: str) -> OptionType:
-    """A sequence of names; of a TOML file it is a list."""
+    """A tuple of names."""
     return OptionType(
         "any of " + ", ".join(names),
         lambda value: isinstance(value, tuple) and all(_is_one(each, names) for each in value),
-        normal=lambda value: (
-            tuple(map(_lower, value)) if isinstance(value, list | tuple) else value
-        ),
     )
 
 
 def _is_one(value: object, names: Collection[str]) -> bool:
     return isinstance(value, str) and value in names
-
-
-def _lower(value: object) -> Any:
-    return value.lower() if isinstance(value, str) else value
 
 
 CURSOR_LIFETIME = "cursor_lifetime"

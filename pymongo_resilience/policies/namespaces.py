@@ -74,8 +74,8 @@ def _policy(table: object, pattern: str, path: Path, problems: list[str]) -> Pol
         kind = KEYS.get(name)
         if kind is None:
             warn_unknown(name, f"key of policies.{pattern!r} in {path}", KEYS)
-        elif kind.legal(normal := kind.normal(value)):
-            values[name] = normal
+        elif kind.legal(value):
+            values[name] = value
         else:
             problems.append(kind.problem(f"{place}.{name}", value))
     return Policy(**values)

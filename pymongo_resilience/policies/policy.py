@@ -21,7 +21,7 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MS,
     OptionType,
     TimeoutMode,
-    set_normal,
+    problems_in,
     wrong_type,
 )
 from pymongo_resilience.rules.strategy import NAMED, NAMES, RetryStrategy, check_strategy
@@ -76,12 +76,11 @@ class Policy:
     """Writes to many documents run in a transaction of the library's, which is repeated."""
 
     def __post_init__(self) -> None:
-        problems = set_normal(self, FIELDS)
+        problems = problems_in(self, FIELDS)
         if isinstance(self.strategy, str):
-            name = NAMES.normal(self.strategy)
-            if not NAMES.legal(name):
+            if not NAMES.legal(self.strategy):
                 problems.append(NAMES.problem("strategy", self.strategy))
-            object.__setattr__(self, "strategy", NAMED.get(name))
+            object.__setattr__(self, "strategy", NAMED.get(self.strategy))
         elif self.strategy is not None:
             check_strategy(self.strategy)
         if problems:

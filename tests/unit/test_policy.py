@@ -272,7 +272,7 @@ def test_a_calculator_that_is_no_function_is_refused(cls: Any) -> None:
 
 def test_all_illegal_values_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Policy(timeout_ms=-1, data=5, timeout_mode="ITERATION", hedge=0)  # type: ignore[arg-type]
+        Policy(timeout_ms=-1, data=5, timeout_mode="iteration", hedge=0)  # type: ignore[arg-type]
     assert len(caught.value.problems) == 3
 
 

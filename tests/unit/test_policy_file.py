@@ -88,7 +88,7 @@ def test_a_config_with_rules_goes_to_another_process(file: Path) -> None:
 def test_every_strategy_has_its_name(name: str, file: Path) -> None:
     file.write_text(f'[policies."a.b"]\nstrategy = "{name}"\n')
     assert Config.from_toml(file).policies["a.b"].strategy is NAMED[name]
-    assert Policy(strategy=name.upper()) == Policy(strategy=NAMED[name])
+    assert Policy(strategy=name) == Policy(strategy=NAMED[name])
 
 
 @pytest.mark.parametrize(
