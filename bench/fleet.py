@@ -70,21 +70,16 @@ POLICIES = (
     Policy("two retries", 2),
     Policy("five retries, off", 5),
     Policy("five retries, tokens", 5, lambda _: TokenBucket()),
-    Policy("five retries, ratio", 5, lambda clock: RatioBudget(clock=clock)),
+    Policy("five retries, ratio", 5, RatioBudget),
 )
 BASE, OURS = (POLICIES[at].name for at in (0, -1))
 
 
 def candidates() -> Iterator[Policy]:
     yield POLICIES[0]
-    for reserve, debt, ratio in itertools.product((6, 10, 20), (0, 10, 20), (0.1, 0.2)):
-        yield Policy(
-            f"{reserve}, {debt}, {ratio}",
-            5,
-            lambda clock, reserve=reserve, debt=debt, ratio=ratio: RatioBudget(
-                reserve, debt, ratio, clock=clock
-            ),
-        )
+    for sizes in itertools.product((6, 10, 20), (0, 10, 20), (0.1, 0.2)):
+        name = ", ".join(map(str, sizes))
+        yield Policy(name, 5, lambda clock, sizes=sizes: RatioBudget(clock, *sizes))
 
 
 @dataclass(frozen=True)

@@ -108,14 +108,8 @@ class RatioBudget(_Accounts):
     """
 
     def __init__(
-        self,
-        reserve: float = RESERVE,
-        debt: float = DEBT,
-        ratio: float = RATIO,
-        *,
-        clock: Clock | None = None,
+        self, clock: Clock, reserve: float = RESERVE, debt: float = DEBT, ratio: float = RATIO
     ) -> None:
-        """Without a ``clock`` nothing is forgotten."""
         super().__init__(reserve, -debt)
         self._earned = _tenths(ratio)
         self._clock = clock
@@ -123,10 +117,7 @@ class RatioBudget(_Accounts):
 
     @property
     def tokens(self) -> float:
-        return self._most / 10 if self._is_forgotten(self._now()) else super().tokens
-
-    def _now(self) -> float:
-        return 0.0 if self._clock is None else self._clock.now()
+        return self._most / 10 if self._is_forgotten(self._clock.now()) else super().tokens
 
     def _is_forgotten(self, now: float) -> bool:
         return now - self._failed_at >= FORGOTTEN_S
@@ -134,7 +125,7 @@ class RatioBudget(_Accounts):
     def failed(self, failure: Failure, *, retried: bool) -> None:  # noqa: ARG002 - both cost the same
         if not (failure.overloaded or failure.reason in DISTRESS):
             return
-        now = self._now()
+        now = self._clock.now()
         with self._lock:
             if self._is_forgotten(now):
                 self._fill()

@@ -67,7 +67,7 @@ def decided(operation: Operation, failure: Failure) -> GiveUp | Retry:
 
 def spent() -> RatioBudget:
     """Both accounts."""
-    budget = RatioBudget()
+    budget = RatioBudget(FakeClock())
     for _ in range(round(RESERVE)):
         budget.failed(OVERLOAD, retried=False)
         budget.failed(CUT, retried=False)
@@ -124,7 +124,7 @@ class Ratios(RuleBasedStateMachine):
 
     @initialize(reserve=st.integers(1, 20), debt=st.integers(0, 20), tenths=st.integers(1, 5))
     def begin(self, reserve: int, debt: int, tenths: int) -> None:
-        self.budget = RatioBudget(reserve, debt, tenths / 10)
+        self.budget = RatioBudget(FakeClock(), reserve, debt, tenths / 10)
         self.reserve, self.debt, self.earned = reserve, debt, Fraction(tenths, 10)
         self.model = {OVERLOAD: Fraction(reserve), CUT: Fraction(reserve)}
 
@@ -171,7 +171,7 @@ def test_the_numbers_of_the_text_and_those_that_the_simulation_chose() -> None:
 
 
 def test_one_operation_of_a_quiet_client_has_its_five_retries() -> None:
-    one = operation(RatioBudget(), timeout=None)
+    one = operation(RatioBudget(FakeClock()), timeout=None)
     assert [type(decided(one, OVERLOAD)) for _ in range(5)] == [Retry] * 5
     assert decided(one, OVERLOAD) == GiveUp(Rule.ATTEMPTS)
 
@@ -200,7 +200,7 @@ def held_back(*seconds: float) -> list[Retry]:
     (UNREACHABLE, spent, AT_ONCE,
      [Retry(0.1), Retry(0.2), Retry(0.4), *held_back(1.2), Retry(1.6), GiveUp(Rule.ATTEMPTS)]),
     (UNREACHABLE, empty_bucket, AT_ONCE, [GiveUp(Rule.BUDGET)]),
-    (CUT, RatioBudget, AT_ONCE, [Retry(0.0)] * 3),
+    (CUT, lambda: RatioBudget(FakeClock()), AT_ONCE, [Retry(0.0)] * 3),
     (CUT, spent, MONGODB, [Retry(0.0)] * 3),
     (CUT, empty_bucket, AT_ONCE, [Retry(0.0)] * 3),
     (CONFLICT, spent, AT_ONCE, [Retry(0.0)] * 5),
@@ -229,7 +229,7 @@ def test_without_a_deadline_the_one_retry_is_made() -> None:
 
 @pytest.mark.parametrize("reason", RetryReason)
 def test_only_what_a_server_in_distress_causes_costs_a_token(reason: RetryReason) -> None:
-    budget = RatioBudget(1, 0)
+    budget = RatioBudget(FakeClock(), 1, 0)
     budget.failed(Failure(RuntimeError(), Stage.ANSWERED, reason), retried=False)
     assert budget.allows(CUT) == (reason not in DISTRESS)
     assert budget.allows(OVERLOAD)
@@ -237,7 +237,7 @@ def test_only_what_a_server_in_distress_causes_costs_a_token(reason: RetryReason
 
 def test_after_a_minute_without_a_failure_it_is_full_again() -> None:
     clock = FakeClock(100.0)
-    budget = RatioBudget(clock=clock)
+    budget = RatioBudget(clock)
     for _ in range(16):
         budget.failed(OVERLOAD, retried=False)
     clock.advance(FORGOTTEN_S - 1)
@@ -252,7 +252,7 @@ def test_after_a_minute_without_a_failure_it_is_full_again() -> None:
 
 @pytest.mark.parametrize("threads", [2, 16])
 def test_many_threads_take_what_is_there_and_no_more(threads: int) -> None:
-    bucket, budget = TokenBucket(500), RatioBudget(500, 500)
+    bucket, budget = TokenBucket(500), RatioBudget(FakeClock(), 500, 500)
     with ThreadPoolExecutor(threads) as pool:
         granted = list(pool.map(lambda _: bucket.spend(OVERLOAD), range(2000)))
         list(pool.map(lambda _: budget.failed(OVERLOAD, retried=False), range(400)))

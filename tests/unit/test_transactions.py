@@ -6,6 +6,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.clock import Deadline
@@ -125,7 +126,7 @@ def test_an_overloaded_server_gets_few_of_them_and_the_budget_says_how_many() ->
 
 
 def test_its_commands_have_told_the_budget_already() -> None:
-    budget = RatioBudget(clock=None)
+    budget = RatioBudget(FakeClock())
     before = budget.tokens
     operation = transaction(20.0, budget=budget)
     for _ in itertools.repeat(None, 50):

@@ -60,7 +60,7 @@ def _budget(adaptive: bool | None, config: Config, clock: Clock) -> RetryBudget:
         kind = TOKENS if adaptive else OFF
     if kind == OFF:
         return UNLIMITED
-    return TokenBucket() if kind == TOKENS else RatioBudget(clock=clock)
+    return TokenBucket() if kind == TOKENS else RatioBudget(clock)
 
 
 class ClientBreakers(dict[Address, CircuitBreaker]):
