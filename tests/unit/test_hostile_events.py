@@ -28,6 +28,7 @@ from support.hostile_input import bson_values, error_documents, examples
 from support.internal_errors import no_complaints
 
 from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.rules.budget import UNLIMITED
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -131,7 +132,7 @@ def test_a_client_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFi
     description = TopologyDescription(0, servers, None, None, None, None)  # type: ignore[arg-type]  # asked for types alone
     clients, made = Clients(), [Client(None), Client(description)]
     for client in made:
-        clients.add(client, SimpleNamespace(budget=None, breakers=None))
+        clients.add(client, SimpleNamespace(budget=UNLIMITED, breakers=None))
     gauges.show(clients)
     data = reader.get_metrics_data()
     assert data is not None
