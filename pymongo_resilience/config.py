@@ -42,6 +42,8 @@ RATIO, TOKENS, OFF = "ratio", "tokens", "off"
 ALL, BY_DATABASE = "all", "by_database"
 SWITCHES = ("enabled", "strategy")
 """Options whose variables win over code: whoever is on call has no other switch."""
+TELEMETRY = ("traces", "command_spans", "slow_ms", "command_comment", "metrics")
+"""Options that concern nothing but what is shown of operations."""
 ALWAYS, ON_RETRY, NEVER = "always", "on_retry", "never"
 WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = "woken_checks", "quick_checks", "interruptions"
 
@@ -253,21 +255,28 @@ class Loaded(NamedTuple):
     """The variable, or the file, of each value that one of them has."""
     overridden: tuple[str, ...]
     """The variables and the file that have values which code overrides."""
+    ignored: tuple[str, ...]
+    """Wrong values of telemetry's options, whose defaults hold."""
 
 
 def load(
-    environ: Mapping[str, str] = os.environ, code: Config | Mapping[str, Any] | None = None
+    environ: Mapping[str, str] = os.environ,
+    code: Config | Mapping[str, Any] | None = None,
+    *,
+    tolerant: bool = False,
 ) -> Loaded:
     """What variables and file say, and over them what code says: a configuration, beside which no
     file is read, or options by name. What code overrides is not checked.
 
-    Raises ConfigurationError with every bad value at once.
+    Raises ConfigurationError with every bad value at once; ``tolerant``: not for those that concern
+    telemetry alone.
     """
     whole = isinstance(code, Config)
     base, options = (code, {}) if isinstance(code, Config) else (Config(), code or {})
     path = environ.get(FILE_VARIABLE)
     overridden = {FILE_VARIABLE} if whole and path else set()
     problems: list[str] = []
+    ignored: list[str] = []
     values: dict[str, Any] = {**options}
     sources: dict[str, str] = {}
     file = _of_file(Path(path), problems) if path and not whole else ()
@@ -279,10 +288,11 @@ def load(
         elif option is None or option.kind.legal(value):
             values[name], sources[name] = value, source
         else:
-            problems.append(option.kind.problem(place, value))
+            tolerated = tolerant and name in TELEMETRY
+            (ignored if tolerated else problems).append(option.kind.problem(place, value))
     if problems:
-        raise ConfigurationError(problems)
-    return Loaded(replace(base, **values), sources, tuple(sorted(overridden)))
+        raise ConfigurationError([*problems, *ignored])
+    return Loaded(replace(base, **values), sources, tuple(sorted(overridden)), tuple(ignored))
 
 
 class _Entry(NamedTuple):

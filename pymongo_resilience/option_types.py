@@ -126,6 +126,15 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} that cannot be printed>"
 
 
+def as_text(value: object) -> str:
+    """The value of an option for a reader."""
+    if value is None or value == ():
+        return "unset"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
     # Without what all variables begin with, by which any two of them would be close. In one case:
     # a key of the file may be written as a variable is.

@@ -160,7 +160,7 @@ class Call:
         self.reads_inside = operation not in WRITES
         """The driver fetches batches for it, as it does for all but writes: they are no calls of
         their own."""
-        self.within = blocks.current()
+        self.within = NOTHING if blocks.innermost() is None else blocks.current()
         """The policy of the blocks around it."""
         self.history = History()
         self.command_spans: dict[int, Any] = {}

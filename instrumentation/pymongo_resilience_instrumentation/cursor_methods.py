@@ -73,7 +73,7 @@ def clone(runtime: Runtime) -> Wrapper:
 
 
 def _attach_policy(bound: Policy, made: Any) -> None:
-    around = blocks.current()
+    around = NOTHING if blocks.innermost() is None else blocks.current()
     if around is NOTHING or bound is NOTHING:
         attach_policy(bound if around is NOTHING else around, made)
     else:

@@ -66,7 +66,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
                 logger.info("pymongo-resilience is on already: the loader's call changes nothing")
                 return
             try:
-                self._switch(settings_of(kwargs), kwargs)
+                self._switch(settings_of(kwargs, tolerant=not explicit), kwargs)
             except ConfigurationError as error:
                 if explicit:
                     raise

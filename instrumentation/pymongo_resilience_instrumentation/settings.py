@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pymongo_resilience.config import BY_NAME, Config, load
+from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import Listener
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import PREFIX, shown
@@ -49,10 +50,14 @@ class Settings:
         return found
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """From the arguments of ``instrument()``. Raises ConfigurationError."""
+def settings_of(given: Mapping[str, Any], *, tolerant: bool) -> Settings:
+    """From the arguments of ``instrument()``. Raises ConfigurationError; ``tolerant`` as ``load``
+    has it."""
     code = given.get("config") or given.get("options") or None
-    loaded = load(code=code)
+    loaded = load(code=code, tolerant=tolerant)
+    if loaded.ignored:
+        problems = ConfigurationError(loaded.ignored)
+        logger.error("%s\n  the defaults are used instead", problems)
     if loaded.overridden:
         logger.info("code overrides %s", ", ".join(loaded.overridden))
     config, sources = loaded.config, set(loaded.sources.values())

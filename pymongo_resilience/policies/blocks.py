@@ -52,11 +52,13 @@ class Block:
 
 
 _innermost: ContextVar[Block | None] = ContextVar("pymongo_resilience_policy", default=None)
-"""The block entered last in the caller's context, whether or not it has ended."""
+innermost: Callable[[], Block | None] = _innermost.get
+"""The block entered last in the caller's context, whether or not it has ended; None where nothing
+can hold. Called for every operation."""
 
 
 def current() -> Policy:
-    """The policy that the blocks around the caller make together. Called for every operation."""
+    """The policy that the blocks around the caller make together."""
     block = _innermost.get()
     if block is None:
         return NOTHING

@@ -163,7 +163,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_config_shows_every_option_its_value_and_its_source(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
-    file.write_text('strategy = "MongoDB"\ntimeout_ms = 1\n')
+    file.write_text('strategy = "mongodb"\ntimeout_ms = 1\n')
     monkeypatch.setenv("PYMONGO_RESILIENCE_TIMEOUT_MS", "750")
     assert cli.main(["config"]) == 0
     output = capsys.readouterr().out

@@ -69,7 +69,7 @@ def test_it_says_what_holds_and_where_that_comes_from(
     pymongo_resilience.uninstrument()
 
     file = tmp_path / "resilience.toml"
-    file.write_text('strategy = "MongoDB"\n')
+    file.write_text('strategy = "mongodb"\n')
     monkeypatch.setenv("PYMONGO_RESILIENCE_CONFIG", str(file))
     switch_on()
     assert lines() == [_on("mongodb", "750 ms", f"{named}, file {file}")]
@@ -100,6 +100,26 @@ def test_it_says_that_it_stays_off(
         )
     ]
     assert not is_active()
+
+
+WRONG_OF_TELEMETRY = {"TRACES": "2", "METRICS": "often", "SLOW_MS": "soon"}
+
+
+@pytest.mark.parametrize("option", WRONG_OF_TELEMETRY)
+def test_for_the_loader_a_wrong_value_of_telemetry_is_the_default(
+    option: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = WRONG_OF_TELEMETRY[option]
+    monkeypatch.setenv(f"PYMONGO_RESILIENCE_{option}", text)
+    monkeypatch.setenv("PYMONGO_RESILIENCE_MAX_RETRIES", "3")
+    _load()
+    (level, complaint), (_, on) = lines()
+    assert level == "ERROR"
+    assert f"PYMONGO_RESILIENCE_{option}={text!r}: expected" in complaint
+    assert "the defaults are used" in complaint
+    assert "is on" in on
+    config = pymongo_resilience.status(pymongo.MongoClient(connect=False)).config
+    assert config == Config(max_retries=3)
 
 
 def test_for_the_loader_wrong_values_switch_all_off(

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pymongo_resilience
 from pymongo_resilience.config import OPTIONS, SERVER_VARIABLE, Option, load
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.option_types import as_text
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
 
@@ -225,15 +226,6 @@ def _dashboards(options: argparse.Namespace) -> int:
     return 0
 
 
-def _value_text(value: object) -> str:
-    """The value of an option for a reader."""
-    if value is None or value == ():
-        return "unset"
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _config(arguments: argparse.Namespace) -> int:
     try:
         loaded = load()
@@ -257,10 +249,10 @@ def _place(option: Option, source: str | None) -> str:
 
 def _described(option: Option, value: object, place: str) -> str:
     return (
-        f"{option.variable} = {_value_text(value)}\n"
+        f"{option.variable} = {as_text(value)}\n"
         f"    {option.sentence}\n"
         f"    from: {place}\n"
-        f"    option: {option.name}, default: {_value_text(option.default)}\n"
+        f"    option: {option.name}, default: {as_text(option.default)}\n"
         f"    legal: {option.kind.allowed}\n"
     )
 
@@ -272,7 +264,7 @@ def _rule(pattern: str, policy: Policy) -> str:
         # A field without a repr is confidential, and None inherits.
         if value is not None:
             names = [name for name, strategy in NAMED.items() if strategy is value]
-            text = (names or [_value_text(value)])[0] if field.repr else "not shown"
+            text = (names or [as_text(value)])[0] if field.repr else "not shown"
             lines.append(f"    {field.name} = {text}")
     return "\n".join(lines) + "\n"
 
