@@ -117,10 +117,8 @@ class _Retries:
             verdict = GiveUp(Rule.BUDGET)
         facts = of_both_events(operation, failure)
         if isinstance(verdict, GiveUp):
-            if not operation.part:
-                why = why_not_repeated(verdict.rule, operation, failure)
-                declined = RetryDeclined(*facts, verdict.rule, why, failure.error_name)
-                executor.listener.on_event(declined)
+            why = why_not_repeated(verdict.rule, operation, failure)
+            executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
             return self.work.final_error(failure, verdict.rule, operation)
         operation.waited += verdict.delay
         self.work.prepare(failure, operation)

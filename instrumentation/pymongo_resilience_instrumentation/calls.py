@@ -113,8 +113,6 @@ class Call:
     """A Fetch (features/resumable_finds/), of a batch, until the driver's loop begins."""
     transaction: Any = None
     """A TransactionDeadline (timeouts/): its with_transaction's, inside of whose callback it is."""
-    whole: Any = None
-    """A Repetition (transactions/), while the call is a transaction that the library repeats."""
     own_timeout: tuple[float | None, bool] = None, False
     """The seconds that it had without a ``pymongo.timeout`` around it; and whether the library's
     configuration gives them, and not the application."""

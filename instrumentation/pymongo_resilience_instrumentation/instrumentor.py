@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pymongo
@@ -28,7 +28,7 @@ from pymongo_resilience_instrumentation.telemetry.server_gauges import (
     server_gauges,
 )
 from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
-from pymongo_resilience_instrumentation.transactions.repeated_transactions import RetryTransaction
+from pymongo_resilience_instrumentation.transactions.retry_transaction import retry_transaction
 
 from . import deferred, driver, forks, self_check
 
@@ -156,14 +156,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             client, read_preference, breakers, writes=writes
         )
 
-    def retry_transaction(self, client: object, options: dict[str, Any]) -> RetryTransaction:
+    def retry_transaction(
+        self, client: object, options: dict[str, Any]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         _check_client(client, "retry_transaction")
-
-        return RetryTransaction(client, options, self._in_force)
-
-    def _in_force(self) -> Runtime | None:
-        runtime = self._runtime
-        return runtime if runtime is not None and runtime.enabled_flag.on else None
+        return retry_transaction(client, options)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)

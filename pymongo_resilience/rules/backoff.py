@@ -12,7 +12,6 @@ EXPONENTIAL_FIRST = 0.001
 EXPONENTIAL_LIMIT = 0.5
 OVERLOAD_BASE = 0.1
 OVERLOAD_LIMIT = 10.0
-TRANSACTION_FIRST, TRANSACTION_GROWTH, TRANSACTION_LIMIT = 0.005, 1.5, 0.5
 HELD_BACK_STEPS = (0.1, 0.4, 1.6)
 CONTROLLED_STEPS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)
 
@@ -45,13 +44,6 @@ def held_back(attempt: int, random: Random) -> float:
     random part of up to a half. The numbers are from the simulation in bench/overload.md."""
     step = min(max(attempt, 2), len(HELD_BACK_STEPS) + 1) - 2
     return HELD_BACK_STEPS[step] * (0.5 + random() / 2)
-
-
-def transaction(retry: int, random: Random) -> float:
-    """Up to 5 ms, growing by half to 500 ms, before a transaction is repeated as a whole. Source:
-    Convenient API for Transactions, "Sequence of Actions"."""
-    limit = TRANSACTION_LIMIT
-    return random() * min(TRANSACTION_FIRST * TRANSACTION_GROWTH ** min(retry, 100), limit)
 
 
 def _doubled(base: float, times: int) -> float:

@@ -172,8 +172,6 @@ class Symptom(enum.Enum):
 
 def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
     """The sentence of NOT_REPEATED for one failed operation."""
-    if operation.name == "commitTransaction" and failure.executed:
-        return COMMITTED
     because = _BECAUSE.get(operation.kind, "whether it was applied is not known")
     if operation.in_transaction:
         because = "a transaction is repeated as a whole"
@@ -200,8 +198,8 @@ def _unsafe(operation: Operation, failure: Failure) -> str:
 def _limit(operation: Operation) -> str:
     if operation.overloaded:
         return f"{operation.attempts - 1} after an overload error"
+    if operation.once:
+        return "one, since the background task sends it again"
     if operation.retry_window is None:
         return "one without timeout_ms"
-    if operation.kind is Kind.TRANSACTION:
-        return f"{operation.retry_window.timeout:.0f} s without a timeout"
     return "serverSelectionTimeoutMS with a timeout of 0"

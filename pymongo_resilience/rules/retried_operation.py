@@ -32,8 +32,6 @@ class Kind(enum.Enum):
     GET_MORE = "getMore"
     AGGREGATE_WRITE = "aggregate with a write stage"
     TRANSACTION_END = "commit or abort"
-    TRANSACTION = "transaction"
-    """All of one, or its commit once more, for the label of the error alone."""
     CLEANUP = "killCursors or endSessions"
     """What the driver sends on its own account; repeated for an overloaded server alone."""
 
@@ -62,8 +60,8 @@ class Operation:
     """The client's own number; None leaves it to the configuration."""
     budget: RetryBudget = field(default=UNLIMITED, repr=False)
     """The client's."""
-    part: bool = False
-    """Whether the library repeats its whole transaction: what becomes of it is decided there."""
+    once: bool = False
+    """It is repeated once at most: an abort, which the client's background task sends again."""
     method: str = ""
     """The driver's method that the application called, for example ``"update_many"``; of a cursor's
     later batch ``"find/getMore"``. Empty where it is not known."""

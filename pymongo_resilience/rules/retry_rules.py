@@ -2,8 +2,7 @@
 
 A decision has two steps, since a strategy may be a coroutine: ``declined`` applies the rules that
 need no strategy, ``verdict`` those that follow its answer. docs/retries.md says what is not
-obvious. At the end, what follows a failure in a transaction that is repeated as a whole:
-with_transaction's rules, with the library's limits.
+obvious.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,16 +17,12 @@ from pymongo_resilience.clock import SHORTEST, Deadline, Random
 
 from . import backoff
 from .budget import DISTRESS
-from .failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
+from .failure import Failure, RetryReason, Stage
 from .retried_operation import Kind, Operation
-from .strategy import TERMINAL, Answer, RetryAction, follows_specification
+from .strategy import TERMINAL, Answer, follows_specification
 
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt: sleeps end late."""
-UNKNOWN_COMMIT = "UnknownTransactionCommitResult"
-MAX_TIME_EXPIRED = 50
-TRANSACTION_TIME_LIMIT = 120.0
-"""Seconds, where there is no deadline."""
 NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
 
 
@@ -169,8 +163,6 @@ class RetryRules:
             operation.kind is Kind.WRITE and operation.declared_idempotent
         ):
             return Rule.NOT_SAFE
-        if operation.kind is Kind.TRANSACTION:
-            return self._attempts_left(operation)
         if operation.kind is Kind.TRANSACTION_END and failure.transaction_over:
             return Rule.TRANSACTION_OVER
         if not failure.retryable_overload:
@@ -201,10 +193,10 @@ class RetryRules:
             own = operation.max_retries
             most = self.max_retries if own is None else own
             return Rule.ATTEMPTS if retries >= most else None
-        if operation.deadline is not None:
+        if operation.deadline is not None and not operation.once:
             # A clock that stands still, as a test's may, passes no deadline.
             return Rule.DEADLINE if operation.waited > operation.deadline.timeout else None
-        if operation.retry_window is not None:
+        if operation.retry_window is not None and not operation.once:
             return Rule.ATTEMPTS if operation.retry_window.expired() else None
         return Rule.ATTEMPTS if retries >= 1 else None
 
@@ -221,41 +213,3 @@ def _deadline_is_over(operation: Operation, failure: Failure) -> bool:
     if operation.deadline is None:
         return False
     return failure.stage is not Stage.NOT_SENT or not _room(operation.deadline, failure) >= SHORTEST
-
-
-class Repeat(enum.Enum):
-    """What is repeated (Convenient API for Transactions, "Sequence of Actions")."""
-
-    NOTHING = "nothing"
-    COMMIT = "commit"
-    TRANSACTION = "transaction"
-
-
-def what_to_repeat(
-    has_label: Callable[[str], bool],
-    code: int | None,
-    *,
-    committing: bool = False,
-    applied: bool = False,
-) -> Repeat:
-    """After an error with these labels, of the body or of the commit; ``applied``: the reply shows
-    that the commit ran, so a new transaction would be a second one."""
-    if committing and has_label(UNKNOWN_COMMIT) and code != MAX_TIME_EXPIRED:
-        return Repeat.COMMIT
-    again = has_label(TRANSIENT_TRANSACTION) and not applied
-    return Repeat.TRANSACTION if again else Repeat.NOTHING
-
-
-def transaction_verdict(
-    rules: RetryRules, operation: Operation, failure: Failure, what: Repeat
-) -> Verdict:
-    """Whether ``what`` is done, and after how many seconds. What the failure costs was paid by its
-    command."""
-    operation.count(failure)
-    rule = rules.declined(operation, failure)
-    if rule is None and what is Repeat.NOTHING:
-        rule = Rule.UNKNOWN_REASON
-    if rule is not None:
-        return GiveUp(rule)
-    delay = backoff.transaction(operation.attempts, rules.random)
-    return rules.verdict(operation, failure, RetryAction(delay))

@@ -21,6 +21,7 @@ from support.span_trees import command, failed, operation, transaction, trees
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
+from pymongo_resilience import retry_transaction
 from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 TXN = "txn_number"
@@ -96,13 +97,17 @@ def test_a_block_that_raises_and_a_session_that_ends_abort_it(
     assert facts[OUTCOME] == "aborted"
 
 
+@pytest.mark.parametrize("own_session", [True, False])
 def test_each_try_of_with_transaction_is_one(
-    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
-) -> None:
-    coll = client[database].coll
+    own_session: bool, side: Side, client: Any, proxy: ReplicaSet, database: str,
+    telemetry: Telemetry,
+) -> None:  # fmt: skip
+    callback = _inserting(side, client[database].coll)
     proxy.inject(Fail("insert", code=112, labels=["TransientTransactionError"]))
-    session = client.start_session()
-    side.do(session.with_transaction, _inserting(side, coll))
+    if own_session:
+        side.do(client.start_session().with_transaction, callback)
+    else:
+        side.do(retry_transaction(client)(callback))
     drawn = trees(telemetry.spans())
     assert [(name, [each[0].partition(" ")[0] for each in below]) for name, _, below in drawn] == [
         ("transaction", ["insert", "abortTransaction"]),

@@ -11,7 +11,6 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import DuplicateKeyError, WriteConcernError
-from pymongo_resilience_instrumentation.telemetry import semconv
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time
@@ -159,35 +158,6 @@ def test_an_option_that_no_transaction_has_is_refused_before_the_first_attempt(
     wrong: dict[str, Any] = {name: "1"}
     with pytest.raises(TypeError, match=name):
         retry_transaction(side.client(proxy.uri), **wrong)
-
-
-def test_a_repeated_transaction_is_an_event_a_retry_and_a_line_of_the_log(
-    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    telemetry = instrument()
-    control[database].create_collection("coll")
-    client = side.client(proxy.uri)
-    proxy.inject(Fail("insert", 1, **TRANSIENT))
-    proxy.inject(Fail("commitTransaction", 1, **TRANSIENT))
-    with caplog.at_level("INFO", "pymongo_resilience.retry"):
-        run(side, client, lambda session: client[database].coll.insert_one({}, session=session))
-    spans = [span for span in telemetry.spans() if span.name == "transaction"]
-    events = [[event.name for event in span.events] for span in spans]
-    assert events == [[], [semconv.EVENT_SCHEDULED], [semconv.EVENT_SCHEDULED]]
-    attributes = spans[1].events[0].attributes or {}
-    assert attributes[semconv.REASON] == "write_conflict"
-    assert attributes[semconv.SERVER] == proxy.primary.host_and_port
-    (point,) = [
-        point
-        for attributes, point in telemetry.points("pymongo_resilience.retries")
-        if attributes["db.operation.name"] == "transaction"
-    ]
-    assert (point.value, point.attributes[semconv.DECISION]) == (2, "scheduled")
-    whole = [each for each in telemetry.decisions.events if each.operation == "transaction"]
-    assert [(each.namespace, each.attempt) for each in whole] == [("admin", 1), ("admin", 2)]
-    lines = [record.getMessage() for record in caplog.records]
-    assert sum(line.startswith("transaction admin: attempt ") for line in lines) == 2
 
 
 def test_each_call_is_a_transaction_with_the_arguments_of_its_own(

@@ -77,7 +77,7 @@ def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
 
 
 @pytest.mark.parametrize("labels", [(), ("SystemOverloadedError", "RetryableError")])
-@pytest.mark.parametrize("kind", [Kind.WRITE, Kind.TRANSACTION_END, Kind.TRANSACTION])
+@pytest.mark.parametrize("kind", [Kind.WRITE, Kind.TRANSACTION_END])
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize("idempotent", [False, True])
 def test_what_may_be_forgotten_there_is_not_repeated(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -34,19 +33,23 @@ def session_modules() -> list[ModuleType]:
     return [module for module, _ in both("client_session")]
 
 
-@contextmanager
-def restored_if_interrupted(session: Any) -> Iterator[None]:
-    """Around a commit or an abort. Interrupted, it may not even have been sent, and the driver
-    takes it for done: the transaction is open again, and aborted as its session ends."""
-    state = getattr(session._transaction, STATE, None)
-    try:
-        yield
-    except PyMongoError:
-        raise
-    except BaseException:
-        if state is not None:  # where the self-check misses it
-            setattr(session._transaction, STATE, state)
-        raise
+class ReopenedIfInterrupted(AbstractContextManager["ReopenedIfInterrupted"]):
+    """Around a with_transaction. A commit that is interrupted may not even have been sent, and the
+    driver takes it for done: the transaction is open again, and aborted as its session ends."""
+
+    def __init__(self, session: Any) -> None:
+        self._transaction = session._transaction
+        self._state: Any = None
+
+    def note(self, result: Any) -> Any:
+        """The callback has returned ``result``, and the commit follows."""
+        self._state = getattr(self._transaction, STATE, None)
+        return result
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        interrupted = error is not None and not isinstance(error, PyMongoError)
+        if interrupted and self._state is not None:  # or the self-check misses it
+            setattr(self._transaction, STATE, self._state)
 
 
 def session_timeout(known_to: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import PyMongoError, WriteConcernError
 
 from pymongo_resilience import redaction
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
@@ -73,12 +73,25 @@ def state_origin(
     vars(error).update(
         server=server, attempts=attempts, retry_reasons=tuple(reasons), retry_rule=rule
     )
-    if stage is Stage.ANSWERED and attempts == 1 and why not in (COMMITTED, UNKNOWN_COMMIT):
+    if stage is Stage.ANSWERED and attempts == 1:
         return
     if error.args and isinstance(error.args[0], str):
         facts = ", ".join(filter(None, [server, attempts_text(attempts)]))
         text = "; ".join(filter(None, [facts, why]))
         error.args = (f"{error.args[0]} ({text})", *error.args[1:])
+
+
+def state_commit(error: PyMongoError) -> None:
+    """Add to the text of a commit's error what became of the transaction. Once, as above."""
+    if isinstance(error, WriteConcernError):
+        outcome = COMMITTED
+    elif error.has_error_label("UnknownTransactionCommitResult"):
+        outcome = UNKNOWN_COMMIT
+    else:
+        return
+    text = error.args[0] if error.args else None
+    if isinstance(text, str) and outcome not in text:
+        error.args = (f"{text} ({outcome})", *error.args[1:])
 
 
 def qualified_name(error: BaseException) -> str:

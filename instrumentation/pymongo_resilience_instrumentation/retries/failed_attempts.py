@@ -15,6 +15,7 @@ from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
+from pymongo_resilience_instrumentation.operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import command_limits
 
 from . import stopped_bulks
@@ -43,7 +44,7 @@ def described(loop: Any) -> Operation:
         declared_idempotent=bool(policy.idempotent),
         max_retries=driver.clients.max_retries(client),
         budget=runtime.limits.of(client).budget,
-        part=call.whole is not None,
+        once=driver.retry_loop.operation_name(loop) == ABORT,
         method=method,
         data=NO_DATA if policy.data is None else policy.data,
     )

@@ -44,9 +44,6 @@ def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -
         background_work.leave_open(client, driver.sessions.open_transaction(session))
     raised = _chosen(loop.last, failure)
     error = raised.error
-    if loop.call.whole is not None:
-        loop.call.whole.part = raised
-        return error
     if not isinstance(error, PyMongoError):
         return error
     reasons = operation.reasons

@@ -105,8 +105,8 @@ class StartTransaction(Interceptor):
     def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after start_transaction"):
             call = calls.current()
-            # One that is an operation as a whole has that operation's span.
-            if call is None or call.whole is None:
+            # An atomic write has its operation's span.
+            if call is None or call.client is not entered.instance.client:
                 self._start(entered.instance)
         return result
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from sys import exception
 from typing import Any
 
-from pymongo.errors import ConfigurationError, PyMongoError
+from pymongo.errors import ConfigurationError, PyMongoError, WriteConcernError
 
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import is_closing, shielded
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, Policy
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.failures.error_texts import Origin
+from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_commit
 from pymongo_resilience_instrumentation.interceptor import (
     CallInterceptor,
     Entered,
@@ -83,10 +85,29 @@ class EndTransaction(CallInterceptor):
         super().__init__(runtime)
         self._operation = operation
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
+        wrapper = super().wrapper(flag, asynchronous)
+        if not asynchronous or self._operation != ABORT:
+            return wrapper
+
+        async def abort(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
+            if not (flag.on and is_closing(exception())):
+                return await wrapper(original, session, args, kwargs)
+            # A coroutine that is closed unfinished can await no answer.
+            opened = driver.sessions.open_transaction(session)
+            return defer(partial(leave_open, session.client, opened))
+
+        return abort
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | Call | None:
         session, runtime = given[0], self.runtime
-        if runtime.nested(session.client):
+        if calls.reporting():
             return None
+        if _atomic_write_of(session) is not None:
+            seconds = driver.csot.timeout_in_force()
+            if self._operation == COMMIT or not seconds:
+                return Entered(session)
+            return Entered(session, driver.csot.Timeout.from_now(seconds).resume())
         call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
         call.bound = default_of(session)
@@ -95,22 +116,32 @@ class EndTransaction(CallInterceptor):
         runtime.begin(call, whole_timeout=self._operation == ABORT)
         return call
 
-    def failed(
-        self, call: Call | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
-    ) -> BaseException | None:
-        if call is not None and self._operation == ABORT and not isinstance(error, Exception):
-            with shielded("after an interrupted abort"):
-                opened = driver.sessions.open_transaction(given[0], aborted=True)
-                defer(partial(leave_open, given[0].client, opened))
-        return super().failed(call, error, given, kwargs)
+    def succeeded(self, entered: Entered | Call, result: Any) -> Any:
+        return self.runtime.end(entered, result) if isinstance(entered, Call) else result
+
+    def failed(self, entered: Any, error: BaseException, *rest: Any) -> BaseException | None:
+        (session, *_), _ = rest
+        with shielded(f"after {self._operation}"):
+            if not isinstance(error, PyMongoError):
+                if self._operation == ABORT:
+                    opened = driver.sessions.open_transaction(session, aborted=True)
+                    defer(partial(leave_open, session.client, opened))
+            elif self._operation == COMMIT:
+                if isinstance(error, WriteConcernError):
+                    # The commit ran, whatever its labels say: a new transaction would be a second.
+                    driver.selection.forget_transient(error)
+                state_commit(error)
+        return super().failed(entered, error) if isinstance(entered, Call) else error
 
 
 class _Transaction(Interceptor):
     """One with_transaction under a deadline, for one thread or task; around its callback: the
     session is under the deadline there, and all else as it was outside."""
 
-    def __init__(self, session: Any, seconds: float) -> None:
+    def __init__(self, session: Any, seconds: float, name: str) -> None:
+        """``name``: of what is timed out where the timeout is over."""
         self.session = session
+        self._name = name
         self._outside = driver.csot.Timeout.in_force()
         self.timeout = driver.csot.Timeout.begin(seconds)
         self.deadline = self.timeout.resume()
@@ -143,6 +174,8 @@ class _Transaction(Interceptor):
             return None
         # The driver puts an error of its own around the one that it would have tried again after.
         last = error.__cause__ if isinstance(error.__cause__, PyMongoError) else error
+        if isinstance(last, OperationTimeoutError):
+            return last
         return timed_out(
             error,
             Origin(
@@ -153,7 +186,7 @@ class _Transaction(Interceptor):
             ),
             timeout_s=seconds,
             elapsed_s=driver.csot.now() - self._of_session.began,
-            name="with_transaction",
+            name=self._name,
         )
 
 
@@ -168,7 +201,10 @@ class WithTransaction(Interceptor):
         session = given[0]
         default = default_of(session)
         seconds, _ = self._runtime.timeouts.of_several(session.client, NOWHERE, default)
-        return None if seconds is None else _Transaction(session, seconds)
+        if seconds is None:
+            return None
+        call = _atomic_write_of(session)
+        return _Transaction(session, seconds, call.method if call else "with_transaction")
 
     def send(
         self, transaction: _Transaction, original: Function, session: Any, *args: Any, **kwargs: Any
@@ -196,16 +232,25 @@ class WithTransaction(Interceptor):
 
 def within_time_limit(runtime: Runtime) -> Wrapper:
     """Whether with_transaction may repeat something after a pause: under a deadline that alone says
-    it, and not pymongo's own limit of 120 s."""
+    it, and not pymongo's own limit of 120 s. What has found no time for another attempt has none
+    for a repetition."""
 
     def wrapper(original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
         left = driver.csot.remaining() if runtime.enabled_flag.on else None
         if left is None:
             return original(*args, **kwargs)
+        if isinstance(exception(), OperationTimeoutError):
+            return False
         pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
         return left > pause
 
     return wrapper
+
+
+def _atomic_write_of(session: Any) -> Call | None:
+    """The call that the session's transaction is a part of."""
+    call = calls.current()
+    return call if call is not None and call.client is session.client else None
 
 
 def default_of(session: Any) -> Policy:

@@ -30,9 +30,6 @@ def permitted(call: Call, fault: Fault) -> bool:
     """Rules 0 to 3, and that no failed selection is repeated."""
     if fault.selection:
         return False
-    if call.kind is Kind.TRANSACTION:
-        # Its own rules have been asked before.
-        return True
     ends_a_transaction = call.kind is Kind.TRANSACTION_END
     if not call.retries_enabled and not ends_a_transaction:
         return False

@@ -62,6 +62,7 @@ class Call:
     acknowledged: bool = True
     idempotent: bool = False
     retries_enabled: bool = True
+    once: bool = False
 
     def __call__(self, **changes: Any) -> Call:
         """The same call, but for ``changes``."""
@@ -135,6 +136,7 @@ class FakeWork:
             retry_window=self._after(self.window),
             max_retries=self.own_max_retries,
             budget=self.budget,
+            once=self.call.once,
         )
         self.operations.append(made)
         return made

@@ -80,6 +80,7 @@ GET_MORE = Call(kind=Kind.GET_MORE)
 CLEANUP = Call(kind=Kind.CLEANUP)
 OUT = Call(kind=Kind.AGGREGATE_WRITE)
 COMMIT = Call(kind=Kind.TRANSACTION_END, in_transaction=True)
+ABORT = COMMIT(once=True)
 READ_IN_TXN = READ(in_transaction=True)
 WRITE_IN_TXN = UPDATE_MANY(in_transaction=True)
 
@@ -184,6 +185,9 @@ RULE_0 = [
       1, []),
     S("a commit, aborted, as MongoDB specifies", COMMIT, [LABELLED(labels=LABEL | TRANSIENT)],
       OVER, 1, [], strategy=MONGODB),
+    S("an abort, with time left", ABORT, [NOT_PRIMARY] * 2, ATTEMPTS, 2, [0.001], timeout=10),
+    S("an abort, with a window", ABORT, [CUT] * 2, ATTEMPTS, 2, [0], window=10),
+    S("an abort, overload", ABORT, [OVERLOAD] * 2, OK, 3, [0.05, 0.1], timeout=10),
     S("rule 0 before rule 1", GET_MORE, [UNKNOWN], NEVER, 1, []),
     S("rule 0 before rule 3", COMMAND(retries_enabled=False), [CUT], NEVER, 1, []),
 ]

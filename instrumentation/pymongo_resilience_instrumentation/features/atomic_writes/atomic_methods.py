@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pymongo import DeleteMany, ReadPreference, UpdateMany
-from pymongo.errors import BulkWriteError, ClientBulkWriteException
+from pymongo.errors import BulkWriteError, ClientBulkWriteException, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
-    Repetition,
-    repeat,
-    repeat_async,
-)
+from pymongo_resilience_instrumentation.transactions.retry_transaction import run, run_async
 
 MANY = (UpdateMany, DeleteMany)
-BULK_ERRORS = (BulkWriteError, ClientBulkWriteException)
 OF_THE_SERVER = frozenset({"admin", "config", "local"})
 """Databases in which no transaction writes."""
 HIDDEN = "another library has put a wrapper around it that hides its parameters"
@@ -54,7 +50,6 @@ class AtomicWrites:
         """In place of the original, for an interceptor."""
         if not call.policy(self._runtime.rules).atomic:
             return original(*given, **kwargs)
-        asynchronous = self._asynchronous
         session = call.session
         if session is not None and getattr(session, "in_transaction", True):
             return original(*given, **kwargs)
@@ -77,44 +72,60 @@ class AtomicWrites:
         _refuse(call, session, concern)
 
         def send(session: Any) -> Any:
+            # The failure of a try that was repeated is not the call's.
+            call.history.declined_by = None
             arguments["session"] = session
             return original(*bound.args, **bound.kwargs)
 
-        return (_transact_async if asynchronous else _transact)(self._runtime, call, concern, send)
+        options = {
+            # As a write has them outside of a transaction, whatever the client's are.
+            "read_concern": ReadConcern(),
+            "read_preference": ReadPreference.PRIMARY,
+            "write_concern": concern,
+        }
+        return (_transact_async if self._asynchronous else _transact)(call.client, send, options)
 
 
-def _begin(runtime: Runtime, call: Call, concern: Any) -> tuple[Repetition, Any]:
-    options = {
-        # As a write has them outside of a transaction, whatever the client's are.
-        "read_concern": ReadConcern(),
-        "read_preference": ReadPreference.PRIMARY,
-        "write_concern": concern,
-    }
-    repetition = Repetition(call.client, options, runtime, Timeout.in_force(), call)
-    call.whole = repetition
-    return repetition, call.client.start_session(causal_consistency=False)
+def _transact(client: Any, send: Callable[[Any], Any], options: dict[str, Any]) -> Any:
+    def body(session: Any) -> Any:
+        with _label_shown():
+            return send(session)
 
-
-def _transact(runtime: Runtime, call: Call, concern: Any, send: Callable[[Any], Any]) -> Any:
-    try:
-        return repeat(*_begin(runtime, call, concern), send)
-    except BULK_ERRORS as error:
-        _forget_counts(error)
-        raise
-    finally:
-        call.whole = None
+    with _counts_forgotten():
+        return run(client, body, options, causal_consistency=False)
 
 
 async def _transact_async(
-    runtime: Runtime, call: Call, concern: Any, send: Callable[[Any], Any]
+    client: Any, send: Callable[[Any], Awaitable[Any]], options: dict[str, Any]
 ) -> Any:
+    async def body(session: Any) -> Any:
+        with _label_shown():
+            return await send(session)
+
+    with _counts_forgotten():
+        return await run_async(client, body, options, causal_consistency=False)
+
+
+@contextmanager
+def _label_shown() -> Iterator[None]:
+    """with_transaction does not see the label of the error in a client's bulk write's."""
     try:
-        return await repeat_async(*_begin(runtime, call, concern), send)
-    except BULK_ERRORS as error:
+        yield
+    except ClientBulkWriteException as error:
+        cause = error.error
+        if isinstance(cause, PyMongoError) and cause.has_error_label(TRANSIENT_TRANSACTION):
+            raise cause from error
+        raise
+
+
+@contextmanager
+def _counts_forgotten() -> Iterator[None]:
+    """What a failed bulk write had done is undone."""
+    try:
+        yield
+    except (BulkWriteError, ClientBulkWriteException) as error:
         _forget_counts(error)
         raise
-    finally:
-        call.whole = None
 
 
 def _refuse(call: Call, session: Any, concern: Any) -> None:
@@ -138,7 +149,6 @@ def _refusal(call: Call, reason: str) -> ConfigurationError:
 
 
 def _forget_counts(error: BulkWriteError | ClientBulkWriteException) -> None:
-    """What the bulk write had done is undone."""
     details: Any = error.details
     shown = str(details)
     for name, value in details.items():

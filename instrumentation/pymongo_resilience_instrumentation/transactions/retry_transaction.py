@@ -1,0 +1,68 @@
+"""What ``retry_transaction()`` and the atomic writes run: pymongo's with_transaction, with a
+session of its own. ``session_methods`` gives it its timeout, and its errors their outcome.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pymongo import AsyncMongoClient
+from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
+
+from pymongo_resilience_instrumentation.driver.sessions import ReopenedIfInterrupted
+
+
+def run(client: Any, body: Callable[[Any], Any], options: dict[str, Any], **of_session: Any) -> Any:
+    """Call ``body`` with a session in a transaction, and commit it; the result of ``body``.
+
+    ``options``: of ``start_transaction``. However it ends, so do the transaction and its session.
+    """
+    with client.start_session(**of_session) as session, ReopenedIfInterrupted(session) as ending:
+        return session.with_transaction(lambda _: ending.note(body(session)), **options)
+
+
+async def run_async(
+    client: Any, body: Callable[[Any], Awaitable[Any]], options: dict[str, Any], **of_session: Any
+) -> Any:
+    """The same in a task."""
+    async with client.start_session(**of_session) as session:
+        with ReopenedIfInterrupted(session) as ending:
+
+            async def callback(_: Any) -> Any:
+                return ending.note(await body(session))
+
+            return await session.with_transaction(callback, **options)
+
+
+def retry_transaction(
+    client: Any, options: dict[str, Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes functions transactions."""
+    TransactionOptions(**options)  # raises for wrong ones
+    asynchronous = isinstance(client, AsyncMongoClient)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        is_coroutine = inspect.iscoroutinefunction(function)
+        generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if generates or is_coroutine is not asynchronous:
+            expected = "a coroutine function" if asynchronous else "an ordinary function"
+            raise TypeError(f"retry_transaction() of this client takes {expected}")
+
+        @functools.wraps(function)
+        def transaction(*args: Any, **kwargs: Any) -> Any:
+            return run(client, lambda session: function(session, *args, **kwargs), options)
+
+        @functools.wraps(function)
+        async def async_transaction(*args: Any, **kwargs: Any) -> Any:
+            def body(session: Any) -> Awaitable[Any]:
+                result: Awaitable[Any] = function(session, *args, **kwargs)
+                return result
+
+            return await run_async(client, body, options)
+
+        return async_transaction if asynchronous else transaction
+
+    return decorate
