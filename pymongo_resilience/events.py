@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.redaction import RedactionFilter
-from pymongo_resilience.rules.failure import Failure, RetryReason
-from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 
 __all__ = [
@@ -66,13 +65,6 @@ class RetryDeclined(NamedTuple):
     """The same in words, as the error has it."""
     error: str = ""
     """The same as RetryScheduled has."""
-
-
-def of_both_events(
-    operation: Operation, failure: Failure
-) -> tuple[str, str, RetryReason, str | None, int]:
-    """What RetryScheduled and RetryDeclined begin with."""
-    return operation.name, operation.namespace, failure.reason, failure.server, operation.attempts
 
 
 class BreakerOpened(NamedTuple):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pymongo_resilience.events import RetryDeclined, RetryScheduled, of_both_events
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.internal_errors import faults, is_closing, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, ask_strategy
@@ -115,7 +115,8 @@ class _Retries:
             verdict = executor.retry_rules.verdict(operation, failure, self._checked(answer))
         if not isinstance(verdict, GiveUp) and not self.work.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
-        facts = of_both_events(operation, failure)
+        name, attempts = operation.name, operation.attempts
+        facts = name, operation.namespace, failure.reason, failure.server, attempts
         if isinstance(verdict, GiveUp):
             why = why_not_repeated(verdict.rule, operation, failure)
             executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))

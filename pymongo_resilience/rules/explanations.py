@@ -15,8 +15,6 @@ from .failure import Failure
 from .retried_operation import Kind, Operation
 from .retry_rules import Rule
 
-COMMITTED = "the transaction was committed, but its write concern was not satisfied"
-UNKNOWN_COMMIT = "whether the transaction was committed is unknown"
 NOT_REPEATED: Final[Mapping[Rule, str]] = {
     Rule.SELECTION: "{name}: a failed server selection is not repeated",
     Rule.NEVER_REPEATED: "{name} is never repeated: {because}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pymongo
@@ -16,7 +15,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from pymongo.synchronous.collection import Collection
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import SentCommands, Side, wait_until
+from support.clients import SentCommands, Side
 from support.garbage_collection import cancelled_after
 from support.interruption import Held, interrupt
 from support.servers import cases
@@ -556,33 +555,3 @@ def test_cancelled_at_any_of_its_awaits_it_leaves_no_transaction_open(
     assert len(found) > 10
     assert found == sorted(found, key=max), "never less"
     assert all(len(each) == 1 for each in found), "all or none"
-
-
-def test_a_closed_coroutine_leaves_no_transaction_open(
-    proxy: ReplicaSet, database: str, control: Any, sent: SentCommands, instrument: Instrument
-) -> None:
-    instrument()
-    control[database].coll.insert_many([{"_id": number, "n": 0} for number in (1, 2, 3)])
-
-    async def main() -> None:
-        async with pymongo.AsyncMongoClient(proxy.uri, event_listeners=[sent]) as client:
-            coll, held = client[database].coll, Held("update")
-            with override(atomic=True):
-                await coll.delete_many({"_id": 0})
-                proxy.inject(held)
-                operation: Any = coll.update_many({}, INC)
-                waited = operation.send(None)
-                while not held.has_it():
-                    await asyncio.sleep(0.01)
-                    if waited is None or waited.done():
-                        waited = operation.send(None)
-                with suppress(RuntimeError, ValueError):  # of pymongo's own cleanup
-                    operation.close()
-            proxy.clear()
-            await client.admin.command("ping")
-            await asyncio.to_thread(wait_until, lambda: "abortTransaction" in names(sent))
-            assert (await coll.find_one({"_id": 1}))["n"] == 0
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-    with pymongo.timeout(10):
-        assert control[database].coll.update_many({}, INC).modified_count == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pymongo
@@ -101,6 +102,55 @@ def test_a_cancelled_abort_is_sent_in_the_background(
             write = control[database].coll.update_one
             with pymongo.timeout(10):
                 await asyncio.to_thread(write, {"_id": 1}, INC)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert control[database].coll.distinct("n") == [1]
+
+
+async def _updating(coll: Any, name: str) -> None:
+    async def body(session: Any) -> None:
+        await coll.update_many({}, INC, session=session)
+
+    if name == "with_transaction":
+        async with coll.database.client.start_session() as session:
+            await session.with_transaction(body)
+    elif name == "retry":
+        await retry_transaction(coll.database.client)(body)()
+    else:
+        with override(atomic=True):
+            await coll.update_many({}, INC)
+
+
+CLOSED = [
+    ("with_transaction", "update"), ("retry", "update"), ("retry", "commitTransaction"),
+    ("atomic", "update"), ("atomic", "commitTransaction"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "command"), CLOSED)
+def test_a_coroutine_that_is_closed_unfinished_leaves_none_open(
+    name: str, command: str, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    control[database].coll.insert_many([{"_id": 1, "n": 0}, {"_id": 2, "n": 0}])
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri) as client:
+            coll, held = client[database].coll, Held(command, executed=command == "update")
+            await coll.delete_many({"_id": 0})
+            proxy.inject(held)
+            operation: Any = _updating(coll, name)
+            waited = operation.send(None)
+            while not held.has_it():
+                await asyncio.sleep(0.01)
+                if waited is None or waited.done():
+                    waited = operation.send(None)
+            with suppress(RuntimeError, ValueError):  # of pymongo's own cleanup
+                operation.close()
+            proxy.clear()
+            with pymongo.timeout(10):
+                write = asyncio.to_thread(control[database].coll.update_many, {}, INC)
+                assert (await write).modified_count == 2
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert control[database].coll.distinct("n") == [1]

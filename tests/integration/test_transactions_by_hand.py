@@ -10,13 +10,15 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo.errors import DuplicateKeyError, WriteConcernError
+from pymongo.errors import DuplicateKeyError, PyMongoError, WriteConcernError
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time
+from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, override, retry_transaction
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, FailWriteConcern, ReplicaSet
 
 __all__ = ["drivers_time"]
@@ -240,6 +242,53 @@ def test_all_attempts_have_one_session_whose_numbers_grow(
     updates = sent.named("update")
     assert len({each["lsid"]["id"] for each in updates}) == 1
     assert [each["txnNumber"] for each in updates] == [1, 2]
+    proxy.clear()
+
+
+OVERLOADED: dict[str, Any] = {
+    "code": 462,
+    "labels": ["RetryableError", "SystemOverloadedError", "TransientTransactionError"],
+}
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("name", ["no server", "overload"])
+def test_what_is_final_by_the_rules_is_not_repeated_with_its_transaction(
+    name: str, atomic: bool, side: Side, proxy: ReplicaSet, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(base_backoff_ms=1)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    gone: list[bool] = []
+    client = side.client(
+        proxy.uri, event_listeners=[sent], serverSelectionTimeoutMS=300,
+        server_selector=lambda servers: [] if gone else servers,
+    )  # fmt: skip
+    coll, runs = client[database].coll, []
+    wait_for_server(side, client)
+    if name == "overload":
+        proxy.inject(Fail("update", 1_000, **OVERLOADED))
+    else:
+        gone.append(True)
+
+    def body(session: Any) -> Any:
+        runs.append(session)
+        return coll.update_many({}, {"$inc": {"n": 1}}, session=session)
+
+    def write() -> None:
+        if atomic:
+            with override(atomic=True):
+                side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+        else:
+            run(side, client, body)
+
+    with pytest.raises(PyMongoError) as caught:
+        write()
+    assert vars(caught.value)["retry_rule"] is (
+        Rule.SELECTION if name == "no server" else Rule.ATTEMPTS
+    )
+    assert len(sent.named("update")) == (6 if name == "overload" else 0)
+    assert len(runs) == (not atomic)
     proxy.clear()
 
 

@@ -9,13 +9,14 @@ from pymongo.errors import PyMongoError, WriteConcernError
 
 from pymongo_resilience import redaction
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
-from pymongo_resilience.rules.explanations import COMMITTED, UNKNOWN_COMMIT
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation.calls import Call
 
 from .classify import attribute
 
+UNKNOWN_RESULT = "UnknownTransactionCommitResult"
+"""The label of a commit that may have happened or not."""
 OUTCOMES = {
     Rule.ATTEMPTS: "attempts_exhausted",
     Rule.DEADLINE: "deadline",
@@ -84,9 +85,9 @@ def state_origin(
 def state_commit(error: PyMongoError) -> None:
     """Add to the text of a commit's error what became of the transaction. Once, as above."""
     if isinstance(error, WriteConcernError):
-        outcome = COMMITTED
-    elif error.has_error_label("UnknownTransactionCommitResult"):
-        outcome = UNKNOWN_COMMIT
+        outcome = "the transaction was committed, but its write concern was not satisfied"
+    elif error.has_error_label(UNKNOWN_RESULT):
+        outcome = "whether the transaction was committed is unknown"
     else:
         return
     text = error.args[0] if error.args else None

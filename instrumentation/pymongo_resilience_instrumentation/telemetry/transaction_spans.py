@@ -20,6 +20,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import foreign, shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
+from pymongo_resilience_instrumentation.failures.error_texts import UNKNOWN_RESULT
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
 
@@ -29,7 +30,6 @@ from .operation_spans import end_span
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
-UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 
 
 open_spans: set[TransactionSpan] = set()

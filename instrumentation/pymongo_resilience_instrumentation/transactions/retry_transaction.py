@@ -6,13 +6,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
+from pymongo.errors import ClientBulkWriteException, PyMongoError
 
+from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience_instrumentation.driver.selection import forget_transient
 from pymongo_resilience_instrumentation.driver.sessions import ReopenedIfInterrupted
+from pymongo_resilience_instrumentation.failures import classify
+
+FINAL = (Rule.SELECTION, Rule.LOAD_SHEDDING, Rule.ATTEMPTS, Rule.OVERLOAD_WAIT, Rule.BUDGET)
+"""By which a command is declined for more than its transaction, which would meet the same."""
 
 
 def run(client: Any, body: Callable[[Any], Any], options: dict[str, Any], **of_session: Any) -> Any:
@@ -21,7 +30,12 @@ def run(client: Any, body: Callable[[Any], Any], options: dict[str, Any], **of_s
     ``options``: of ``start_transaction``. However it ends, so do the transaction and its session.
     """
     with client.start_session(**of_session) as session, ReopenedIfInterrupted(session) as ending:
-        return session.with_transaction(lambda _: ending.note(body(session)), **options)
+
+        def callback(_: Any) -> Any:
+            with _labelled_for_the_driver():
+                return ending.note(body(session))
+
+        return session.with_transaction(callback, **options)
 
 
 async def run_async(
@@ -32,9 +46,27 @@ async def run_async(
         with ReopenedIfInterrupted(session) as ending:
 
             async def callback(_: Any) -> Any:
-                return ending.note(await body(session))
+                with _labelled_for_the_driver():
+                    return ending.note(await body(session))
 
             return await session.with_transaction(callback, **options)
+
+
+@contextmanager
+def _labelled_for_the_driver() -> Iterator[None]:
+    """with_transaction repeats what has the label TransientTransactionError: here the error loses
+    it that is final by the rules. That of a client's bulk write hides it in the error below."""
+    try:
+        yield
+    except PyMongoError as error:
+        cause = error.error if isinstance(error, ClientBulkWriteException) else error
+        if not isinstance(cause, PyMongoError) or not cause.has_error_label(TRANSIENT_TRANSACTION):
+            raise
+        if classify.attribute(error, "retry_rule") in FINAL:
+            forget_transient(cause)
+        elif cause is not error:
+            raise cause from error
+        raise
 
 
 def retry_transaction(

@@ -119,18 +119,19 @@ class EndTransaction(CallInterceptor):
     def succeeded(self, entered: Entered | Call, result: Any) -> Any:
         return self.runtime.end(entered, result) if isinstance(entered, Call) else result
 
-    def failed(self, entered: Any, error: BaseException, *rest: Any) -> BaseException | None:
-        (session, *_), _ = rest
+    def failed(
+        self, entered: Any, error: BaseException, given: Any, _kwargs: Any
+    ) -> BaseException | None:
+        session = given[0]
         with shielded(f"after {self._operation}"):
-            if not isinstance(error, PyMongoError):
-                if self._operation == ABORT:
-                    opened = driver.sessions.open_transaction(session, aborted=True)
-                    defer(partial(leave_open, session.client, opened))
-            elif self._operation == COMMIT:
-                if isinstance(error, WriteConcernError):
-                    # The commit ran, whatever its labels say: a new transaction would be a second.
-                    driver.selection.forget_transient(error)
+            if isinstance(error, WriteConcernError):
+                # The commit ran, whatever its labels say: a new transaction would be a second.
+                driver.selection.forget_transient(error)
+            if isinstance(error, PyMongoError):
                 state_commit(error)
+            elif self._operation == ABORT:
+                opened = driver.sessions.open_transaction(session, aborted=True)
+                defer(partial(leave_open, session.client, opened))
         return super().failed(entered, error) if isinstance(entered, Call) else error
 
 
@@ -239,9 +240,10 @@ def within_time_limit(runtime: Runtime) -> Wrapper:
         left = driver.csot.remaining() if runtime.enabled_flag.on else None
         if left is None:
             return original(*args, **kwargs)
-        if isinstance(exception(), OperationTimeoutError):
-            return False
-        pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
+        pause: float | None = args[1] if len(args) > 1 else kwargs.get("backoff")
+        if pause is None:
+            # After an error, which is the one being handled; before a pause it is another's.
+            return left > 0 and not isinstance(exception(), OperationTimeoutError)
         return left > pause
 
     return wrapper

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from pymongo import DeleteMany, ReadPreference, UpdateMany
-from pymongo.errors import BulkWriteError, ClientBulkWriteException, PyMongoError
+from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
@@ -87,35 +86,15 @@ class AtomicWrites:
 
 
 def _transact(client: Any, send: Callable[[Any], Any], options: dict[str, Any]) -> Any:
-    def body(session: Any) -> Any:
-        with _label_shown():
-            return send(session)
-
     with _counts_forgotten():
-        return run(client, body, options, causal_consistency=False)
+        return run(client, send, options, causal_consistency=False)
 
 
 async def _transact_async(
     client: Any, send: Callable[[Any], Awaitable[Any]], options: dict[str, Any]
 ) -> Any:
-    async def body(session: Any) -> Any:
-        with _label_shown():
-            return await send(session)
-
     with _counts_forgotten():
-        return await run_async(client, body, options, causal_consistency=False)
-
-
-@contextmanager
-def _label_shown() -> Iterator[None]:
-    """with_transaction does not see the label of the error in a client's bulk write's."""
-    try:
-        yield
-    except ClientBulkWriteException as error:
-        cause = error.error
-        if isinstance(cause, PyMongoError) and cause.has_error_label(TRANSIENT_TRANSACTION):
-            raise cause from error
-        raise
+        return await run_async(client, send, options, causal_consistency=False)
 
 
 @contextmanager
