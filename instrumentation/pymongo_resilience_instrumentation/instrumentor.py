@@ -156,9 +156,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             client, read_preference, breakers, writes=writes
         )
 
-    def retry_transaction(
-        self, client: object, options: dict[str, Any]
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def retry_transaction(self, client: object, options: dict[str, Any]) -> Callable[..., Any]:
         _check_client(client, "retry_transaction")
         return retry_transaction(client, options)
 

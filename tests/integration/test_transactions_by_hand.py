@@ -13,7 +13,7 @@ import pytest
 from pymongo.errors import DuplicateKeyError, PyMongoError, WriteConcernError
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
-from support.transactions import LOW, DriversTime, drivers_time
+from support.transactions import LOW, DriversTime, drivers_time, run as with_transaction, session_of
 from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
@@ -42,29 +42,9 @@ def run(side: Side, client: Any, body: Callable[[Any], Any], **options: Any) -> 
 
 
 @pytest.mark.parametrize("instrumented", [True, False])
-@pytest.mark.parametrize(
-    ("fault", "names"),
-    [
-        (None, ["insert", "commitTransaction"]),
-        (
-            lambda: Fail("insert", 2, **TRANSIENT),
-            ["insert", "abortTransaction"] * 2 + ["insert", "commitTransaction"],
-        ),
-        (
-            lambda: Fail("commitTransaction", 2, **UNKNOWN),
-            ["insert"] + ["commitTransaction"] * 3,
-        ),
-        (
-            lambda: Fail("commitTransaction", **TRANSIENT),
-            ["insert", "commitTransaction"] * 2,
-        ),
-        (lambda: CutAfter("commitTransaction"), ["insert"] + ["commitTransaction"] * 2),
-    ],
-    ids=["no error", "body", "unknown commit", "transient commit", "lost reply"],
-)
 def test_it_repeats_what_with_transaction_repeats(
-    fault: Any, names: list[str], instrumented: bool, side: Side, proxy: ReplicaSet, database: str,
-    control: Any, sent: SentCommands, instrument: Instrument,
+    instrumented: bool, side: Side, proxy: ReplicaSet, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
 ) -> None:  # fmt: skip
     instrument()
     if not instrumented:
@@ -73,10 +53,12 @@ def test_it_repeats_what_with_transaction_repeats(
     client = side.client(proxy.uri, event_listeners=[sent])
     side.do(client.admin.command, "ping")
     sent.started_events.clear()
-    if fault is not None:
-        proxy.inject(fault())
+    proxy.inject(Fail("insert", **TRANSIENT))
+    proxy.inject(Fail("commitTransaction", 2, **UNKNOWN))
     run(side, client, lambda session: client[database].coll.insert_one({}, session=session))
-    assert [each.command_name for each in sent.started_events] == names
+    assert [each.command_name for each in sent.started_events] == [
+        "insert", "abortTransaction", "insert", *["commitTransaction"] * 3
+    ]  # fmt: skip
     assert control[database].coll.count_documents({}) == 1
 
 
@@ -212,14 +194,13 @@ def test_what_it_cannot_make_a_transaction_is_refused(
             decorate(each)
 
 
-@pytest.mark.parametrize("timeout_ms", [None, LOW])
 @pytest.mark.parametrize("within", [nullcontext, lambda: pymongo.timeout(LOW / 1000)])
 def test_all_attempts_have_one_session_whose_numbers_grow(
-    within: Any, timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str,
-    control: Any, sent: SentCommands, instrument: Instrument,
+    within: Any, side: Side, proxy: ReplicaSet, database: str, control: Any, sent: SentCommands,
+    instrument: Instrument,
 ) -> None:  # fmt: skip
-    """So the server ends a transaction whose abort never reached it."""
-    instrument(timeout_ms=timeout_ms)
+    """So the server ends a transaction whose abort never reached it, and that takes no time."""
+    instrument()
     control[database].coll.insert_one({"_id": 1, "n": 0})
     client = side.client(proxy.uri, event_listeners=[sent])
     side.do(client.admin.command, "ping")
@@ -302,11 +283,13 @@ APPLIES: dict[str, tuple[int, list[str], int]] = {
 """Code and labels, as a real server answers, and how often the commit is sent."""
 
 
-@pytest.mark.parametrize("timeout_ms", [None, LOW])
-@pytest.mark.parametrize("atomic", [False, True])
+WAYS = [("with_transaction", None), ("retry", LOW), ("atomic", None), ("atomic", LOW)]
+
+
+@pytest.mark.parametrize(("way", "timeout_ms"), WAYS)
 @pytest.mark.parametrize("name", APPLIES)
 def test_a_commit_with_a_write_concern_error_is_applied(
-    name: str, atomic: bool, timeout_ms: int | None, side: Side, proxy: ReplicaSet,
+    name: str, way: str, timeout_ms: int | None, side: Side, proxy: ReplicaSet,
     database: str, control: Any, sent: SentCommands, instrument: Instrument,
 ) -> None:  # fmt: skip
     """It is repeated alone at most, never with its transaction."""
@@ -317,11 +300,18 @@ def test_a_commit_with_a_write_concern_error_is_applied(
     code, labels, commits = APPLIES[name]
     proxy.inject(FailWriteConcern("commitTransaction", code=code, labels=labels))
 
-    def write() -> Any:
-        if atomic:
+    def body(session: Any) -> Any:
+        return coll.update_many({}, {"$inc": {"n": 1}}, session=session)
+
+    def write() -> None:
+        if way == "atomic":
             with override(atomic=True):
-                return side.do(coll.update_many, {}, {"$inc": {"n": 1}})
-        return run(side, client, lambda s: coll.update_many({}, {"$inc": {"n": 1}}, session=s))
+                side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+        elif way == "retry":
+            run(side, client, body)
+        else:
+            with session_of(side, client) as session:
+                with_transaction(side, session, body)
 
     if commits == 1:
         with pytest.raises(WriteConcernError, match="the transaction was committed, but its write"):

@@ -69,9 +69,7 @@ def _labelled_for_the_driver() -> Iterator[None]:
         raise
 
 
-def retry_transaction(
-    client: Any, options: dict[str, Any]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def retry_transaction(client: Any, options: dict[str, Any]) -> Callable[..., Any]:
     """Makes functions transactions."""
     TransactionOptions(**options)  # raises for wrong ones
     asynchronous = isinstance(client, AsyncMongoClient)
@@ -89,11 +87,9 @@ def retry_transaction(
 
         @functools.wraps(function)
         async def async_transaction(*args: Any, **kwargs: Any) -> Any:
-            def body(session: Any) -> Awaitable[Any]:
-                result: Awaitable[Any] = function(session, *args, **kwargs)
-                return result
-
-            return await run_async(client, body, options)
+            return await run_async(
+                client, lambda session: function(session, *args, **kwargs), options
+            )
 
         return async_transaction if asynchronous else transaction
 

@@ -97,16 +97,6 @@ async def _transact_async(
         return await run_async(client, send, options, causal_consistency=False)
 
 
-@contextmanager
-def _counts_forgotten() -> Iterator[None]:
-    """What a failed bulk write had done is undone."""
-    try:
-        yield
-    except (BulkWriteError, ClientBulkWriteException) as error:
-        _forget_counts(error)
-        raise
-
-
 def _refuse(call: Call, session: Any, concern: Any) -> None:
     """Raises ConfigurationError for what cannot run in a transaction, as far as the client knows:
     the rest the server refuses."""
@@ -127,17 +117,23 @@ def _refusal(call: Call, reason: str) -> ConfigurationError:
     return ConfigurationError([f"{call.method} with atomic=True was not sent: {reason}"])
 
 
-def _forget_counts(error: BulkWriteError | ClientBulkWriteException) -> None:
-    details: Any = error.details
-    shown = str(details)
-    for name, value in details.items():
-        if name == "anySuccessful":
-            details[name] = False
-        elif isinstance(value, int) and not isinstance(value, bool):
-            details[name] = 0
-        elif name == "upserted":
-            details[name] = []
-        elif name in ("insertResults", "updateResults", "deleteResults"):
-            details[name] = {}
-    if error.args:
-        error.args = (str(error.args[0]).replace(shown, str(details)), *error.args[1:])
+@contextmanager
+def _counts_forgotten() -> Iterator[None]:
+    """What a failed bulk write had done is undone."""
+    try:
+        yield
+    except (BulkWriteError, ClientBulkWriteException) as error:
+        details: Any = error.details
+        shown = str(details)
+        for name, value in details.items():
+            if name == "anySuccessful":
+                details[name] = False
+            elif isinstance(value, int) and not isinstance(value, bool):
+                details[name] = 0
+            elif name == "upserted":
+                details[name] = []
+            elif name in ("insertResults", "updateResults", "deleteResults"):
+                details[name] = {}
+        if error.args:
+            error.args = (str(error.args[0]).replace(shown, str(details)), *error.args[1:])
+        raise
