@@ -19,7 +19,7 @@ from . import backoff
 from .budget import DISTRESS
 from .failure import Failure, RetryReason, Stage
 from .retried_operation import Kind, Operation
-from .strategy import TERMINAL, Answer, follows_specification
+from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt: sleeps end late."""

@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.driver.selection import forget_transient
 from pymongo_resilience_instrumentation.driver.sessions import ReopenedIfInterrupted
 from pymongo_resilience_instrumentation.failures import classify
 
-FINAL = (Rule.SELECTION, Rule.LOAD_SHEDDING, Rule.ATTEMPTS, Rule.OVERLOAD_WAIT, Rule.BUDGET)
+FINAL = (Rule.SELECTION, Rule.ATTEMPTS, Rule.OVERLOAD_WAIT, Rule.BUDGET)
 """By which a command is declined for more than its transaction, which would meet the same."""
 
 
