@@ -1,6 +1,6 @@
 """What the documents say is true: their code runs, their names exist, their tables are current.
 
-``python tests/test_docs.py`` writes the tables of options, reasons, requirements and causes.
+``python tests/test_docs.py`` writes the tables of options and causes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pymongo_resilience_instrumentation.failures.causes import TERMINAL
 from pymongo_resilience_instrumentation.failures.error_texts import OUTCOMES
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
-from support.deadline_requirements import SECTIONS
-from support.deadline_rows import document_tables
 from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 from support.telemetry_names import NAMES
@@ -51,7 +49,6 @@ TIMEOUT = 120
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 ERRORS = ROOT / "docs" / "errors.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
-DEADLINES = ROOT / "tests" / "deadline-requirements.md"
 FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
 
@@ -105,7 +102,6 @@ def _attribute(cause: Symptom) -> str:
 TABLES = {
     "options": (OPTIONS_PAGE, options_table),
     "causes": (FAILING_FAST, causes_table),
-    "requirements": (DEADLINES, lambda: document_tables(SECTIONS)),
 }
 """By the name in the marks around each."""
 
