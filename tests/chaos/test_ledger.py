@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,14 +17,11 @@ from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import (
     WRITES,
 )
 from support.alone import STANDALONE, STANDALONE_SERVER
-from support.chaos import report, workload
 from support.chaos.ledger import ATOMIC, Balance, Kind, Ledger, Operation
-from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Side, Topology, run
+from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Topology, run
 from support.chaos.lengths import EVERY, GAP, PAUSE, SECONDS, SEED
 from support.chaos.residue import no_residue
-from support.gathered import gather
 
-from pymongo_resilience import override
 from pymongo_resilience.testbed import (
     BlackHole,
     CutAfter,
@@ -60,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("quick_census", "loaded")
 def loaded() -> None:
     """What is loaded when it is first needed is no residue."""
     kinds = (*Topology.REPLICA_SET.kinds, *ATOMIC)
-    run("", Side.OURS, Api.THREADS, Scenario(), seconds=0.2, seed=SEED, kinds=kinds)
+    run(Api.THREADS, Scenario(), seconds=0.2, kinds=kinds)
     # An attempt that found no server has imported it.
     import_module("pymongo_resilience_instrumentation.selection.selection_explained")
 
@@ -98,37 +95,22 @@ def chaos(title: str) -> Scenario:
     return scenario.then(Scenario.random(SEED, rest, RUNS[title], every=EVERY))
 
 
-@pytest.fixture(autouse=True)
-def reported(pytestconfig: pytest.Config) -> Iterator[None]:
-    yield
-    for row in report.RESULTS:
-        gather(pytestconfig, "chaos", row)
-    report.RESULTS.clear()
+Play = Callable[..., Result]
 
 
-def played(
-    title: str,
-    side: Side,
-    api: Api,
-    scenario: Scenario,
-    seconds: float,
-    topology: Topology = Topology.REPLICA_SET,
-    kinds: Sequence[Kind] | None = None,
-    **client_options: Any,
-) -> Result:
-    with no_residue(spans=OPEN_SPANS):
-        result = run(
-            *(title, side, api, scenario),
-            seconds=seconds,
-            seed=SEED,
-            topology=topology,
-            kinds=kinds,
-            client_options=client_options,
-        )
-    report.RESULTS.append(report.row(result))
-    assert len(result.journal.ledger) > 0
-    assert sum(result.faults.values()) > 0
-    return result
+@pytest.fixture
+def play(figure: Callable[[str], None], request: pytest.FixtureRequest) -> Play:
+    """``play(api, scenario, seconds)``: one run, in which something was written and struck."""
+
+    def played(api: Api, scenario: Scenario, seconds: float = SECONDS, **how: Any) -> Result:
+        with no_residue(spans=OPEN_SPANS):
+            result = run(api, scenario, seconds=seconds, **how)
+        figure(f"seed {SEED}, {request.node.name}: {result}")
+        assert len(result.journal.ledger) > 0
+        assert sum(result.faults.values()) > 0
+        return result
+
+    return played
 
 
 def assert_exact(result: Result, topology: Topology = Topology.REPLICA_SET) -> None:
@@ -144,8 +126,8 @@ def assert_no_error(result: Result) -> None:
 
 @pytest.mark.parametrize("api", Api)
 @pytest.mark.parametrize("title", RUNS)
-def test_ledger(title: str, api: Api) -> None:
-    result = played(title, Side.OURS, api, chaos(title), SECONDS)
+def test_ledger(title: str, api: Api, play: Play) -> None:
+    result = play(api, chaos(title))
     assert_exact(result)
     assert result.repeats >= len(WRITES) - 1
     if title.startswith("1"):
@@ -159,14 +141,6 @@ def test_ledger(title: str, api: Api) -> None:
     )
 
 
-@pytest.mark.parametrize("api", Api)
-@pytest.mark.parametrize("title", RUNS)
-def test_ledger_of_plain_pymongo(title: str, api: Api) -> None:
-    """Printed beside ours. It may lose and it may raise; what it repeats is never doubled."""
-    result = played(title, Side.PLAIN, api, chaos(title), SECONDS)
-    assert not result.balance.doubled
-
-
 def chaos_of_atomic_writes() -> Scenario:
     """A lost reply of each command, an election, and what the seed throws."""
     scenario = Scenario()
@@ -178,24 +152,13 @@ def chaos_of_atomic_writes() -> Scenario:
 
 
 @pytest.mark.parametrize("api", Api)
-def test_ledger_of_atomic_writes(api: Api) -> None:
+def test_ledger_of_atomic_writes(api: Api, play: Play) -> None:
     """Writes to many documents are applied once: all of each, and as often as they are counted."""
-    result = played(*("5: atomic", Side.OURS, api, chaos_of_atomic_writes(), SECONDS), kinds=ATOMIC)
+    result = play(api, chaos_of_atomic_writes(), kinds=ATOMIC)
     assert result.balance.is_exact, result.balance
     assert not result.journal.wrong, result.journal.wrong
     assert_no_error(result)
     assert {each.kind for each in result.journal.ledger.acknowledged} == set(ATOMIC)
-
-
-def test_atomic_writes_that_are_no_transactions_are_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The same run by an application that declares them idempotent: they are doubled."""
-    monkeypatch.setattr(workload, "override", lambda *, atomic: override(idempotent=atomic))
-    scenario = chaos_of_atomic_writes()
-    result = run("", Side.OURS, Api.THREADS, scenario, seconds=SECONDS, seed=SEED, kinds=ATOMIC)
-    assert result.balance.doubled
-    assert not result.balance.is_exact
 
 
 def chaos_alone(title: str) -> Scenario:
@@ -212,10 +175,10 @@ def chaos_alone(title: str) -> Scenario:
 
 @pytest.mark.parametrize("api", Api)
 @pytest.mark.parametrize("title", ALONE)
-def test_ledger_of_a_standalone(title: str, api: Api) -> None:
+def test_ledger_of_a_standalone(title: str, api: Api, play: Play) -> None:
     """It recognises no repetition: what was in flight raises, and what was not sent is sent."""
     topology = Topology.STANDALONE
-    result = played(title, Side.OURS, api, chaos_alone(title), SECONDS, topology)
+    result = play(api, chaos_alone(title), topology=topology)
     assert_exact(result, topology)
     assert result.repeats == 0
     errors = result.journal.errors
@@ -225,25 +188,23 @@ def test_ledger_of_a_standalone(title: str, api: Api) -> None:
 
 
 @pytest.mark.parametrize("api", Api)
-def test_failover(api: Api) -> None:
+def test_failover(api: Api, play: Play) -> None:
     """No primary for a while, under load: no error, and the new primary is used when it is elected,
     not when the next heartbeat finds it."""
     scenario, heartbeat = Scenario().after(1.0, Election, gap=GAP), 20.0
-    result = played(
-        *("failover", Side.OURS, api, scenario, GAP + 3.0),
-        heartbeatFrequencyMS=int(heartbeat * 1000),
-    )
+    seldom = {"heartbeatFrequencyMS": int(heartbeat * 1000)}
+    result = play(api, scenario, GAP + 3.0, client_options=seldom)
     assert_exact(result)
     assert_no_error(result)
     assert result.recovery is not None
-    assert result.recovery.last < heartbeat / 2
+    assert result.recovery < heartbeat / 2
 
 
 @pytest.mark.parametrize("api", Api)
-def test_rolling_restart(api: Api) -> None:
+def test_rolling_restart(api: Api, play: Play) -> None:
     """All members, one after the other, under load: no error."""
     scenario = Scenario().after(0.5, RollingRestart, downtime=0.5, pause=0.5)
-    result = played("rolling restart", Side.OURS, api, scenario, 5.0)
+    result = play(api, scenario, 5.0)
     assert_exact(result)
     assert_no_error(result)
     assert result.faults["RollingRestart"] == 3
@@ -265,16 +226,11 @@ def real_elections() -> Scenario:
 
 
 @pytest.mark.needs_mongod("elections")
-@pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("api", Api)
-def test_ledger_of_a_real_set(api: Api, side: Side) -> None:
-    """Acknowledged by a majority, nothing is lost; plain pymongo is printed beside ours."""
-    result = played(
-        *("6: real elections", side, api, real_elections(), 75.0, Topology.REAL_SET), w="majority"
-    )
-    if side is Side.PLAIN:
-        assert not result.balance.doubled
-        return
+def test_ledger_of_a_real_set(api: Api, play: Play) -> None:
+    """Acknowledged by a majority, nothing is lost."""
+    majority, real_set = {"w": "majority"}, Topology.REAL_SET
+    result = play(api, real_elections(), 75.0, topology=real_set, client_options=majority)
     assert_exact(result, Topology.REAL_SET)
     assert_no_error(result)
 
@@ -292,72 +248,46 @@ def test_a_server_that_forgets_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
         return await exchange(self, request)
 
     monkeypatch.setattr(backend.Upstream, "_exchange", forgetful)
-    result = run("", Side.OURS, Api.THREADS, lost_replies(), seconds=3.0, seed=SEED)
+    result = run(Api.THREADS, lost_replies(), seconds=3.0)
     assert result.balance.doubled
     assert not result.balance.is_exact
 
 
-def test_repeating_what_was_in_flight_on_a_standalone_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The same run by an application that declares such writes idempotent: they are doubled."""
-    write = workload.write
-
-    def declared(client: Any, operation: Operation) -> None:
-        with override(idempotent=True):
-            write(client, operation)
-
-    monkeypatch.setattr(workload, "write", declared)
-    scenario = Scenario()
-    for command in ("insert", "update", "findAndModify"):
-        scenario = scenario.after(PAUSE, CutAfter, command, within=WITHIN)
-    alone = Topology.STANDALONE
-    result = run("", Side.OURS, Api.THREADS, scenario, seconds=3.0, seed=SEED, topology=alone)
-    assert result.balance.doubled
-    assert not result.balance.is_exact
+DONE = [Operation(kind, f"done {kind}", "account") for kind in Kind]
+RAISED = [Operation(kind, f"raised {kind}", "account") for kind in Kind]
 
 
-class TestTheLedgerItself:
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, Balance()),
+        ({"done bulk write/second": -1}, Balance(lost=["done bulk write/second"])),
+        ({"done update/updated": +1}, Balance(doubled=["done update/updated"])),
+        (
+            {"raised update/updated": +2},
+            Balance(doubled=["raised update/updated"], applied_though_raised=1),
+        ),
+        (
+            {"raised transaction/inserted": +1},
+            Balance(torn=["raised transaction"], applied_though_raised=1),
+        ),
+        (
+            {"raised bulk write/second": +1},
+            Balance(torn=["raised bulk write"], applied_though_raised=1),
+        ),
+        ({"count of account": +1}, Balance(unknown=["count of account"])),
+        (
+            dict.fromkeys((effect for each in RAISED for effect in each.effects), +1),
+            Balance(applied_though_raised=len(Kind) - 1),
+        ),
+    ],
+    ids=["exact", "lost", "doubled", "doubled, raised", "torn", "order", "unknown", "all raised"],
+)
+def test_the_ledger_finds_what_differs(changed: dict[str, int], expected: Balance) -> None:
     """A check that cannot fail proves nothing."""
-
-    @pytest.fixture
-    def ledger(self) -> Ledger:
-        ledger = Ledger()
-        for kind in Kind:
-            ledger.acknowledged.append(Operation(kind, f"done {kind}", "account"))
-            ledger.raised.append(Operation(kind, f"raised {kind}", "account"))
-        return ledger
-
-    @pytest.fixture
-    def found(self, ledger: Ledger) -> Counter[str]:
-        return Counter(effect for each in ledger.acknowledged for effect in each.effects)
-
-    def test_is_exact_without_what_raised(self, ledger: Ledger, found: Counter[str]) -> None:
-        assert ledger.balance(found) == Balance()
-
-    def test_is_exact_with_what_raised(self, ledger: Ledger, found: Counter[str]) -> None:
-        found.update(effect for each in ledger.raised for effect in each.effects)
-        assert ledger.balance(found) == Balance(applied_though_raised=len(Kind) - 1)
-
-    def test_knows_what_is_lost(self, ledger: Ledger, found: Counter[str]) -> None:
-        del found["done bulk write/second"]
-        assert ledger.balance(found) == Balance(lost=["done bulk write/second"])
-
-    @pytest.mark.parametrize("effect", ["done update/updated", "raised update/updated"])
-    def test_knows_what_is_doubled(self, ledger: Ledger, found: Counter[str], effect: str) -> None:
-        found[effect] = 2
-        assert ledger.balance(found).doubled == [effect]
-
-    def test_knows_a_torn_transaction(self, ledger: Ledger, found: Counter[str]) -> None:
-        found["raised transaction/inserted"] = 1
-        balance = ledger.balance(found)
-        assert (balance.torn, balance.is_exact) == (["raised transaction"], False)
-
-    def test_knows_a_bulk_write_out_of_order(self, ledger: Ledger, found: Counter[str]) -> None:
-        found["raised bulk write/second"] = 1
-        assert ledger.balance(found).torn == ["raised bulk write"]
-
-    def test_knows_what_nobody_asked_for(self, ledger: Ledger, found: Counter[str]) -> None:
-        found["count of account"] = 1
-        balance = ledger.balance(found)
-        assert (balance.unknown, balance.is_exact) == (["count of account"], False)
+    ledger = Ledger()
+    ledger.acknowledged += DONE
+    ledger.raised += RAISED
+    found = Counter(effect for each in DONE for effect in each.effects)
+    found.update(changed)
+    assert ledger.balance(+found) == expected

@@ -60,10 +60,4 @@ def _lines(config: pytest.Config) -> list[str]:
         found = [verdicts.Verdict(**entry) for entry in gathered["conformance"]]
         lines += verdicts.summary(found)
         verdicts.write_json(found)
-    lines += gathered.get("figures", [])
-    if "chaos" in gathered:
-        from support.chaos import report  # noqa: PLC0415
-
-        lines += report.tables(gathered["chaos"])
-        report.write_json(gathered["chaos"])
-    return lines
+    return lines + gathered.get("figures", [])

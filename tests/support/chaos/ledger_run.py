@@ -13,6 +13,7 @@ import pymongo
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from support.chaos.ledger import ACCOUNTS, ATOMIC, Balance, Kind, found_in
+from support.chaos.lengths import SEED
 from support.chaos.residue import OpenSpans
 from support.chaos.workload import (
     DATABASE,
@@ -50,13 +51,6 @@ CLIENT: Final = {
 }
 
 
-class Side(StrEnum):
-    """Who retries."""
-
-    OURS = "ours"
-    PLAIN = "plain"
-
-
 class Api(StrEnum):
     """Which of pymongo's two interfaces, and how many use it at once."""
 
@@ -91,33 +85,29 @@ class Topology(StrEnum):
         return ordinary
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """How soon a new primary was made use of, in seconds since its election."""
-
-    first: float
-    """Until the first operation that had waited for it ended."""
-    last: float
-    """Until the last of those that had waited ended."""
-
-
 @dataclass
 class Result:
     """What came of one run."""
 
-    title: str
-    side: Side
-    api: Api
     journal: Journal
     balance: Balance
-    strikes: int
-    """Faults of the scenario."""
     faults: dict[str, int]
     """How often each kind acted: a black hole counts every message it swallows."""
     repeats: int
     """Writes that reached the server again after it had executed them."""
-    recovery: Recovery | None
-    """From the last election, if an operation waited for it."""
+    recovery: float | None
+    """Seconds from the last election to the end of the last operation that had waited for it."""
+
+    def __str__(self) -> str:
+        balance, journal = self.balance, self.journal
+        found = {"lost": balance.lost, "doubled": balance.doubled, "torn": balance.torn}
+        found |= {"unknown": balance.unknown, "wrong": journal.wrong}
+        counts = ", ".join(f"{len(names)} {kind}" for kind, names in found.items())
+        longest = max(journal.durations, default=0.0)
+        return (
+            f"{len(journal.ledger)} operations, {counts}, {self.repeats} repeats, longest "
+            f"{longest:.1f} s; faults {dict(self.faults)}; errors {dict(journal.errors)}"
+        )
 
 
 class Outcomes(SpanProcessor):
@@ -133,11 +123,7 @@ class Outcomes(SpanProcessor):
 
 
 @contextlib.contextmanager
-def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
-    """Instrument, or leave it; gives the client's options, with the same deadline for both."""
-    if side is Side.PLAIN:
-        yield {**CLIENT, "timeoutMS": int(DEADLINE * 1000)}
-        return
+def instrumented() -> Iterator[None]:
     tracer_provider = TracerProvider(shutdown_on_exit=False)
     tracer_provider.add_span_processor(Outcomes())
     tracer_provider.add_span_processor(OPEN_SPANS)
@@ -147,19 +133,16 @@ def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
         meter_provider=MeterProvider(shutdown_on_exit=False),
     )
     try:
-        yield dict(CLIENT)
+        yield
     finally:
         pymongo_resilience.uninstrument()
 
 
 def run(
-    title: str,
-    side: Side,
     api: Api,
     scenario: Scenario,
     *,
     seconds: float,
-    seed: int,
     topology: Topology = Topology.REPLICA_SET,
     kinds: Sequence[Kind] | None = None,
     client_options: Mapping[str, Any] | None = None,
@@ -167,7 +150,7 @@ def run(
     """Play the scenario while the workload writes, then compare; on a server of its own."""
     name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
     kinds = topology.kinds if kinds is None else kinds
-    authors = [Author(f"{name}-{number}", seed, kinds) for number in range(count)]
+    authors = [Author(f"{name}-{number}", SEED, kinds) for number in range(count)]
     journal = Journal()
     with topology.served() as (servers, uri):
         if set(kinds) & set(ATOMIC):
@@ -175,14 +158,14 @@ def run(
                 accounts = [each for author in authors for each in accounts_of(author.name)]
                 direct[DATABASE][ACCOUNTS].insert_many(accounts)
                 direct[DATABASE][ACCOUNTS].create_index("group")
-        with side_in_force(side) as options:
-            options.update(client_options or {})
+        with instrumented():
+            options = {**CLIENT, **(client_options or {})}
             played = servers.play(scenario)
             if api is Api.THREADS:
                 with pymongo.MongoClient[Any](servers.uri, **options) as client:
                     run_threads(client, authors, seconds=seconds, journal=journal)
             else:
-                asyncio.run(_tasks(servers.uri, options, authors, seconds, seed, journal))
+                asyncio.run(_tasks(servers.uri, options, authors, seconds, journal))
             played.result(timeout=seconds)
             faults, repeats = servers.injected(), servers.repeats
             recovery = None
@@ -192,22 +175,12 @@ def run(
             servers.clear()
         with pymongo.MongoClient[Any](uri) as direct:
             balance = journal.ledger.balance(found_in(direct[DATABASE]))
-    return Result(
-        title=title,
-        side=side,
-        api=api,
-        journal=journal,
-        balance=balance,
-        strikes=len(scenario.steps),
-        faults=dict(faults),
-        repeats=repeats,
-        recovery=recovery,
-    )
+    return Result(journal, balance, dict(faults), repeats, recovery)
 
 
-def _recovery(journal: Journal, elected_at: float) -> Recovery | None:
+def _recovery(journal: Journal, elected_at: float) -> float | None:
     waited = [ended - elected_at for began, ended in journal.spans if began < elected_at < ended]
-    return Recovery(min(waited), max(waited)) if waited else None
+    return max(waited, default=None)
 
 
 async def _tasks(
@@ -215,8 +188,7 @@ async def _tasks(
     options: dict[str, Any],
     authors: Sequence[Author],
     seconds: float,
-    seed: int,
     journal: Journal,
 ) -> None:
     async with pymongo.AsyncMongoClient[Any](uri, **options) as client:
-        await run_tasks(client, authors, seconds=seconds, seed=seed, journal=journal)
+        await run_tasks(client, authors, seconds=seconds, seed=SEED, journal=journal)
