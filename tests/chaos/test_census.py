@@ -10,13 +10,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import wrapt
 from opentelemetry import context
 from opentelemetry.sdk.trace import TracerProvider
-from pymongo.collection import Collection
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import client_registry
-from pymongo_resilience_instrumentation.telemetry import listeners
 from support.chaos.residue import OpenSpans, ResidueError, no_residue, no_residue_async
 
 from pymongo_resilience import override
@@ -61,12 +58,6 @@ def _span(undo: Undo, spans: OpenSpans) -> None:
     undo.callback(provider.get_tracer("test").start_span("forgotten").end)
 
 
-def _wrapper(undo: Undo, spans: OpenSpans) -> None:
-    original = vars(Collection)["find_one"]
-    Collection.find_one = wrapt.FunctionWrapper(original, lambda w, _, a, k: w(*a, **k))  # type: ignore[method-assign]  # on purpose
-    undo.callback(setattr, Collection, "find_one", original)
-
-
 def _policy(undo: Undo, spans: OpenSpans) -> None:
     undo.enter_context(override(idempotent=True))
 
@@ -81,10 +72,6 @@ def _registered_client(undo: Undo, spans: OpenSpans) -> Any:
     return known
 
 
-def _listener_of_a_client(undo: Undo, spans: OpenSpans) -> Any:
-    return listeners.Commands(None, None)  # type: ignore[arg-type]  # only that it is there counts
-
-
 def _module_entry(undo: Undo, spans: OpenSpans) -> None:
     client_registry.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
     undo.callback(delattr, client_registry, "forgotten")
@@ -96,12 +83,9 @@ LEAKS: dict[str, Leak] = {
     "1 x task: forgotten _for_ever": _task,
     "2 x descriptor: socket  to ": _connection,
     "1 x open span: forgotten": _span,
-    "1 x replaced function: pymongo.synchronous.collection.Collection.find_one": _wrapper,
     "1 x context variable: pymongo_resilience_policy": _policy,
-    "1 x call in progress: forgotten db.coll": _call,
-    f"1 x object: {OURS}.clients.client_registry.ClientState": _registered_client,
+    f"1 x object: {OURS}.calls.Call": _call,
     f"1 x entry: {OURS}.clients.client_registry.Clients._states": _registered_client,
-    f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
     f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
 }
 
@@ -133,29 +117,3 @@ def test_inside_of_a_loop_its_tasks_and_the_tasks_own_variables_count() -> None:
         asyncio.run(look())
     assert "1 x task: forgotten _for_ever" in str(caught.value)
     assert "1 x context variable: current_context" in str(caught.value)
-
-
-def test_what_ends_a_little_later_is_waited_for() -> None:
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait, name="slow to end")
-    looks: list[float] = []
-
-    def pause(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 3:
-            stop.set()
-            thread.join()
-
-    with no_residue(pause=pause):
-        thread.start()
-    assert len(looks) == 3
-
-
-def test_the_error_of_the_block_itself_is_not_hidden() -> None:
-    def block(undo: Undo) -> None:
-        with no_residue(within=0.05):
-            _thread(undo, OpenSpans())
-            raise ZeroDivisionError
-
-    with ExitStack() as undo, pytest.raises(ZeroDivisionError):
-        block(undo)

@@ -1,25 +1,32 @@
-"""What the library patches, compared by identity: a wrapper is equal to what it wraps."""
+"""Every function of pymongo's modules and classes, compared by identity: a wrapper is equal to what
+it wraps."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-import pymongo
-from pymongo_resilience_instrumentation import driver, patches
-from support.clients import retry_loops
-
 Places = dict[str, dict[str, Any]]
 
 
 def patched_places() -> Places:
-    """``vars()`` of every class that is patched, and of every module these live in."""
-    classes = {owner for owner, _ in patches.PUBLIC} | set(retry_loops())
-    modules = {sys.modules[cls.__module__] for cls in classes}
-    modules |= {pymongo, pymongo.monitoring, sys.modules["pymongo._csot"]}
-    for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF):
-        modules |= {half.module("topology"), half.module("pool")}
-    return {str(place): dict(vars(place)) for place in classes | modules}
+    """The functions, methods and properties of each module and of each class there is."""
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in {"pymongo", "bson", "gridfs"}
+    ]
+    places = {
+        each for module in modules for each in vars(module).values() if isinstance(each, type)
+    }
+    return {
+        str(place): {
+            name: value
+            for name, value in vars(place).items()
+            if callable(value) or hasattr(type(value), "__get__")
+        }
+        for place in [*modules, *places]
+    }
 
 
 def differences(before: Places, after: Places) -> set[str]:

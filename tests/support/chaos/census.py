@@ -20,10 +20,8 @@ from contextvars import Context
 from pathlib import Path
 from typing import Any
 
-from pymongo import monitoring
 from pymongo.asynchronous.monitor import MonitorBase as AsyncMonitor
 from pymongo.synchronous.monitor import MonitorBase
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.driver.monitors import AwaitedReply
 from pymongo_resilience_instrumentation.interceptor import Entered
 from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
@@ -38,7 +36,6 @@ FILLED_ONCE = frozenset({
 })  # fmt: skip
 """As much as the driver has, for good: one class for each of its exception classes, and a variable
 for each of its APIs."""
-PATCHED = ("pymongo", "bson", "gridfs")
 CONTAINERS = (
     dict, list, set, deque,
     weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary,
@@ -64,18 +61,7 @@ def take(context: Context, spans: Iterable[tuple[int, str]]) -> dict[str, Things
         },
         "descriptor": _descriptors(),
         "open span": dict(spans),
-        "listener": {
-            id(each): f"{type(each).__name__}, global"
-            for group in monitoring._LISTENERS
-            for each in group
-        },
-        "replaced function": _functions(),
         "context variable": _variables(context),
-        "call in progress": {
-            id(call): f"{call.operation} {call.namespace}"
-            for call in ours
-            if type(call) is Call and not call.ended
-        },
         "object": _by_number(Counter(_type_name(type(each)) for each in ours)),
         "entry": _by_number(_entries(ours)),
     }
@@ -130,26 +116,6 @@ def _addresses(descriptor: int) -> str:
             return f"socket {local} to {same.getpeername()}"
         except OSError:
             return f"socket {local} to nobody"
-
-
-def _functions() -> Things:
-    """Every function of the driver's modules and of their classes: a wrapper is another one."""
-    found: Things = {}
-    classes: set[type] = set()
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in PATCHED:
-            continue
-        for attribute, value in vars(module).items():
-            if issubclass(type(value), type):
-                classes.add(value)
-            elif callable(value):
-                found[name, attribute, id(value)] = f"{name}.{attribute}"
-    for cls in classes:
-        for attribute, value in vars(cls).items():
-            # Methods, and properties and their like.
-            if hasattr(type(value), "__get__"):
-                found[cls, attribute, id(value)] = f"{_type_name(cls)}.{attribute}"
-    return found
 
 
 def _variables(context: Context) -> Things:
