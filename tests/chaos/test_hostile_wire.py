@@ -124,15 +124,6 @@ def is_given_up_for_good(laboratory: Laboratory) -> bool:
     )
 
 
-def say_both_labels(document: Any) -> bool:
-    """Somewhere in the reply both labels stand in one list, where the driver looks for them."""
-    if isinstance(document, dict):
-        labels = document.get("errorLabels")
-        both = isinstance(labels, list) and all(label in labels for label in BOTH_OVERLOAD_LABELS)
-        return both or any(map(say_both_labels, document.values()))
-    return isinstance(document, list) and any(map(say_both_labels, document))
-
-
 def check(
     laboratory: Laboratory, operation: Operation, hostile: Callable[[], Hostile]
 ) -> tuple[Run, Run]:

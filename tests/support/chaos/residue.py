@@ -1,7 +1,7 @@
 """No residue: nothing is in use after a piece of work that was not in use before it.
 
-Threads, tasks, descriptors, open spans, listeners, wrappers, context variables, calls, and what the
-library itself keeps: ``census.py`` says what of each there is, this file what is left over::
+Threads, tasks, descriptors, open spans, context variables, and what the library itself keeps:
+``census.py`` says what of each there is, this file what is left over::
 
     with no_residue(spans=open_spans):
         ...                               # makes clients, uses them, closes them
