@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import signal
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from pymongo import monitoring
 from pymongo_resilience_instrumentation.tools.testbed.member import Member
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.chaos.interruptions import INTERRUPTIONS, Interrupted
+from support.chaos.interruptions import INTERRUPTIONS
 from support.chaos.play_scene import Scene
-from support.chaos.residue import OpenSpans, no_residue, no_residue_async
+from support.chaos.residue import OpenSpans, no_residue
 from support.chaos.residue_plays import PLAYS, many_clients, retried
 from support.clients import fail_command
 
@@ -62,22 +61,17 @@ def use_once(uri: str) -> None:
 def scene(
     request: pytest.FixtureRequest, proxy: Any, database: str, control: pymongo.MongoClient[Any]
 ) -> Iterator[Scene]:
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
     runner = asyncio.Runner() if request.param == "async" else None
     if runner is not None:
         # The loop keeps the threads that resolve names: one is enough, there from the start.
         executor = ThreadPoolExecutor(1)
         runner.get_loop().set_default_executor(executor)
         executor.submit(int).result()
-    before = signal.signal(signal.SIGALRM, interrupt)
     made = Scene(
         request.param, runner, uri=proxy.uri, database=database, control=control, proxy=proxy
     )
     yield made
     made.close()
-    signal.signal(signal.SIGALRM, before)
 
 
 def instrument(
@@ -262,18 +256,4 @@ def test_nothing_is_left_after_a_loop_that_ended_with_its_client_open(
         warnings.simplefilter("ignore", ResourceWarning)
         asyncio.run(main())
         gc.collect()
-    assert spans.ended >= 1
-
-
-@pytest.mark.parametrize("scene", ["async"], indirect=True)
-def test_nothing_is_left_inside_of_a_running_loop(scene: Scene, spans: OpenSpans) -> None:
-    async def use() -> None:
-        async with pymongo.AsyncMongoClient[Any](scene.uri) as client:
-            await client[scene.database].coll.insert_one({})
-
-    async def look() -> None:
-        async with no_residue_async(spans=spans):
-            await use()
-
-    scene.do(look)
     assert spans.ended >= 1

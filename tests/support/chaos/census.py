@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation.interceptor import Entered
 from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
 
 Things = dict[Hashable, str]
+Inventory = dict[str, Things]
 
 OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
 TOOLS = "pymongo_resilience_instrumentation.tools."
@@ -42,7 +43,7 @@ CONTAINERS = (
 )  # fmt: skip
 
 
-def take(context: Context, spans: Iterable[tuple[int, str]]) -> dict[str, Things]:
+def take(context: Context, spans: Iterable[tuple[int, str]]) -> Inventory:
     """Everything in use, by kind; of context variables, those of ``context``."""
     # What nobody refers to any more is not in use.
     gc.collect()

@@ -2,79 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import pytest
-from pymongo import monitoring
 from support.chaos.play_scene import Scene
-from support.clients import fail_command
+from support.interruption import Held, interrupt
 
 from pymongo_resilience import override
 from pymongo_resilience.strategies import RetryAction
-
-SOON = 0.2
-"""Seconds from a command's start to the interruption. By then it is sent: in Python 3.11 a
-cancellation is dropped that comes together with the end of that."""
-SLOW = {"blockConnection": True, "blockTimeMS": 1500}
+from pymongo_resilience.testbed import CutBefore
 
 
-class Interrupted(BaseException):
-    """What Ctrl-C is to a thread, cancellation is to a task."""
+def stop(scene: Scene, due: Callable[[], Any], function: Callable[..., Any], *args: Any) -> None:
+    interrupt(scene, due, function if scene.is_async else partial(scene.do, function), *args)
 
 
-STOPPED = (Interrupted, asyncio.CancelledError)
+def stop_in(scene: Scene, command: str, function: Callable[..., Any], *args: Any) -> None:
+    """While its reply is held back."""
+    held = Held(command)
+    scene.proxy.inject(held)
+    stop(scene, held.has_it, function, *args)
+    scene.proxy.clear()
 
 
-def interrupt_soon() -> None:
-    """The thread or task that calls this is interrupted a moment later."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        signal.setitimer(signal.ITIMER_REAL, SOON)
-    else:
-        assert task is not None
-        task.get_loop().call_later(SOON, task.cancel)
+def stopped_in_an_attempt(scene: Scene) -> None:
+    with scene.documents() as coll:
+        stop_in(scene, "find", coll.find_one)
+    assert scene.heard == []
 
 
-class Interrupter(monitoring.CommandListener):
-    """Interrupts whoever runs the command for the first time, while it is under way."""
-
-    def __init__(self, command: str) -> None:
-        self.command: str | None = command
-
-    def started(self, event: Any) -> None:
-        if event.command_name == self.command:
-            self.command = None
-            interrupt_soon()
-
-    def succeeded(self, event: Any) -> None: ...
-
-    def failed(self, event: Any) -> None: ...
+def stopped_while_closing_a_cursor(scene: Scene) -> None:
+    with scene.documents() as coll:
+        cursor = coll.find({}, batch_size=2)
+        scene.do(cursor.next)
+        stop_in(scene, "killCursors", cursor.close)
 
 
 class Patient:
     """A strategy that waits for the application to lose its patience."""
 
     def retry_after(self, operation: Any, failure: Any) -> RetryAction:
-        interrupt_soon()
         return RetryAction(60)
-
-
-def stopped_in_an_attempt(scene: Scene) -> None:
-    with scene.documents(event_listeners=[Interrupter("find")]) as coll:
-        with fail_command(scene.control, "find", **SLOW), pytest.raises(STOPPED):
-            scene.do(coll.find_one)
-    assert scene.heard == []
-
-
-def stopped_while_closing_a_cursor(scene: Scene) -> None:
-    with scene.documents(event_listeners=[Interrupter("killCursors")]) as coll:
-        cursor = coll.find({}, batch_size=2)
-        scene.do(cursor.next)
-        with fail_command(scene.control, "killCursors", **SLOW), pytest.raises(STOPPED):
-            scene.do(cursor.close)
 
 
 def stopped_in_a_back_off(scene: Scene) -> None:
@@ -86,25 +55,24 @@ def stopped_in_a_back_off(scene: Scene) -> None:
         with override(strategy=Patient()):
             return await coll.find_one()
 
-    with scene.documents() as coll, fail_command(scene.control, "find", closeConnection=True):
-        with pytest.raises(STOPPED):
-            scene.do(find_async if scene.is_async else find)
+    with scene.documents() as coll:
+        scene.proxy.inject(CutBefore("find"))
+        stop(scene, lambda: scene.heard, find_async if scene.is_async else find)
     assert scene.heard == ["RetryScheduled"]
 
 
 def stopped_in_a_commit(scene: Scene) -> None:
-    def write(coll: Any) -> None:
+    def write() -> None:
         with coll.database.client.start_session() as session, session.start_transaction():
             coll.insert_one({"_id": 10}, session=session)
 
-    async def write_async(coll: Any) -> None:
+    async def write_async() -> None:
         async with coll.database.client.start_session() as session:
             async with await session.start_transaction():
                 await coll.insert_one({"_id": 10}, session=session)
 
-    with scene.documents(event_listeners=[Interrupter("commitTransaction")]) as coll:
-        with fail_command(scene.control, "commitTransaction", **SLOW), pytest.raises(STOPPED):
-            scene.do(write_async if scene.is_async else write, coll)
+    with scene.documents() as coll:
+        stop_in(scene, "commitTransaction", write_async if scene.is_async else write)
 
 
 INTERRUPTIONS = (

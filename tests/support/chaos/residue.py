@@ -9,13 +9,12 @@ Threads, tasks, descriptors, open spans, context variables, and what the library
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -53,31 +52,13 @@ class OpenSpans(SpanProcessor):
         return iter(self._names.copy().items())
 
 
-class _Inventory:
-    """What there was before, and what there is beyond it."""
-
-    def __init__(
-        self, spans: OpenSpans | None, context: Context | None, allowed: str | None
-    ) -> None:
-        self._spans: OpenSpans | tuple[()] = () if spans is None else spans
-        self._context = context
-        self._allowed = allowed
-        self._before = self._take()
-
-    def _take(self) -> dict[str, census.Things]:
-        context = contextvars.copy_context() if self._context is None else self._context
-        return census.take(context, self._spans)
-
-    def left(self) -> list[str]:
-        now = self._take()
-        lines = []
-        for kind, things in now.items():
-            lines += _difference(kind, things, self._before[kind])
-        # Whoever sets a variable and takes it back must not take back what was there before.
-        variables = "context variable"
-        lines += _difference(f"lost {variables}", self._before[variables], now[variables])
-        allowed = self._allowed
-        return [line for line in lines if allowed is None or not re.search(allowed, line)]
+def _left(now: census.Inventory, before: census.Inventory) -> list[str]:
+    lines = []
+    for kind, things in now.items():
+        lines += _difference(kind, things, before[kind])
+    # Whoever sets a variable and takes it back must not take back what was there before.
+    variables = "context variable"
+    return lines + _difference(f"lost {variables}", before[variables], now[variables])
 
 
 def _difference(kind: str, things: census.Things, others: census.Things) -> list[str]:
@@ -85,15 +66,10 @@ def _difference(kind: str, things: census.Things, others: census.Things) -> list
     return [f"{count} x {kind}: {name}" for name, count in sorted(names.items())]
 
 
-def _complain(left: list[str], within: float) -> None:
-    if left:
-        raise ResidueError(f"left after {within:g} s:\n  " + "\n  ".join(left))
-
-
 @contextlib.contextmanager
 def no_residue(
     *,
-    spans: OpenSpans | None = None,
+    spans: Iterable[tuple[int, str]] = (),
     context: Context | None = None,
     within: float = 10.0,
     allowed: str | None = None,
@@ -110,22 +86,18 @@ def no_residue(
     :param pause: what passes the seconds between two looks; with an event loop that only runs
         when it is told to, this is what runs it.
     """
-    inventory = _Inventory(spans, context, allowed)
+
+    def take() -> census.Inventory:
+        return census.take(contextvars.copy_context() if context is None else context, spans)
+
+    def left() -> list[str]:
+        lines = _left(take(), before)
+        return [line for line in lines if allowed is None or not re.search(allowed, line)]
+
+    before = take()
     yield
     end = time.monotonic() + within
-    while (left := inventory.left()) and time.monotonic() < end:
+    while (found := left()) and time.monotonic() < end:
         pause(POLL)
-    _complain(left, within)
-
-
-@contextlib.asynccontextmanager
-async def no_residue_async(
-    *, spans: OpenSpans | None = None, within: float = 10.0
-) -> AsyncIterator[None]:
-    """The same inside of a running event loop, with the variables of the task that is in it."""
-    inventory = _Inventory(spans, None, None)
-    yield
-    end = time.monotonic() + within
-    while (left := inventory.left()) and time.monotonic() < end:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(POLL)
-    _complain(left, within)
+    if found:
+        raise ResidueError(f"left after {within:g} s:\n  " + "\n  ".join(found))
