@@ -9,7 +9,7 @@ import pytest
 from support.conformance import verdicts
 from support.conformance.deployments import Beds
 from support.conformance.runner import Case
-from support.conformance.selection_cases import SelectionCase
+from support.conformance.selection_cases import SelectionCase, selects_as_told
 from support.conformance.verdicts import Verdict
 from support.fixtures import quick_monitors
 from support.gathered import gather
@@ -49,7 +49,7 @@ def engine_conforms(pytestconfig: pytest.Config) -> Callable[[SelectionCase], No
     def check(case: SelectionCase) -> None:
         failure = None
         try:
-            case.judge(case.document)
+            selects_as_told(case.document)
         except Exception as error:  # noqa: BLE001 - whatever it is, the case has failed by it
             failure = f"{type(error).__name__}: {error}"
         verdict = Verdict(

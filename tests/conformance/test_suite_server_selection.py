@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
-from support.conformance.selection_cases import SelectionCase, load, selects_as_told
+from support.conformance.selection_cases import SelectionCase, load
 from support.conformance.specifications import NOT_SET, checkout, parameters
 
 SELECTION = "server-selection"
@@ -20,13 +19,9 @@ AT_LEAST = 120
 """As many cases as there were when this was written."""
 
 
-def cases(judge: Callable[[Any], None], suite: str, *within: str) -> list[Any]:
-    return parameters(partial(load, suite, judge), suite, *within)
-
-
 CASES = [
-    *cases(selects_as_told, SELECTION, "server_selection"),
-    *cases(selects_as_told, STALENESS),
+    *parameters(partial(load, SELECTION), SELECTION, "server_selection"),
+    *parameters(partial(load, STALENESS), STALENESS),
 ]
 
 

@@ -6,7 +6,7 @@ They have formats of their own and ask for no server: a case is a JSON file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -42,23 +42,21 @@ _SERVER: Final = {
 
 @dataclass(frozen=True)
 class SelectionCase:
-    """One file, and what is held against it."""
+    """One file."""
 
     suite: str
     file: str
     document: Mapping[str, Any]
-    judge: Callable[[Mapping[str, Any]], None]
-    """Raises CaseFailed, or what pymongo raises."""
 
     def __str__(self) -> str:
         return f"{self.suite}/{self.file}"
 
 
-def load(suite: str, judge: Callable[[Mapping[str, Any]], None], path: Path) -> list[SelectionCase]:
+def load(suite: str, path: Path) -> list[SelectionCase]:
     """The case of a file, named by its folders as well: they repeat the names of files."""
     document = json_util.loads(path.read_text(encoding="utf-8"))
     within = path.parts[path.parts.index(suite) + 1 :]
-    return [SelectionCase(suite, "/".join(within).removesuffix(".json"), document, judge)]
+    return [SelectionCase(suite, "/".join(within).removesuffix(".json"), document)]
 
 
 def selects_as_told(case: Mapping[str, Any]) -> None:
