@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 from support.engine.retry_strategies import half
 
 from pymongo_resilience.rules import backoff
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.strategy import BestEffort, FastFail, RetryAction
-
-attempts = st.integers(1, 10**9)
-thrown = st.floats(0, 1, exclude_max=True)
 
 
 def lowest() -> float:
@@ -49,21 +45,6 @@ def test_overload_doubles_from_200_ms_to_10_s(attempt: int, full: float) -> None
     assert backoff.overload(attempt, highest) == pytest.approx(full)
     assert backoff.overload(attempt, half) == pytest.approx(full / 2)
     assert backoff.overload(attempt, lowest) == 0.0
-
-
-@given(
-    attempt=attempts,
-    dice=thrown,
-    base=st.floats(1e-6, 1e6),
-    limit=st.floats(1e-6, 1e6),
-)
-def test_overload_stays_within_its_bounds(
-    attempt: int, dice: float, base: float, limit: float
-) -> None:
-    delay = backoff.overload(attempt, lambda: dice, base, limit)
-    assert 0.0 <= delay <= limit
-    if attempt == 1:
-        assert delay == pytest.approx(dice * min(2 * base, limit))
 
 
 def test_controlled_has_its_six_steps_and_stays_at_the_last() -> None:

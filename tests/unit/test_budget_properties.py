@@ -82,10 +82,3 @@ def test_a_budget_declines_and_changes_nothing_else(setting: Setting) -> None:
     fault = setting.faults[(number - 1) % len(setting.faults)]
     assert SYSTEM_OVERLOADED in fault.labels
     assert replayed(setting, outcome)[-1] < 10
-
-
-@given(setting=settings_of_any_kind)
-def test_an_inexhaustible_budget_is_none(setting: Setting) -> None:
-    plenty = Tokens(100_000, 100_000)
-    outcome = run_forever(replace(setting, tokens=plenty))
-    assert replace(outcome, tokens=None) == run_forever(replace(setting, tokens=None))

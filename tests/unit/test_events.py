@@ -80,11 +80,6 @@ def test_a_listener_that_raises_is_logged_once_and_kept_apart(
     assert repr(record.exc_info[1]) == repr(faulty.error)
 
 
-def test_the_end_of_the_process_is_no_fault_of_a_listener() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        Broadcast([Faulty(KeyboardInterrupt())]).on_event(SCHEDULED)
-
-
 def test_events_carry_facts_and_no_error_text() -> None:
     """What a listener exports must not leak documents: there is no field for them."""
     common = ["operation", "namespace", "reason", "server", "attempt"]

@@ -1,4 +1,4 @@
-"""The reasons and their flags, exactly as designed, and what the labels mean."""
+"""What labels mean, what a bulk's next command forgets, and how long a session is remembered."""
 
 from __future__ import annotations
 
@@ -10,35 +10,6 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
-
-REASONS = {
-    # name: value, allows_non_idempotent_retry, always_retry
-    "UNKNOWN": ("unknown", False, False),
-    "SOCKET_NOT_AVAILABLE": ("socket_not_available", True, False),
-    "NODE_NOT_AVAILABLE": ("node_not_available", True, False),
-    "NOT_PRIMARY": ("not_primary", False, True),
-    "OVERLOADED": ("overloaded", True, False),
-    "TEMPORARILY_UNAVAILABLE": ("temporarily_unavailable", False, False),
-    "WRITE_CONFLICT": ("write_conflict", False, False),
-    "LOCK_TIMEOUT": ("lock_timeout", False, False),
-    "SOCKET_CLOSED_WHILE_IN_FLIGHT": ("socket_closed_while_in_flight", False, False),
-    "NO_REPLY": ("no_reply", False, False),
-    "DEAD_PEER": ("dead_peer", False, False),
-    "INTERRUPTED": ("interrupted", False, False),
-    "ATTEMPT_TIMEOUT": ("attempt_timeout", False, False),
-    "CURSOR_LOST": ("cursor_lost", False, False),
-    "CIRCUIT_BREAKER_OPEN": ("circuit_breaker_open", True, False),
-    "AUTHENTICATION_ERROR": ("authentication_error", False, False),
-    "TLS_ERROR": ("tls_error", False, False),
-    "ACCESS_ERROR": ("access_error", False, False),
-}
-
-
-def test_the_reasons_are_these_with_these_flags() -> None:
-    assert {
-        reason.name: (reason.value, reason.allows_non_idempotent_retry, reason.always_retry)
-        for reason in RetryReason
-    } == REASONS
 
 
 def failure(*labels: str) -> Failure:

@@ -13,17 +13,6 @@ from pymongo import _asyncio_lock
 from pymongo_resilience import internal_errors
 
 
-def test_a_logged_fault_shows_its_place(caplog: pytest.LogCaptureFixture) -> None:
-    try:
-        {}["a"]
-    except KeyError:
-        internal_errors.logger.exception("internal error in pymongo-resilience %s", "here")
-    (record,) = caplog.records
-    assert record.getMessage() == "internal error in pymongo-resilience here"
-    assert record.funcName == "test_a_logged_fault_shows_its_place"
-    assert record.exc_info is not None
-
-
 def closed(error: BaseException, context: BaseException | None = None) -> BaseException:
     error.__context__ = context
     return error

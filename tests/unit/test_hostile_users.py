@@ -14,15 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from support.engine.failing_work import (
-    RESULT,
-    AwaitedWork,
-    BlockingWork,
-    Call,
-    FakeWork,
-    Fault,
-    Final,
-)
+from support.engine.failing_work import AwaitedWork, BlockingWork, Call, FakeWork, Fault, Final
 from support.engine.retry_strategies import Answering, half
 from support.hostile_input import examples, strange_floats
 
@@ -189,19 +181,6 @@ def test_the_end_of_the_process_passes(
     with our_faults() as faults, pytest.raises(interrupt):
         run(work, listener)
     assert (work.attempts, faults) == (1, [])
-
-
-@both
-def test_a_listener_that_raises_is_heard_of_once(kind: type[FakeWork], run: Run) -> None:
-    class Faulty(RecordingListener):
-        def on_event(self, event: object, /) -> None:
-            raise LookupError("a user's mistake")
-
-    work = kind(READ, [CUT] * 3, Answering(lambda: RetryAction(0.0)), timeout=2.0)
-    with our_faults() as faults:
-        assert run(work, Broadcast([Faulty(), RecordingListener()])) == RESULT
-    (fault,) = faults
-    assert "Faulty" in fault
 
 
 @both
