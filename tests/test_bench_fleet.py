@@ -34,37 +34,27 @@ def test_a_quick_run_has_each_case_by_each_policy_and_repeats(
     assert fleet.fleet(quick=True) == fleet.fleet(quick=True) != fleet.fleet(quick=True, seed=9)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "load", "share"), [(10, 1.0, 0.95), (10, 5.0, 0.95), (30, 2.0, 0.98)]
-)
-def test_the_default_gets_done_what_no_retries_do(
-    fleet: Any, seconds: float, load: float, share: float
-) -> None:
-    without, ours = (
-        simulated(fleet, name, "steady", 8, ((seconds, load),)) for name in (fleet.BASE, fleet.OURS)
-    )
-    assert ours.goodput >= share * without.goodput
+def test_the_default_gets_done_what_no_retries_do(fleet: Any) -> None:
+    case = "steady", 8, ((10.0, 2.0),)
+    without, ours = (simulated(fleet, name, *case) for name in (fleet.BASE, fleet.OURS))
+    assert ours.goodput >= 0.95 * without.goodput
 
 
-@pytest.mark.parametrize("clients", [1, 8, 100])
-def test_rejections_at_random_become_no_errors(fleet: Any, clients: int) -> None:
-    case = "rejected", clients, ((60.0, 0.5),)
+def test_rejections_at_random_become_no_errors(fleet: Any) -> None:
+    case = "rejected", 8, ((60.0, 0.5),)
     assert simulated(fleet, fleet.OURS, *case, rejected=0.1).errors == 0
     assert simulated(fleet, fleet.BASE, *case, rejected=0.1).errors > 100
 
 
-@pytest.mark.parametrize("clients", [8, 100])
-def test_an_election_is_no_error_and_lost_connections_are_held_back(
-    fleet: Any, clients: int
-) -> None:
+def test_an_election_is_no_error_and_lost_connections_are_held_back(fleet: Any) -> None:
     def both(*case: Any, **options: Any) -> list[Any]:
         names = fleet.OURS, "five retries, off"
         return [simulated(fleet, name, *case, **options) for name in names]
 
-    ours, off = both("election", clients, ((20.0, 0.2),), election=(5.0, 8.0))
+    ours, off = both("election", 8, ((20.0, 0.2),), election=(5.0, 8.0))
     assert (ours.errors, off.errors) == (0, 0)
     assert ours.attempts <= off.attempts
-    ours, off = both("lost", clients, ((10.0, 1.2),), loses=True)
+    ours, off = both("lost", 8, ((10.0, 1.2),), loses=True)
     assert ours.errors < 0.7 * off.errors
     assert ours.attempts < 0.7 * off.attempts
     ours, off = both("pulse", 8, ((4.0, 0.5), (10.0, 2.0), (6.0, 0.5)))

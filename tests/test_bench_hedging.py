@@ -39,19 +39,3 @@ def test_a_quick_run_has_a_row_for_each_case_and_nothing_is_left(tmp_path: Path)
     ]
     assert [each["left"] for each in rows] == [{}] * 2
     assert all(each["hedges"][1] * 20 <= each["hedges"][0] for each in rows)
-
-
-def test_the_bars_that_are_missed_are_named(hedging: Any) -> None:
-    facts = {"healthy_p99": 2.0, "p50": 1.0, "cpu_us": 90.0, "hedges": [1000, 50, 40]}
-    good = hedging.Row(
-        trouble="", workers="", side="hedge", p99=4.9, commands_per_read=1.05,
-        to_the_slow_one=None, left={}, **facts,
-    )  # fmt: skip
-    assert list(good.missed(2.0)) == []
-    bad = hedging.Row(
-        trouble="", workers="", side="hedge", p99=5.1, commands_per_read=1.06,
-        to_the_slow_one=None, left={"tasks": 2}, **facts,
-    )  # fmt: skip
-    expected = ["p99 2.5 > 2.5 x", "commands 1.060 > 1.05", "2 tasks left"]
-    assert list(bad.missed(2.0)) == expected
-    assert list(bad.missed(20.0)) == expected[1:]

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,29 +88,6 @@ def test_what_takes_too_long_is_stopped_and_named(ci: Any, capsys: Any, tmp_path
     wait_until(lambda: gone(int(started.read_text())))
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Also where the tests run as a script's background job, which ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_stops_all_that_runs(ci: Any, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-
-    def interrupt() -> None:
-        wait_until(started.exists)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    hangs = ci.Step("hangs", ("sh", "-c", HANGING.format(started)))
-    with pytest.raises(KeyboardInterrupt):
-        ci.run_steps([hangs, ci.Step("ends", ("true",))], tmp_path)
-    wait_until(lambda: gone(int(started.read_text())))
-
-
 def test_a_test_that_hangs_is_named_and_the_others_run(ci: Any, tmp_path: Path) -> None:
     """Also with its stack; as our own configuration has it, but sooner."""
     (tmp_path / "test_hanging.py").write_text(HANGING_TESTS)
@@ -171,8 +144,3 @@ def test_fewer_tests_than_recorded_fail(ci: Any, capsys: Any, tmp_path: Path) ->
     assert "failed: newest: scenarios: 3, not 4" in capsys.readouterr().out
     ci.record()
     assert ci.finish("rest", 1.0) == 0
-
-
-def test_a_report_that_broke_off_counts_nothing(ci: Any, tmp_path: Path) -> None:
-    (tmp_path / "test" / "newest.xml").write_text("<testsuites><testsuite>")
-    assert ci.finish("test", 1.0) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import pytest
@@ -65,29 +64,6 @@ def test_hellos_are_as_few_where_only_some_connections_are_refused(
 @pytest.mark.parametrize(("seconds", "most"), [(1.0, 45), (10.0, 120), (60.0, 230)])
 def test_an_address_that_refuses_is_not_asked_without_end(seconds: float, most: int) -> None:
     assert len(checks(seconds, refused=True)) <= most
-
-
-def hello_after(down: float, lost: float, *, quick: bool) -> float:
-    """When the first hello is sent by a client that has lost its server at ``lost``."""
-    intervals, now = CheckIntervals(), lost
-    intervals.note(now, known=quick, refused=False)  # never reached: as the specification has it
-    while now < down:
-        intervals.note(now, known=False, refused=True)
-        now += intervals.seconds(LEAST)
-    return now
-
-
-@pytest.mark.parametrize("down", [0.3, 1.0, 5.0])
-def test_a_thousand_clients_send_no_more_hellos_in_a_second_than_with_the_specification(
-    down: float,
-) -> None:
-    """One each, and sooner: measured of as many as a machine bears in bench/recovery.py."""
-
-    def busiest(quick: bool) -> int:
-        sent = sorted(hello_after(down, each / 2000, quick=quick) for each in range(1000))
-        return max(bisect_right(sent, at + 1) - number for number, at in enumerate(sent))
-
-    assert busiest(quick=True) == busiest(quick=False) == 1000
 
 
 def test_one_that_was_never_reached_is_checked_as_the_specification_has_it() -> None:

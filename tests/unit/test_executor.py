@@ -56,14 +56,6 @@ def test_a_coroutine_strategy_is_awaited_in_a_task() -> None:
     assert (outcome.result, outcome.waits) == (RESULT, [0.25, 0.25])
 
 
-@pytest.mark.parametrize(
-    "answer", [None, LookupError("mine"), "soon"], ids=["no", "raises", "junk"]
-)
-def test_a_coroutine_strategy_may_say_no_in_a_task(answer: object) -> None:
-    outcome = run_in_task(RETRY_RULES, AwaitedWork(READ, [CUT], Awaiting(answer)))
-    assert (outcome.rule, outcome.attempts) == (Rule.STRATEGY, 1)
-
-
 def test_a_coroutine_strategy_counts_as_no_in_a_thread_and_its_coroutine_is_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -163,14 +155,6 @@ def test_a_cancellation_ends_it_wherever_it_comes(
         assert len(heard.events) == (1 if where == "wait" else 0)
 
     asyncio.run(main())
-
-
-def test_a_wait_of_nothing_is_no_wait() -> None:
-    for outcome in (
-        run_in_thread(RETRY_RULES, BlockingWork(READ, [CUT], FAST_FAIL)),
-        run_in_task(RETRY_RULES, AwaitedWork(READ, [CUT], FAST_FAIL)),
-    ):
-        assert (outcome.waits, outcome.slept) == ([0.0], [])
 
 
 def test_waits_end_under_a_clock_that_stands_still() -> None:

@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo.errors import (
-    AutoReconnect,
     BulkWriteError,
     ExecutionTimeout,
     OperationFailure,
@@ -130,22 +129,6 @@ def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
     assert failure.reason is not RetryReason.CIRCUIT_BREAKER_OPEN, "nothing has opened one"
     if failure.reason.allows_non_idempotent_retry:
         assert failure.retryable_overload or failure.stage is Stage.NOT_SENT
-
-
-@pytest.mark.parametrize(
-    "reason", [each for each in RetryReason if each.allows_non_idempotent_retry]
-)
-def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
-    """So that the property above says something of each."""
-    labelled = OperationFailure("busy", 462, {"errorLabels": list(BOTH_OVERLOAD_LABELS)})
-    unsent = SENT._replace(reached_connection=False)
-    met = {
-        classify.failure_of(labelled, SENT).reason,
-        classify.failure_of(AutoReconnect("refused"), unsent).reason,
-        classify.failure_of(ServerSelectionTimeoutError("none"), unsent).reason,
-        classify.failure_of(refused_by_a_breaker(), unsent).reason,
-    }
-    assert reason in met
 
 
 def refused_by_a_breaker() -> Exception:
