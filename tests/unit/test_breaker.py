@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -199,13 +200,25 @@ def test_a_probe_that_was_replaced_is_heard_all_the_same(
     assert breaker.snapshot().state is state
 
 
-@pytest.mark.usefixtures("restless_threads")
+class LetsOthersIn:
+    """Settings that are asked in the middle of a step, and give every other thread its turn."""
+
+    window = SETTINGS.window
+    probes = SETTINGS.probes
+
+    @property
+    def open_for(self) -> float:
+        time.sleep(0.001)
+        return SETTINGS.open_for
+
+
 def test_threads_get_as_many_probes_as_there_are_and_no_more(
     breaker: CircuitBreaker, clock: FakeClock
 ) -> None:
     half_opened(breaker, clock)
+    breaker.settings = LetsOthersIn()  # type: ignore[assignment]
     with ThreadPoolExecutor(8) as pool:
-        got = list(pool.map(lambda _: breaker.try_acquire(), range(500)))
+        got = list(pool.map(lambda _: breaker.try_acquire(), range(8)))
     assert sum(isinstance(each, Permit) for each in got) == SETTINGS.probes
 
 
