@@ -17,19 +17,20 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support import canary_failures, canary_operations, canary_retries
+from support import canary_failures, canary_retries
 from support.canaries import MARK, PASSWORD, USER, leaks, matching
-from support.canary_operations import BESIDE, NOT_ON_THIS_SERVER, Place
+from support.canary_operations import BESIDE, NOT_ON_THIS_SERVER
 from support.canary_outputs import Outputs, instrumented
 from support.clients import SentCommands, Side, fail_command
+from support.every_operation import BY_CLASS, Scene
 
 from pymongo_resilience import OperationTimeoutError
 
 CHANNELS = ("spans", "metrics", "log", "reprs", "warnings", "standard error")
 TABLES = {
-    "Collection": (canary_operations.COLLECTION, operations.COLLECTION),
-    "Database": (canary_operations.DATABASE, operations.DATABASE),
-    "MongoClient": (canary_operations.CLIENT, operations.CLIENT),
+    "Collection": operations.COLLECTION,
+    "Database": operations.DATABASE,
+    "MongoClient": operations.CLIENT,
 }
 
 
@@ -69,11 +70,11 @@ def ran(request: pytest.FixtureRequest, vault: EmbeddedServer, keeper: Any) -> R
         with instrumented() as outputs:
             sent = SentCommands()
             client = side.do(side.client, vault.uri, event_listeners=[sent])
-            database = client[f"vault_{side.name}"]
-            place = Place(side, client, database, database.coll)
-            outputs.reprs.update(map(repr, (client, database, place.coll)))
-            canary_failures.prepare(place)
+            place = Scene(side, vault.uri, client, f"vault_{side.name}")
+            outputs.reprs.update(map(repr, (client, place.db, place.coll)))
+            place.prepare()
             _operations(run, place, outputs)
+            canary_failures.prepare(place)
             _beside(run, place, sent)
             _failures(run, place)
             _troubles(run, place, outputs, keeper)
@@ -88,22 +89,23 @@ def ran(request: pytest.FixtureRequest, vault: EmbeddedServer, keeper: Any) -> R
     return run
 
 
-def _operations(run: Run, place: Place, outputs: Outputs) -> None:
+def _operations(run: Run, place: Scene, outputs: Outputs) -> None:
     """An operation counts as done once its span is there, under the name the library has for it."""
-    for owner, (calls, table) in TABLES.items():
+    for owner, table in TABLES.items():
         run.done[owner] = set()
-        for method, call in calls.items():
+        for operation in BY_CLASS[owner]:
+            method = operation.name.partition(" with ")[0]
             before = len(outputs.spans())
             try:
-                call(place)
+                operation.call(place)
             except pymongo.errors.OperationFailure:
                 run.refused.add(method)
             drawn = {span.attributes.get("db.operation.name") for span in outputs.spans()[before:]}
-            if table[method].name in drawn:
+            if method in table and table[method].name in drawn:
                 run.done[owner].add(method)
 
 
-def _beside(run: Run, place: Place, sent: SentCommands) -> None:
+def _beside(run: Run, place: Scene, sent: SentCommands) -> None:
     for name, (call, command) in BESIDE.items():
         before = len(sent.named(command))
         call(place)
@@ -111,7 +113,7 @@ def _beside(run: Run, place: Place, sent: SentCommands) -> None:
             run.beside.add(name)
 
 
-def _failures(run: Run, place: Place) -> None:
+def _failures(run: Run, place: Scene) -> None:
     for name, failure in canary_failures.FAILURES.items():
         try:
             failure.call(place)
@@ -123,7 +125,7 @@ def _failures(run: Run, place: Place) -> None:
             run.surprises.append(f"{name}: no failure")
 
 
-def _troubles(run: Run, place: Place, outputs: Outputs, keeper: Any) -> None:
+def _troubles(run: Run, place: Scene, outputs: Outputs, keeper: Any) -> None:
     for name, trouble in canary_retries.TROUBLES.items():
         outputs.events.clear()
         ended: BaseException | None = None
@@ -142,7 +144,7 @@ def _troubles(run: Run, place: Place, outputs: Outputs, keeper: Any) -> None:
             run.surprises += leaks(name, [own_words])
 
 
-def _refusals(run: Run, place: Place, outputs: Outputs, vault: EmbeddedServer) -> None:
+def _refusals(run: Run, place: Scene, outputs: Outputs, vault: EmbeddedServer) -> None:
     for name, client in canary_retries.refused_clients(place, vault.address).items():
         outputs.reprs.add(repr(client))
         code = 13 if name == "no credentials" else 18
@@ -156,7 +158,7 @@ def _refusals(run: Run, place: Place, outputs: Outputs, vault: EmbeddedServer) -
                 run.surprises.append(f"{name}: let in")
 
 
-def _cancellation(run: Run, place: Place, keeper: Any) -> None:
+def _cancellation(run: Run, place: Scene, keeper: Any) -> None:
     async def cancelled() -> None:
         async with asyncio.timeout(0.05):
             await place.coll.find_one(matching("a cancelled read"))
@@ -171,7 +173,7 @@ def _cancellation(run: Run, place: Place, keeper: Any) -> None:
 
 @pytest.mark.parametrize("owner", TABLES)
 def test_every_operation_the_library_wraps_was_done(ran: Run, owner: str) -> None:
-    assert ran.done[owner] == set(TABLES[owner][1])
+    assert ran.done[owner] == set(TABLES[owner])
 
 
 def test_the_server_refused_only_what_it_does_not_have(ran: Run) -> None:

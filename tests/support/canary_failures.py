@@ -11,7 +11,8 @@ from bson import CodecOptions
 from bson.codec_options import TypeRegistry
 from pymongo import InsertOne, UpdateOne, errors
 from support.canaries import MARK, NUMBER, document, text
-from support.canary_operations import Operation, Place
+from support.canary_operations import Operation
+from support.every_operation import Scene
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,17 @@ OPERATOR = {f"${MARK}": text("an operand")}
 TO_INT = {"$toInt": {"$concat": ["$text", text("an expression")]}}
 
 
-def prepare(p: Place) -> None:
+def prepare(p: Scene) -> None:
     """A document that is in the way, and a collection that refuses documents."""
     p.do(p.coll.insert_one, {**document("a document in the way"), **TAKEN})
     p.do(p.coll.create_index, "email", unique=True, sparse=True, name=f"{MARK}-unique")
     p.do(p.coll.insert_one, {"email": text("an address"), "number": 1})
     states = {"properties": {"state": {"enum": [text("a state"), NUMBER]}}}
-    p.do(p.database.create_collection, "strict", validator={"$jsonSchema": states})
-    p.do(p.database.strict.insert_one, {"_id": 1, "state": text("a state")})
+    p.do(p.db.create_collection, "strict", validator={"$jsonSchema": states})
+    p.do(p.db.strict.insert_one, {"_id": 1, "state": text("a state")})
 
 
-def _twice_in_a_transaction(p: Place) -> None:
+def _twice_in_a_transaction(p: Scene) -> None:
     session = p.client.start_session()
     p.do(session.start_transaction)
     try:
@@ -50,10 +51,10 @@ def _twice_in_a_transaction(p: Place) -> None:
         p.do(session.end_session)
 
 
-def _read_from_a_killed_cursor(p: Place) -> None:
+def _read_from_a_killed_cursor(p: Scene) -> None:
     cursor = p.coll.find({"number": NUMBER}, batch_size=1, comment=text("a comment"))
     p.do(cursor.next)
-    p.do(p.database.command, "killCursors", p.coll.name, cursors=[cursor.cursor_id])
+    p.do(p.db.command, "killCursors", p.coll.name, cursors=[cursor.cursor_id])
     p.side.documents(cursor)
 
 
@@ -102,14 +103,14 @@ FAILURES = {
     ),
     "a transaction": Failure(_twice_in_a_transaction, errors.DuplicateKeyError, 11000),
     "an invalid document": Failure(
-        lambda p: p.do(p.database.strict.insert_one, dict(BAD)), errors.WriteError, 121
+        lambda p: p.do(p.db.strict.insert_one, dict(BAD)), errors.WriteError, 121
     ),
     "$toInt": Failure(
-        lambda p: p.all(p.coll.aggregate, [{"$project": {"x": TO_INT}}]),
+        lambda p: p.all(p.do(p.coll.aggregate, [{"$project": {"x": TO_INT}}])),
         errors.OperationFailure, 241,
     ),
     "a database's pipeline": Failure(
-        lambda p: p.all(p.database.aggregate, [{"$documents": [{"x": {"$toInt": MARK}}]}]),
+        lambda p: p.all(p.do(p.db.aggregate, [{"$documents": [{"x": {"$toInt": MARK}}]}])),
         errors.OperationFailure, 241,
     ),
     "a filter": Failure(
@@ -119,13 +120,13 @@ FAILURES = {
         lambda p: p.do(p.coll.update_one, {}, {f"${MARK}": {"x": NUMBER}}), errors.WriteError, 9
     ),
     "a stage": Failure(
-        lambda p: p.all(p.coll.aggregate, [OPERATOR]), errors.OperationFailure, 40324
+        lambda p: p.all(p.do(p.coll.aggregate, [OPERATOR])), errors.OperationFailure, 40324
     ),
     "a hint": Failure(
         lambda p: p.do(p.coll.find_one, {}, hint=text("a hint")), errors.OperationFailure, 2
     ),
     "an unknown command": Failure(
-        lambda p: p.do(p.database.command, "noSuchCommand", text("a value"), also=NUMBER),
+        lambda p: p.do(p.db.command, "noSuchCommand", text("a value"), also=NUMBER),
         errors.OperationFailure, 59, quotes=False,
     ),
     "a killed cursor": Failure(
@@ -133,7 +134,7 @@ FAILURES = {
     ),
     "a transaction number that is none": Failure(
         lambda p: p.do(
-            p.database.command, "aggregate", "coll",
+            p.db.command, "aggregate", "coll",
             pipeline=[OPERATOR], cursor={}, txnNumber=text("a number"),
         ),
         errors.OperationFailure, 40324,

@@ -11,8 +11,9 @@ from urllib.parse import quote
 import pymongo
 from pymongo import InsertOne, errors
 from support.canaries import MARK, NUMBER, PASSWORD, USER, WRONG_PASSWORD, document, matching, text
-from support.canary_operations import Operation, Place
+from support.canary_operations import Operation
 from support.clients import fail_command
+from support.every_operation import Scene
 
 from pymongo_resilience import OperationTimeoutError, override
 from pymongo_resilience.errors import RetryReason
@@ -45,11 +46,11 @@ class Trouble:
     around: Any = field(default=contextlib.nullcontext)
 
 
-def _write(p: Place) -> Any:
+def _write(p: Scene) -> Any:
     return p.do(p.coll.insert_one, document("a write in trouble"))
 
 
-def _read(p: Place) -> Any:
+def _read(p: Scene) -> Any:
     return p.do(p.coll.find_one, matching("a read in trouble"), comment=text("a comment"))
 
 
@@ -76,7 +77,7 @@ TROUBLES = {
         RetryReason.TEMPORARILY_UNAVAILABLE, errors.OperationFailure,
     ),
     "a command": Trouble(
-        ("ping",), OVERLOADED, lambda p: p.do(p.database.command, "ping", MARK),
+        ("ping",), OVERLOADED, lambda p: p.do(p.db.command, "ping", MARK),
         RetryReason.OVERLOADED,
     ),
     "a write concern": Trouble(
@@ -103,7 +104,7 @@ TROUBLES = {
 }  # fmt: skip
 
 
-def provoke(p: Place, control: Any, trouble: Trouble) -> None:
+def provoke(p: Scene, control: Any, trouble: Trouble) -> None:
     """With the failpoint armed; raises what the application gets."""
     with (
         fail_command(control, *trouble.commands, times=trouble.times, **trouble.data),
@@ -112,7 +113,7 @@ def provoke(p: Place, control: Any, trouble: Trouble) -> None:
         trouble.call(p)
 
 
-def refused_clients(p: Place, address: tuple[str, int]) -> dict[str, Any]:
+def refused_clients(p: Scene, address: tuple[str, int]) -> dict[str, Any]:
     """Clients that may not enter: wrong password in the URI, as an option, and none at all."""
     host = "{}:{}".format(*address)
     wrong = f"mongodb://{quote(USER, safe='')}:{quote(WRONG_PASSWORD, safe='')}@{host}/"

@@ -1,5 +1,5 @@
 """Every operation that reaches the server, called once each: by class and method, as the documents
-list them."""
+list them. With canaries wherever a value can be: see test_secrets.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import gridfs
 from bson import DBRef
 from pymongo import DeleteMany, InsertOne, UpdateMany, UpdateOne
 from pymongo.operations import IndexModel, SearchIndexModel
+from support.canaries import FLOAT, MARK, NUMBER, document, matching, text
 from support.clients import Side
 from support.servers import has
 
-SET = {"$set": {"n": 1}}
-MATCH = [{"$match": {}}]
-OUT = [{"$match": {}}, {"$out": "other"}]
+SET = {"$set": {"n": 1, "more": text("an update"), f"{MARK}-new": NUMBER}, "$push": {"list": FLOAT}}
+MATCH = [
+    {"$match": matching("a pipeline")},
+    {"$addFields": {"sum": {"$add": ["$number", NUMBER]}, "said": text("a stage")}},
+    {"$project": {f"{MARK}-out": "$said", "sum": 1}},
+]
+OUT = [*MATCH, {"$out": "other"}]
+DOCUMENTS = {"$documents": [document("$documents")]}
+ARRAY = {"$set": {"list.$[each]": text("an array filter")}}
 FILE = "file"
 
 
@@ -56,8 +63,8 @@ class Scene:
 
         return self.do(asynchronous) if self.side.runner else gridfs.GridFS(self.db)
 
-    def all(self, cursor: Any) -> None:
-        self.side.documents(cursor)
+    def all(self, cursor: Any) -> list[Any]:
+        return self.side.documents(cursor)
 
     def closed(self, made: Any) -> None:
         self.do(made.close)
@@ -65,6 +72,7 @@ class Scene:
     def prepare(self) -> None:
         """Make the connection, and what the calls need."""
         self.do(self.coll.insert_many, [{"n": n} for n in range(5)])
+        self.do(self.db.renamed.insert_one, {})
         self.do(self.bucket.upload_from_stream_with_id, FILE, FILE, b"data")
 
 
@@ -129,55 +137,79 @@ def _collection(s: Scene, method: str, *args: Any, **kwargs: Any) -> Any:
     return s.do(getattr(s.coll, method), *args, **kwargs)
 
 
-_SEARCH = SearchIndexModel({"mappings": {"dynamic": True}}, name="search")
+_FIELDS = {MARK: {"type": "string"}}
+_SEARCH = SearchIndexModel({"mappings": {"dynamic": True, "fields": _FIELDS}}, name=MARK)
 
 COLLECTION: list[Operation] = [
-    Operation("find", lambda s: s.all(s.coll.find())),
-    Operation("find_raw_batches", lambda s: s.all(s.coll.find_raw_batches())),
-    Operation("find_one", lambda s: _collection(s, "find_one")),
+    Operation("find", lambda s: s.all(s.coll.find(matching("find")))),
+    Operation("find_raw_batches", lambda s: s.all(s.coll.find_raw_batches(
+        matching("raw batches")))),
+    Operation("find_one", lambda s: _collection(
+        s, "find_one", matching("find_one"), {"said": {"$literal": text("a projection")}})),
     Operation("aggregate", lambda s: _collection(s, "aggregate", MATCH)),
     Operation("aggregate with $out or $merge", lambda s: _collection(s, "aggregate", OUT)),
     Operation("aggregate_raw_batches", lambda s: _collection(s, "aggregate_raw_batches", MATCH)),
-    Operation("distinct", lambda s: _collection(s, "distinct", "n")),
-    Operation("count_documents", lambda s: _collection(s, "count_documents", {})),
+    Operation("distinct", lambda s: _collection(
+        s, "distinct", "n", matching("distinct"))),
+    Operation("count_documents", lambda s: _collection(
+        s, "count_documents", matching("count_documents"))),
     Operation("estimated_document_count", lambda s: _collection(s, "estimated_document_count")),
     Operation("list_indexes", lambda s: s.all(_collection(s, "list_indexes"))),
     Operation("index_information", lambda s: _collection(s, "index_information")),
-    Operation("list_search_indexes", lambda s: s.all(_collection(s, "list_search_indexes"))),
+    Operation("list_search_indexes", lambda s: s.all(_collection(s, "list_search_indexes", MARK))),
     Operation("options", lambda s: _collection(s, "options")),
     Operation("watch", lambda s: s.closed(_collection(s, "watch"))),
-    Operation("insert_one", lambda s: _collection(s, "insert_one", {})),
-    Operation("insert_many", lambda s: _collection(s, "insert_many", [{}, {}])),
-    Operation("update_one", lambda s: _collection(s, "update_one", {}, SET)),
-    Operation("update_many", lambda s: _collection(s, "update_many", {}, SET)),
-    Operation("replace_one", lambda s: _collection(s, "replace_one", {}, {"n": 1})),
-    Operation("delete_one", lambda s: _collection(s, "delete_one", {"n": -1})),
-    Operation("delete_many", lambda s: _collection(s, "delete_many", {"n": -1})),
-    Operation("find_one_and_update", lambda s: _collection(s, "find_one_and_update", {}, SET)),
-    Operation("find_one_and_replace", lambda s: _collection(s, "find_one_and_replace", {}, {})),
-    Operation("find_one_and_delete", lambda s: _collection(s, "find_one_and_delete", {})),
+    Operation("insert_one", lambda s: _collection(
+        s, "insert_one", document("insert_one"))),
+    Operation("insert_many", lambda s: _collection(
+        s, "insert_many", [document("insert_many"), {}])),
+    Operation("update_one", lambda s: _collection(
+        s, "update_one", matching("update_one"), SET)),
+    Operation("update_many", lambda s: _collection(
+        s, "update_many", matching("update_many"), ARRAY,
+        array_filters=[{"each": {"$in": [NUMBER, text("an array filter")]}}])),
+    Operation("replace_one", lambda s: _collection(
+        s, "replace_one", matching("replace_one"), document("a replacement"))),
+    Operation("delete_one", lambda s: _collection(
+        s, "delete_one", matching("delete_one"))),
+    Operation("delete_many", lambda s: _collection(
+        s, "delete_many", {"n": -1, **matching("delete_many")})),
+    Operation("find_one_and_update", lambda s: _collection(
+        s, "find_one_and_update", matching("a filter"), SET)),
+    Operation("find_one_and_replace", lambda s: _collection(
+        s, "find_one_and_replace", matching("a filter"), document("a replacement"))),
+    Operation("find_one_and_delete", lambda s: _collection(
+        s, "find_one_and_delete", matching("a filter"))),
     Operation("bulk_write", lambda s: _collection(
-        s, "bulk_write", [InsertOne({}), UpdateOne({}, SET)])),
+        s, "bulk_write", [
+            InsertOne(document("bulk_write")), UpdateOne(matching("a bulk update"), SET)])),
     Operation("bulk_write with UpdateMany or DeleteMany", lambda s: _collection(
-        s, "bulk_write", [InsertOne({}), UpdateMany({}, SET), DeleteMany({"n": -1})])),
+        s, "bulk_write", [
+            InsertOne({}), UpdateMany({}, SET),
+            DeleteMany({"n": -1, "text": text("none")})])),
     Operation("create_index", lambda s: _collection(s, "create_index", "n")),
-    Operation("create_indexes", lambda s: _collection(s, "create_indexes", [IndexModel("n")])),
+    Operation("create_indexes", lambda s: _collection(
+        s, "create_indexes", [
+            IndexModel(f"{MARK}-field", name=f"{MARK}-indexes",
+                       partialFilterExpression={"number": {"$gt": NUMBER}})])),
     Operation("drop_index", lambda s: _collection(s, "drop_index", "n_1")),
     Operation("drop_indexes", lambda s: _collection(s, "drop_indexes")),
     Operation("create_search_index", lambda s: _collection(s, "create_search_index", _SEARCH)),
     Operation("create_search_indexes", lambda s: _collection(
         s, "create_search_indexes", [_SEARCH])),
-    Operation("update_search_index", lambda s: _collection(s, "update_search_index", "x", {})),
-    Operation("drop_search_index", lambda s: _collection(s, "drop_search_index", "x")),
+    Operation("update_search_index", lambda s: _collection(
+        s, "update_search_index", MARK, {MARK: 1})),
+    Operation("drop_search_index", lambda s: _collection(s, "drop_search_index", MARK)),
     Operation("rename", lambda s: s.do(s.db.renamed.rename, "anew")),
     Operation("drop", lambda s: s.do(s.db.dropped.drop), "drop"),
 ]  # fmt: skip
 DATABASE: list[Operation] = [
-    Operation("aggregate", lambda s: s.do(s.db.aggregate, [{"$documents": []}])),
+    Operation("aggregate", lambda s: s.do(s.db.aggregate, [DOCUMENTS, *MATCH])),
     Operation("aggregate with $out or $merge", lambda s: s.do(
-        s.db.aggregate, [{"$documents": []}, {"$out": "other"}])),
-    Operation("dereference", lambda s: s.do(s.db.dereference, DBRef("coll", 1))),
-    Operation("list_collections", lambda s: s.all(s.do(s.db.list_collections))),
+        s.db.aggregate, [DOCUMENTS, {"$out": "other"}])),
+    Operation("dereference", lambda s: s.do(s.db.dereference, DBRef("coll", text("a reference")))),
+    Operation("list_collections", lambda s: s.all(s.do(
+        s.db.list_collections, filter={"name": {"$ne": text("a filter")}}))),
     Operation("list_collection_names", lambda s: s.do(s.db.list_collection_names)),
     Operation("watch", lambda s: s.closed(s.do(s.db.watch))),
     Operation("cursor_command with find", lambda s: s.do(s.db.cursor_command, "find", "coll")),
@@ -191,17 +223,22 @@ DATABASE: list[Operation] = [
         s.db.cursor_command, "aggregate", "coll", pipeline=OUT, cursor={})),
     Operation("command", lambda s: s.do(s.db.command, "ping")),
     Operation("validate_collection", lambda s: s.do(s.db.validate_collection, "coll")),
-    Operation("create_collection", lambda s: s.do(s.db.create_collection, "made"), "create"),
+    Operation("create_collection", lambda s: s.do(
+        s.db.create_collection, "made",
+        validator={"text": {"$ne": text("a validator")}}), "create"),
     Operation("drop_collection", lambda s: s.do(s.db.drop_collection, "dropped"), "drop"),
 ]  # fmt: skip
 CLIENT: list[Operation] = [
-    Operation("list_databases", lambda s: s.all(s.do(s.client.list_databases))),
+    Operation("list_databases", lambda s: s.all(s.do(
+        s.client.list_databases, filter={"name": {"$ne": text("a filter")}}))),
     Operation("list_database_names", lambda s: s.do(s.client.list_database_names)),
     Operation("watch", lambda s: s.closed(s.do(s.client.watch))),
     Operation("bulk_write", lambda s: s.do(
-        s.client.bulk_write, [InsertOne({}, namespace=f"{s.name}.coll")]), since="8.0"),
+        s.client.bulk_write, [
+            InsertOne(document("a bulk write"), namespace=f"{s.name}.coll")]), since="8.0"),
     Operation("bulk_write with UpdateMany or DeleteMany", lambda s: s.do(
-        s.client.bulk_write, [UpdateMany({}, SET, namespace=f"{s.name}.coll")]), since="8.0"),
+        s.client.bulk_write, [
+            UpdateMany(matching("a bulk write"), SET, namespace=f"{s.name}.coll")]), since="8.0"),
     Operation("server_info", lambda s: s.do(s.client.server_info)),
     Operation("drop_database", lambda s: s.do(s.client.drop_database, f"{s.name}_dropped")),
     Operation("close", _close_a_client, "endSessions"),
