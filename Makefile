@@ -69,7 +69,6 @@ chaos: $(MAIN)/dev.stamp
 	  HYPOTHESIS_PROFILE=chaos $(MAIN)/bin/pytest -o faulthandler_timeout=3600 \
 	  $(or $(ARGS),tests/chaos tests/unit/test_hostile_*)
 
-# The list of what did not pass: CONFORMANCE_JSON=list.json.
 conformance: $(MAIN)/dev.stamp
 	@$(MAIN)/bin/pytest tests/conformance
 

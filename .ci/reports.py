@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-NAMED = ".cases.json"
 NOTHING = "nothing::ran"
 """The one case of an environment that is not there."""
 MONGODBS = "MongoDB's own tests"
@@ -77,17 +75,10 @@ def slowest(found: Iterable[Case], count: int = 10) -> list[str]:
     return [f"{case.seconds:6.1f} s  {case.environment}: {case.id}" for case in chosen]
 
 
-def distinct(found: Iterable[Case], folder: Path) -> dict[str, int]:
-    """How many different tests of each environment ran, and named cases of each group."""
+def distinct(found: Iterable[Case]) -> dict[str, int]:
+    """How many different tests of each environment ran."""
     ran = {(case.environment, case.id) for case in found if case.id != NOTHING}
-    counts = Counter(f"{environment}: {_kind(name)}" for environment, name in ran)
-    names = {
-        (file.name.removesuffix(NAMED).partition(",")[0], group, name)
-        for file in folder.glob(f"*/*{NAMED}")
-        for group, name in json.loads(file.read_text())
-    }
-    groups = Counter(f"{environment}: {group}" for environment, group, _ in names)
-    return dict(sorted(counts.items())) | dict(sorted(groups.items()))
+    return dict(sorted(Counter(f"{where}: {_kind(name)}" for where, name in ran).items()))
 
 
 def _kind(name: str) -> str:

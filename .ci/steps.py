@@ -66,7 +66,7 @@ def make(target: str, *variables: str) -> tuple[str, ...]:
 def pytest(folder: Path, report: str, venv: str, *arguments: str) -> tuple[str, ...]:
     return (
         *(python(venv), "-m", "pytest", "-q", "--no-header", f"--junitxml={folder / report}.xml"),
-        *(f"--cases={folder / report}.cases.json", *arguments),
+        *arguments,
     )
 
 
@@ -238,7 +238,7 @@ def finish(part: str, seconds: float) -> int:
     print("\n".join(slowest(case for case in tests if case.part == part)))
     fewer = []
     if part == "rest":
-        counted = distinct(tests, REPORTS)
+        counted = distinct(tests)
         fewer = shrunk(counted, recorded())
         print("\n".join(["== different tests and cases"] + [f"{n}: {counted[n]}" for n in counted]))
     failed = failed_steps()
@@ -306,7 +306,7 @@ def shrunk(counted: dict[str, int], before: dict[str, int]) -> list[str]:
 
 def record() -> int:
     head, _, _ = COUNTS.read_text().partition("[counts]")
-    counted = distinct(cases(REPORTS), REPORTS)
+    counted = distinct(cases(REPORTS))
     lines = [f"{json.dumps(name)} = {count}" for name, count in counted.items()]
     COUNTS.write_text("\n".join([f"{head}[counts]", *lines]) + "\n")
     return 0

@@ -29,7 +29,6 @@ LONGEST = 22
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    parser.addoption("--cases", help="write the named cases that ran to this file, as JSON")
     for hooks in (Gathering(), Parts(), Servers()):
         pluginmanager.register(hooks)
 
@@ -50,13 +49,3 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Thousands of tests are no garbage: walking them took a fifth of the time of a run."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session")
-def count_case(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
-    """``count_case("scenarios", name)``: the end of the run says how many different ones ran."""
-
-    def count(group: str, name: str) -> None:
-        gather(pytestconfig, "cases", [group, name])
-
-    return count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -42,21 +41,3 @@ def test_the_picture_has_every_folder_and_module(package: Path, picture: str) ->
     }
     drawn = set(re.findall(r"(?:^|(?<=, ))[\w.]+(?:\.py|/)(?=[,\s])", picture, re.MULTILINE))
     assert drawn == there
-
-
-SOURCES = [each for package in (ENGINE, INSTRUMENTATION) for each in package.rglob("*.py")]
-MODULES = {name for each in SOURCES for name in (each.stem, each.parent.name)}
-OTHERS = {
-    "ServerSelectionTimeoutError", "__dict__", "atomic", "close", "to_list", "with_transaction",
-}  # fmt: skip
-"""What the folders name beside modules."""
-
-
-@pytest.mark.parametrize(
-    "folder",
-    sorted(each for each in SOURCES if each.name == "__init__.py"),
-    ids=lambda path: path.parent.name,
-)
-def test_the_modules_that_a_folder_names_are_there(folder: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(folder.read_text())) or ""
-    assert set(re.findall(r"``(\w+)``", docstring)) <= MODULES | OTHERS

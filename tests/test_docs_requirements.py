@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -112,12 +111,3 @@ def names_of_tests(file: Path) -> set[str]:
         and isinstance(node.args[0], ast.Constant)
     }  # fmt: skip
     return functions | {str(name) for name in in_tables}
-
-
-def test_the_tests_of_deviations_are_found_by_name() -> None:
-    """So that the check above can fail."""
-    assert "test_the_tests_of_deviations_are_found_by_name" in names_of_tests(Path(__file__))
-    assert "mongodb: overload waits" in names_of_tests(ROOT / "tests/support/engine/scenarios.py")
-    assert "test_nothing_of_the_kind" not in names_of_tests(
-        Path(sys.modules[__name__].__file__ or "")
-    )

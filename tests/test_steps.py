@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -136,11 +135,9 @@ def test_what_failed_beside_others_is_run_once_more_alone(
 def test_fewer_tests_than_recorded_fail(ci: Any, capsys: Any, tmp_path: Path) -> None:
     for part, names in (("test", "ab"), ("rest", "bc")):
         report(tmp_path / part / "newest.xml", *((f"test_{name}", 1, "") for name in names))
-        cases = [["scenarios", name] for name in names]
-        (tmp_path / part / "newest.cases.json").write_text(json.dumps(cases))
     for kept, status in ((3, 0), (4, 1)):
-        ci.COUNTS.write_text(f'[counts]\n"newest: tests" = 3\n"newest: scenarios" = {kept}\n')
+        ci.COUNTS.write_text(f'[counts]\n"newest: tests" = {kept}\n')
         assert ci.finish("rest", 1.0) == status
-    assert "failed: newest: scenarios: 3, not 4" in capsys.readouterr().out
+    assert "failed: newest: tests: 3, not 4" in capsys.readouterr().out
     ci.record()
     assert ci.finish("rest", 1.0) == 0

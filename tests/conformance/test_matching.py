@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from pymongo import monitoring
 from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure
-from support.conformance.events import match_events
 from support.conformance.matching import CaseFailed, match, match_error
 
 EQUAL: list[tuple[Any, Any]] = [
@@ -47,40 +45,9 @@ OTHER_ERRORS: list[tuple[dict[str, Any], Exception]] = [
 ]
 
 
-def _started(name: str, **fields: Any) -> monitoring.CommandStartedEvent:
-    command = {name: "coll", **fields, "$db": "db"}
-    return monitoring.CommandStartedEvent(command, "db", 1, ("127.0.0.1", 1), 1)
-
-
-def _expected(*commands: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"client": "c", "events": [{"commandStartedEvent": each} for each in commands], **more}
-
-
-FIND = {"command": {"find": "coll", "filter": {"a": 1}}, "commandName": "find"}
-SEEN = [_started("find", filter={"a": 1}), _started("getMore")]
-EVENTS: list[tuple[Any, Any]] = [
-    (_expected(FIND, {"databaseName": "db"}), SEEN),
-    (_expected(FIND, ignoreExtraEvents=True), SEEN),
-    (_expected(eventType="cmap"), SEEN),
-]
-OTHER_EVENTS: list[tuple[Any, Any]] = [
-    (_expected(FIND), SEEN),
-    (_expected({}, {}, {}, ignoreExtraEvents=True), SEEN),
-    (_expected({"databaseName": "other"}, {}), SEEN),
-    (_expected({"command": {"limit": 1}}, {}), SEEN),
-    (_expected({"command": {"filter": {}}}, {}), SEEN),
-    ({"client": "c", "events": [{"commandStartedEvent": {}}, {"commandFailedEvent": {}}]}, SEEN),
-    ({"client": "c", "eventType": "cmap", "events": [{"poolClearedEvent": {}}]}, SEEN),
-]
-
-
 @pytest.mark.parametrize(
     ("rule", "matching", "others"),
-    [
-        (match, EQUAL, DIFFERENT),
-        (match_error, ERRORS, OTHER_ERRORS),
-        (match_events, EVENTS, OTHER_EVENTS),
-    ],
+    [(match, EQUAL, DIFFERENT), (match_error, ERRORS, OTHER_ERRORS)],
 )
 def test_what_is_expected_matches_and_nothing_else(
     rule: Callable[[Any, Any], None], matching: list[Any], others: list[Any]

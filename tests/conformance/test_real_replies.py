@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from bson import Int64, MaxKey
+from bson import Int64
 from support.raw_client import RawClient, new_session
 
 from pymongo_resilience.testbed import (
@@ -101,17 +101,6 @@ def bed(replica_set: ReplicaSet, database: str) -> Iterator[Bed]:
         yield Bed(replica_set, client, database)
 
 
-def dropped(bed: Bed) -> Any:
-    rest = bed.cursor()
-    bed.ask({"drop": "c"})
-    return bed.ask(rest)
-
-
-def view(bed: Bed) -> Any:
-    bed.ask({"create": "v", "viewOn": "c", "pipeline": []})
-    return bed.ask({"find": "v", "hint": {"_id": 1}, "sort": {"_id": 1}, "min": {"_id": 4}})
-
-
 def bounded(**more: Any) -> Callable[[Bed], Any]:
     return lambda bed: bed.ask({"find": "c", "hint": {"_id": 1}, "sort": {"_id": 1}, **more})
 
@@ -183,9 +172,6 @@ def statement(command: str, code: int) -> tuple[Facts, Any]:
 
 STEPPED_DOWN = (189, 10107, 11602)
 REPLIES: dict[Facts, Callable[[Bed], Any]] = dict([
-    (Facts("getMore", 175, "QueryPlanKilled"), dropped),
-    (Facts("find", 51175, "Location51175"), bounded(min={"_id": MaxKey()})),
-    (Facts("find", 168, "InvalidPipelineOperator"), view),
     (Facts("getMore", 43, "CursorNotFound"), lost_cursor),
     (Facts("find", 51174, "Location51174"), bounded(min={"x": 1})),
     (Facts("find", 2, "BadValue"), bounded(filter={"$bad": 1})),
@@ -208,17 +194,9 @@ REPLIES: dict[Facts, Callable[[Bed], Any]] = dict([
     statement("insert", 189),
 ])  # fmt: skip
 
-MONGOD_ALONE = {
-    "QueryPlanKilled": "SecantusDB's cursors outlive their collection",
-    "Location51175": "SecantusDB finds nothing where the bounds are empty",
-    "InvalidPipelineOperator": "SecantusDB's views take bounds",
-}
-
 
 @pytest.mark.parametrize("wanted", REPLIES, ids=lambda each: "-".join(map(str, each[:4])))
 def test_it_answers_as_mongod(wanted: Facts, bed: Bed) -> None:
-    if wanted.name in MONGOD_ALONE and bed.replica_set.members[0].backend.is_emulated:
-        pytest.skip(MONGOD_ALONE[wanted.name])
     reply = REPLIES[wanted](bed)
     assert facts(wanted.command, reply) == wanted
     codes = {wanted.code, wanted.write_concern}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +12,6 @@ GATHERED: pytest.StashKey[dict[str, list[Any]]] = pytest.StashKey()
 def gather(config: pytest.Config, topic: str, entry: Any) -> None:
     """Keep an entry, of what JSON knows, for the end of the run."""
     config.stash[GATHERED].setdefault(topic, []).append(entry)
-
-
-def cases(config: pytest.Config) -> dict[str, int]:
-    """How many different cases of each group ran."""
-    names: dict[str, set[str]] = {}
-    for group, name in config.stash[GATHERED].get("cases", []):
-        names.setdefault(group, set()).add(name)
-    return {group: len(names[group]) for group in sorted(names)}
 
 
 class Gathering:
@@ -45,19 +35,15 @@ class Gathering:
     ) -> None:
         for line in _lines(config):
             terminalreporter.write_line(line)
-        if path := config.getoption("--cases"):
-            names = config.stash[GATHERED].get("cases", [])
-            Path(path).write_text(json.dumps(names, indent=1) + "\n")
 
 
 def _lines(config: pytest.Config) -> list[str]:
     # Imported here: only where such tests ran, what they need is there.
     gathered = config.stash[GATHERED]
-    lines = [f"{group}: {count}" for group, count in cases(config).items()]
+    lines = []
     if "conformance" in gathered:
         from support.conformance import verdicts  # noqa: PLC0415
 
         found = [verdicts.Verdict(**entry) for entry in gathered["conformance"]]
         lines += verdicts.summary(found)
-        verdicts.write_json(found)
     return lines + gathered.get("figures", [])

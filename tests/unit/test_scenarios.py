@@ -52,7 +52,6 @@ def test_the_row_holds(
     name: str,
     scenario: Scenario,
     run: Callable[[Scenario], Outcome],
-    count_case: Callable[[str, str], None],
 ) -> None:
     outcome = run(scenario)
     if scenario.tokens is not None:
@@ -75,7 +74,6 @@ def test_the_row_holds(
     assert events == expected_events(scenario, outcome.waits)
     if scenario.end is not None:
         assert "find" in outcome.events[-1].why, "in words, too"
-    count_case("scenarios", name)
 
 
 def expected_events(scenario: Scenario, waits: list[float]) -> list[Event]:

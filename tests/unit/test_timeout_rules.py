@@ -62,26 +62,6 @@ def nested(*blocks_around: contextlib.AbstractContextManager[Any]) -> Iterator[N
 
 ROWS: dict[str, tuple[Block, dict[str, Any], dict[str, Any], float | None, float, bool]] = {
     # where: what is around it; configuration; the call; seconds, end, by iteration
-    "pymongo.timeout, override shorter": (
-        lambda: nested(pymongo.timeout(9), override(timeout_ms=2_000)),
-        {"rule": 1}, {"client": 1.0}, 2.0, NOW + 2, False,
-    ),
-    "pymongo.timeout shorter, override": (
-        lambda: nested(pymongo.timeout(2), override(timeout_ms=9_000)),
-        {"rule": 1}, {"client": 1.0}, 2.0, NOW + 2, False,
-    ),
-    "pymongo.timeout of 0, override": (
-        lambda: nested(pymongo.timeout(0), override(timeout_ms=2_000)),
-        {}, {}, 2.0, NOW + 2, False,
-    ),
-    "pymongo.timeout, one of 0 inside of it": (
-        lambda: nested(pymongo.timeout(9), pymongo.timeout(0)),
-        {"default": 1}, {}, 9.0, NOW + 9, False,
-    ),
-    "pymongo.timeout, one of None inside of it": (
-        lambda: nested(pymongo.timeout(9), pymongo.timeout(None)),
-        {"default": 1}, {"client": 1.0}, 9.0, NOW + 9, False,
-    ),
     "pymongo.timeout": (
         lambda: pymongo.timeout(9),
         {"rule": 1, "default": 1}, {"client": 1.0, "bound": 1}, 9.0, NOW + 9, False,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from support.conformance.deployments import Bed
@@ -16,7 +13,6 @@ from support.conformance.runner import Case, failure
 
 Result = Literal["passed", "failed", "not runnable"]
 RESULTS: Final[tuple[Result, ...]] = ("passed", "failed", "not runnable")
-VARIABLE: Final = "CONFORMANCE_JSON"
 
 
 @dataclass(frozen=True)
@@ -71,13 +67,3 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
         + ", ".join(f"{counts[suite, side, result]} {result}" for result in RESULTS)
         for suite, side in sorted({(each.suite, each.side) for each in verdicts})
     ]
-
-
-def write_json(verdicts: Sequence[Verdict]) -> None:
-    """Write what did not pass to the file that ``CONFORMANCE_JSON`` names, if it names one."""
-    path = os.environ.get(VARIABLE)
-    if not path:
-        return
-    missed = [asdict(each) for each in verdicts if each.result != "passed"]
-    document = {"counts": summary(verdicts), "not passed": missed}
-    Path(path).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
