@@ -14,10 +14,8 @@ from pymongo_resilience_instrumentation import features, patches
 ROOT = Path(__file__).parent.parent
 CORE = (
     "tests/integration/test_instrument.py",
-    "tests/integration/test_deadlines.py",
     "tests/integration/test_retryable_reads.py",
     "tests/integration/test_cursor_timeouts.py",
-    "tests/integration/test_switched_on_and_off.py",
 )
 """Tests that use no feature."""
 
