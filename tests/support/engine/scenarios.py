@@ -160,6 +160,7 @@ RULE_0 = [
     S("a killCursors, overload", CLEANUP, [OVERLOAD], OK, 2, [0.05]),
     S("a command", COMMAND, [CUT], NEVER, 1, []),
     S("a command, overload", COMMAND, [OVERLOAD], OK, 2, [0.05]),
+    S("a declared command", COMMAND(idempotent=True), [CUT], NEVER, 1, []),
     S("an aggregate with $out", OUT, [CUT], NEVER, 1, []),
     S("an aggregate with $out, overload", OUT, [OVERLOAD] * 2, OK, 3, [0.05, 0.1]),
     S("a read in a transaction", READ_IN_TXN, [CUT], NEVER, 1, []),
