@@ -125,6 +125,8 @@ class Call:
     """A command runner was given a command that can only read; or it is a try of a hedged read."""
     hedge: Any = None
     """A Try (hedged_reads/): the one of two that this copy of a call is for."""
+    handshaking: Any = None
+    """The driver's connection that its attempt is making, from the first hello on."""
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
@@ -177,7 +179,7 @@ class Call:
 
     def policy(self, rules: NamespaceRules) -> Policy:
         """That of enclosing blocks, over the object's, over the rules of its namespace."""
-        return self.within.over(self.bound).over(self.rule(rules))
+        return NOTHING if self.plain else self.within.over(self.bound).over(self.rule(rules))
 
     def wanted(self, rules: NamespaceRules, option: str) -> Any:
         """The same of one option, without making a policy; None where none has it."""

@@ -17,7 +17,6 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import (
     ATTRIBUTE,
     NOTHING,
-    Policy,
     attach_policy,
     policy_of,
     policy_of_cursor,
@@ -52,7 +51,7 @@ def made(runtime: Runtime) -> Wrapper:
         # What the driver makes inside of a call is used up there, under the call's own policy.
         if enabled_flag.on and (call is None or call.ended):
             with shielded("after a cursor was made"):
-                _attach_policy(policy_of(cursor.collection), cursor)
+                attach_policy(blocks.current().over(policy_of(cursor.collection)), cursor)
 
     return wrapper
 
@@ -70,14 +69,6 @@ def clone(runtime: Runtime) -> Wrapper:
         return made
 
     return wrapper
-
-
-def _attach_policy(bound: Policy, made: Any) -> None:
-    around = NOTHING if blocks.innermost() is None else blocks.current()
-    if around is NOTHING or bound is NOTHING:
-        attach_policy(bound if around is NOTHING else around, made)
-    else:
-        attach_policy(around.over(bound), made)
 
 
 def prepare(
@@ -105,13 +96,13 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
     def of_a_cursor(call: Call, cursor: Any) -> None:
         if call.bound is NOTHING is blocks.current() and call.cursor is None:
             return
-        _attach_policy(call.bound, cursor)
+        attach_policy(blocks.current().over(call.bound), cursor)
         keep(cursor, call.cursor)
 
     def of_a_stream(call: Call, stream: Any) -> None:
         inner = driver.cursors.cursor_of_stream(stream)
-        _attach_policy(call.bound, stream)
-        _attach_policy(call.bound, inner)
+        for each in (stream, inner):
+            attach_policy(blocks.current().over(call.bound), each)
         if not runtime.timeouts.csot_available:
             return
         seconds, configured = call.own_timeout

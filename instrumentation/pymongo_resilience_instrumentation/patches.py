@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -145,11 +146,13 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
 def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
     """Also where pymongo's own loop decides on retries."""
     yield from _of_cursors(runtime)
-    yield from bounded_waits.wrapped(runtime.enabled_flag)
-    if runtime.driver_metrics is not None:
-        yield from pool_metrics.wrapped(
-            runtime.enabled_flag, runtime.clients, runtime.driver_metrics
-        )
+    dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
+    hopeless = fast_fail.TerminalWaits(runtime.rules) if runtime.owns_retries else None
+    connected = None
+    if (metrics := runtime.driver_metrics) is not None:
+        connected = partial(pool_metrics.connected, runtime.clients, metrics)
+        yield from pool_metrics.wrapped(runtime.enabled_flag, runtime.clients, metrics)
+    yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)
     yield from session_methods.wrapped(runtime)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)
@@ -161,30 +164,24 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
         fetch = cursor_methods.batch(runtime, client is AsyncMongoClient)
         yield client, driver.cursors.RUN_OPERATION, fetch
     for name in ("clone", "__copy__", "__deepcopy__"):
-        for owner in _where_defined((Cursor, AsyncCursor), name):
+        for owner in driver.clients.defining(name, Cursor, AsyncCursor):
             yield owner, name, cursor_methods.clone(runtime)
-    for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
+    for owner in driver.clients.defining("__init__", Cursor, AsyncCursor):
         yield owner, "__init__", cursor_methods.made(runtime)
-    for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
+    for owner in driver.clients.defining("to_list", *driver.cursors.cursor_classes()):
         asynchronous = is_async(vars(owner)["to_list"])
         yield owner, "to_list", cursor_methods.to_list(runtime, asynchronous)
-    for stream in driver.cursors.stream_classes():
+    for stream in driver.clients.classes("change_stream", "*ChangeStream"):
         yield stream, driver.cursors.AGGREGATE, cursor_methods.Resume(runtime)
         step = "__anext__" if is_async(vars(stream)["next"]) else "__next__"
         for name in ("next", "try_next", step):
             yield stream, name, Within(cursor_methods.next_of_stream)
 
 
-def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
-    """The classes whose own attribute each of these has, which differs between versions."""
-    found = (next((c for c in cls.__mro__ if name in vars(c)), None) for cls in classes)
-    return iter(dict.fromkeys(cls for cls in found if cls is not None))
-
-
 def _for_retries(runtime: Runtime) -> Iterator[Row]:
     """Unless pymongo's own loop decides."""
     flag, closings = runtime.enabled_flag, runtime.closings
-    for module, asynchronous in driver.retry_loop.loop_modules():
+    for module, asynchronous in driver.clients.both("mongo_client"):
         yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
     yield from stopped_bulks.wrapped(runtime)
     for client in CLIENTS:
@@ -195,9 +192,7 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
         background = background_work.BackgroundRun(closings, asynchronous)
         yield client, driver.clients.BACKGROUND, background
         yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
-    for owner in _where_defined(
-        (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes()), "close"
-    ):
+    streams = driver.clients.classes("change_stream", "*ChangeStream")
+    for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):
         yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
-    yield from fast_fail.wrapped(flag, runtime.rules)
     yield from lost_connections.of_primaries(runtime)

@@ -192,7 +192,7 @@ class Runtime:
         try:
             call.reporting = call.ended = True
             if call.history.waits:
-                self._see_waits(call, error)
+                bounded_waits.over(call, error)
             if error is not None:
                 error = self._ends_with(call, error)
             seconds = time.perf_counter() - call.started
@@ -229,7 +229,7 @@ class Runtime:
             # What is measured leads to its trace; the context is the deferred work's own.
             context.attach(trace.set_span_in_context(call.span))
         if call.history.waits:
-            self._see_waits(call, error)
+            bounded_waits.over(call, error)
         self._publish_end(call, error, seconds, ended_ns)
 
     def _publish_end(
@@ -264,10 +264,6 @@ class Runtime:
                 origin = Origin(past.server_text(), Stage.ANSWERED, past.attempts, past.reasons)
                 state_origin(raised, origin)
         return raised
-
-    def _see_waits(self, call: Call, error: BaseException | None) -> None:
-        with shielded(f"while recording the waits of {call.operation}"):
-            bounded_waits.over(call, error)
 
     def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:
         """By server, of those that an attempt was meant for; none where there are no breakers."""

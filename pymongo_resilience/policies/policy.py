@@ -88,6 +88,8 @@ class Policy:
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""
+        if self is NOTHING or outer is NOTHING:
+            return outer if self is NOTHING else self
         mine = {each.name: getattr(self, each.name) for each in fields(self)}
         return replace(outer, **{name: said for name, said in mine.items() if said is not None})
 

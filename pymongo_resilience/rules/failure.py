@@ -139,6 +139,11 @@ class Failure:
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False
     """Another server, whose breaker would let the attempt through, can be selected at once."""
+    overloaded: bool = field(init=False, repr=False, compare=False)
+    """The server says that it is overloaded (one label)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overloaded", SYSTEM_OVERLOADED in self.labels)
 
     @property
     def error_name(self) -> str:
@@ -151,11 +156,6 @@ class Failure:
         """The server may have ended the session of what may be applied: it would take a repetition
         for a first attempt."""
         return self.session_ends is not None and self.session_ends.expired()
-
-    @property
-    def overloaded(self) -> bool:
-        """The server says that it is overloaded (one label)."""
-        return SYSTEM_OVERLOADED in self.labels
 
     @property
     def retryable_overload(self) -> bool:

@@ -78,7 +78,7 @@ def _file(side: Side, db: Any) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str, Use]] = {
-    "a cursor is made": (cursor_methods, "_attach_policy", _list_under_a_policy),
+    "a cursor is made": (cursor_methods, "policy_of", _list_under_a_policy),
     "a cursor is copied": (cursor_methods, "policy_of_cursor", _copy),
     "a batch": (cursor_methods, "_apply", _close),
     "a list": (cursor_methods, "_for_all", _list),

@@ -223,6 +223,10 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
 
 
 def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
-    originals = [vars(cls)[driver.monitors.CHANGE] for cls in driver.monitors.topologies()]
+    originals = [
+        vars(cls)[driver.monitors.CHANGE] for cls in driver.clients.classes("topology", "Topology")
+    ]
     instrument(disabled_recovery=("interruptions", "quick_checks"))
-    assert [vars(cls)[driver.monitors.CHANGE] for cls in driver.monitors.topologies()] == originals
+    assert [
+        vars(cls)[driver.monitors.CHANGE] for cls in driver.clients.classes("topology", "Topology")
+    ] == originals

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import AutoReconnect, ClientBulkWriteException
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.retries import txn_number
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import session_of
@@ -45,7 +45,7 @@ def coll(
 ) -> Any:  # fmt: skip
     """Of a server whose sessions end at once, as its client knows beforehand."""
     assert instrumented
-    monkeypatch.setattr(driver.sessions, "DEFAULT_MINUTES", 0)
+    monkeypatch.setattr(txn_number, "DEFAULT_MINUTES", 0)
     return side.do(side.client, proxy.uri, event_listeners=[sent])[database].coll
 
 

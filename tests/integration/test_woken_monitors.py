@@ -112,7 +112,10 @@ def test_a_cut_clears_the_pool_once(
 
 
 def are_wrapped(name: str) -> set[bool]:
-    owners = {*driver.monitors.topologies(), *driver.monitors.monitor_classes()}
+    owners = {
+        *driver.clients.classes("topology", "Topology"),
+        *driver.clients.classes("monitor", "Monitor"),
+    }
     methods = [vars(cls)[name] for cls in owners if name in vars(cls)]
     return {isinstance(each, wrapt.FunctionWrapper) for each in methods}
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import pymongo
-from pymongo_resilience_instrumentation.driver import retry_loop
+from pymongo_resilience_instrumentation import driver
 
 from pymongo_resilience.testing import set_active
 
@@ -25,7 +25,7 @@ POLLING = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 500, "appname
 
 def retry_loops() -> list[type]:
     """What pymongo runs as its retry loop at the moment: the sync one, then the async one."""
-    return [getattr(module, retry_loop.LOOP) for module, _ in retry_loop.loop_modules()]
+    return list(driver.clients.classes("mongo_client", driver.retry_loop.LOOP))
 
 
 @dataclass

@@ -147,7 +147,7 @@ def topology(*servers: ServerDescription, of: str = "Unknown") -> TopologyDescri
 
 
 def looks(*topologies: TopologyDescription, refusals: int = 0) -> list[Symptom | None]:
-    terminal_detector = TerminalDetector(applies=True)
+    terminal_detector = TerminalDetector()
     return [terminal_detector.look(each, 0.0, lambda _: refusals) for each in topologies]
 
 
@@ -202,15 +202,15 @@ def test_the_name_of_another_set_that_stands_while_no_check_comes_back() -> None
     def never(_: object) -> int:
         return 0
 
-    terminal_detector = TerminalDetector(applies=True)
+    terminal_detector = TerminalDetector()
     other = ConfigurationError(f"{OTHER_SET}a set named 'rs0'")
     first, second = (topology(down(A, other), of="Single") for _ in range(2))
     assert terminal_detector.look(first, 10.0, never) is None
     assert terminal_detector.look(first, 10.0 + 0.9 * UNCHANGED_S, never) is None
     assert terminal_detector.look(first, 10.0 + UNCHANGED_S, never) is Symptom.SET_NAME
-    again = TerminalDetector(applies=True)
+    again = TerminalDetector()
     assert [again.look(each, 10.0, never) for each in (first, second)] == [None, Symptom.SET_NAME]
-    certificate, terminal_detector = topology(down(A, UNTRUSTED)), TerminalDetector(applies=True)
+    certificate, terminal_detector = topology(down(A, UNTRUSTED)), TerminalDetector()
     assert {terminal_detector.look(certificate, now, never) for now in (0.0, 60.0)} == {None}
 
 

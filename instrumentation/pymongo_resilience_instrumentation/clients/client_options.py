@@ -6,6 +6,7 @@ Source: Client Backpressure, "Token Bucket".
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote_plus
@@ -14,7 +15,9 @@ from pymongo.errors import ConfigurationError
 
 from pymongo_resilience_instrumentation import driver
 
-OPTION, TIMEOUT = "adaptiveRetries", "timeoutMS"
+OPTION = "adaptiveRetries"
+_ADAPTIVE = re.compile(f"[?&;]{OPTION}=([^&;]*)", re.IGNORECASE)
+_TIMEOUT = re.compile("[?&;](timeoutMS)=([^&;]*)", re.IGNORECASE)
 _BOOLEANS = {"true": True, "false": False}
 adaptive: dict[int, bool] = {}
 """What each client says itself, by its identity."""
@@ -47,20 +50,17 @@ def _without(host: Any, said: list[bool]) -> Any:
         return [_without(each, said) for each in host]
     if not isinstance(host, str):
         return host
-    head, options, separator = _options(host)
-    kept = []
-    for each in options:
-        name, _, text = each.partition("=")
-        value = unquote_plus(text)
-        if name.lower() != OPTION.lower():
-            kept.append(each)
-        elif value.lower() in _BOOLEANS:
-            said.append(_BOOLEANS[value.lower()])
-        else:
-            raise ConfigurationError(f"{OPTION}={value} in the URI: expected true or false")
-    if len(kept) == len(options):
+    head, _, query = host.partition("?")
+    options = f"?{query}"
+    for text in _ADAPTIVE.findall(options):
+        found = _BOOLEANS.get(unquote_plus(text).lower())
+        if found is None:
+            raise ConfigurationError(f"{OPTION}={text} in the URI: expected true or false")
+        said.append(found)
+    left = _ADAPTIVE.sub("", options)
+    if left == options:
         return host
-    return head + "?" + separator.join(kept) if any(kept) else head
+    return f"{head}?{left[1:]}" if left[1:] else head
 
 
 def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -68,12 +68,12 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     drops with a warning (Client Side Operations Timeout); a keyword's pymongo refuses itself."""
     host = args[0] if args else kwargs.get("host")
     for uri in host if isinstance(host, (list, tuple)) else [host]:
-        for option in _options(uri)[1] if isinstance(uri, str) else ():
-            name, _, value = option.partition("=")
+        query = uri.partition("?")[2] if isinstance(uri, str) else ""
+        for option, value in _TIMEOUT.findall(f"?{query}"):
             with suppress(ValueError):  # what is no number is the driver's to refuse
-                if name.lower() == TIMEOUT.lower() and float(unquote_plus(value)) < 0:
+                if float(unquote_plus(value)) < 0:
                     raise ConfigurationError(
-                        f"{name}={value} in the URI: expected 0 (no timeout) or more"
+                        f"{option}={value} in the URI: expected 0 (no timeout) or more"
                     )
 
 
@@ -81,10 +81,3 @@ def server_selector(kwargs: dict[str, Any]) -> tuple[str, Any]:
     """The name of the option as it was written, and the selector; None where none was given."""
     given = (each for each in kwargs.items() if each[0].lower() == driver.selection.SELECTOR)
     return next(given, (driver.selection.SELECTOR, None))
-
-
-def _options(uri: str) -> tuple[str, list[str], str]:
-    """What stands before the options, the options, and what separates them."""
-    head, _, query = uri.partition("?")
-    separator = ";" if ";" in query and "&" not in query else "&"
-    return head, query.split(separator), separator

@@ -17,7 +17,6 @@ from . import (
     cursors,
     finds,
     monitors,
-    next_attempt,
     private_names,
     retry_loop,
     selection,

@@ -24,6 +24,19 @@ def both(name: str) -> Iterator[tuple[ModuleType, bool]]:
         yield importlib.import_module(f"pymongo.{half}.{name}"), half == "asynchronous"
 
 
+def classes(module: str, name: str) -> tuple[type, ...]:
+    """pymongo's class in each of its APIs, where ``*`` in its name is "Async" in one of them."""
+    return tuple(
+        getattr(found, name.replace("*", "Async" * is_async)) for found, is_async in both(module)
+    )
+
+
+def defining(method: str, *classes: type) -> list[type]:
+    """The classes whose own attribute it is in each of these: both APIs may share one."""
+    owners = (next((c for c in cls.__mro__ if method in vars(c)), None) for cls in classes)
+    return [cls for cls in dict.fromkeys(owners) if cls is not None]
+
+
 def existing_clients() -> list[Any]:
     """The clients of this process that are alive and not closed."""
     clients: list[Any] = [*MongoClient._clients.values(), *AsyncMongoClient._clients.values()]
@@ -54,7 +67,10 @@ def retargets_on_overload(client: Any) -> Any:
 def _own_option(client: Any, *names: str) -> Any:
     # The public properties do not distinguish a given value from a default.
     given = client.options._options
-    return next((given[name] for name in names if name in given), None)
+    for name in names:
+        if name in given:
+            return given[name]
+    return None
 
 
 def cursor_namespace(address: Any) -> tuple[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import importlib
 import os
 import socket
 import struct
@@ -19,7 +18,7 @@ from typing import Any
 
 from pymongo.server_type import SERVER_TYPE
 
-from .clients import both
+from .clients import both, classes, defining
 from .csot import RTT
 
 OUT_OF_TIME = "_raise_wait_queue_timeout"
@@ -36,6 +35,7 @@ _CLOSED, _STATE, _SINCE_DATA, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 19, 20, struct.
 """Linux: of a TCP_INFO, the state and the milliseconds since the peer's last data and its last
 acknowledgement."""
 _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
+_REFUSED = "_pymongo_resilience_refused"
 
 
 def watch_peer(interface: Any, seconds: int) -> None:
@@ -69,11 +69,9 @@ def can_watch() -> bool:
     return True
 
 
-def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool:
+def peer_was_silent(connection: Any, error: OSError, seconds: int) -> bool:
     """Whether ``error`` ended the connection because nothing came from its peer. Before the socket
     is closed: pymongo's read takes the kernel's error for one of its own looks at the clock."""
-    if not isinstance(error, OSError):
-        return False
     if error.errno == errno.ETIMEDOUT:
         return True
     facts = _facts(connection)
@@ -161,6 +159,16 @@ def pool_of(client: Any, address: Any) -> Any:
     return None if server is None else server.pool
 
 
+def count_login(pool: Any, *, refused: bool) -> None:
+    """A connection of the pool has logged in, or its password was ``refused``."""
+    setattr(pool, _REFUSED, getattr(pool, _REFUSED, 0) + 1 if refused else 0)
+
+
+def refused_logins(client: Any, address: Any) -> int:
+    """How many in a row a server has refused."""
+    return getattr(pool_of(client, address), _REFUSED, 0)
+
+
 def open_pools(client: Any) -> dict[Any, Any]:
     """The pools of a client that is used in this process and not closed, by server."""
     topology = getattr(client, "_topology", None)
@@ -193,8 +201,6 @@ PASSED = "send_cluster_time"
 LIMIT = "maxTimeMS"
 LIMITED = "apply_timeout"
 """A connection's method that gives a command its limit of time."""
-CONNECTIONS = ("pymongo.synchronous.pool:Connection", "pymongo.asynchronous.pool:AsyncConnection")
-POOLS = ("pymongo.synchronous.pool:Pool", "pymongo.asynchronous.pool:Pool")
 RECEIVE = "receive_message"
 MAKE_CURSORS = frozenset({"aggregate", "bulkWrite", "find", "listCollections", "listIndexes"})
 """Their maxTimeMS is the whole cursor's: what is left of it, each getMore has."""
@@ -218,23 +224,9 @@ def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
         connection.set_conn_timeout(seconds)
 
 
-def connections_with(method: str) -> set[type]:
-    """The classes of connections that define it: two, or the one that both share."""
-    return _defining(CONNECTIONS, method)
-
-
-def pools_with(method: str) -> set[type]:
-    """The same of pools."""
-    return _defining(POOLS, method)
-
-
-def _defining(places: tuple[str, ...], method: str) -> set[type]:
-    found = set()
-    for place in places:
-        module, _, name = place.partition(":")
-        cls = getattr(importlib.import_module(module), name)
-        found.add(next(each for each in cls.__mro__ if method in vars(each)))
-    return found
+def connections_with(method: str) -> list[type]:
+    """The classes of connections that define it."""
+    return defining(method, *classes("pool", "*Connection"))
 
 
 def passing_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pymongo import _csot
 
-from pymongo_resilience.clock import SHORTEST, Clock
+from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.internal_errors import is_closing
 
 # Where the self-check misses one of these, what needs it stays off.
@@ -28,9 +28,8 @@ def now() -> float:
     return time.monotonic()
 
 
-def timeout_in_force() -> float | None:
-    """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
-    return TIMEOUT.get()
+timeout_in_force = TIMEOUT.get
+"""Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
 
 
 def forget_timeout() -> None:
@@ -40,19 +39,11 @@ def forget_timeout() -> None:
 
 def remaining() -> float | None:
     """Seconds until the driver's deadline; None without one."""
-    return DEADLINE.get() - now() if TIMEOUT.get() else None
+    return DEADLINE.get() - time.monotonic() if TIMEOUT.get() else None
 
 
-def deadline_on(clock: Clock) -> float | None:
-    """When the driver's deadline is, on a clock of the engine's; None without one."""
-    # This clock first, so never later: the driver would refuse an attempt the rules see time for.
-    now, left = clock.now(), remaining()
-    return None if left is None else now + left
-
-
-def min_rtt() -> float:
-    """The minimum round-trip time of the selected server, under a deadline; else 0."""
-    return RTT.get()
+min_rtt = RTT.get
+"""The minimum round-trip time of the selected server, under a deadline; else 0."""
 
 
 class _Ours(float):
@@ -97,7 +88,7 @@ class InForce(AbstractContextManager[None]):
 
 def within(seconds: float) -> InForce:
     """The deadline in force ends within so many seconds from now; its length stays."""
-    return InForce(TIMEOUT.get(), min(DEADLINE.get(), now() + seconds))
+    return InForce(TIMEOUT.get(), min(DEADLINE.get(), time.monotonic() + seconds))
 
 
 class Timeout(NamedTuple):

@@ -11,7 +11,7 @@ from pymongo.cursor import CursorType
 
 from pymongo_resilience_instrumentation.addresses import Address
 
-from .clients import both
+from .clients import classes
 
 RUN_OPERATION = "_run_operation"
 """A client's method that sends for a batch of a cursor."""
@@ -20,15 +20,7 @@ AGGREGATE = "_run_aggregation_cmd"
 
 
 def cursor_classes() -> tuple[type, ...]:
-    return _classes("cursor", "Cursor") + _classes("command_cursor", "CommandCursor")
-
-
-def stream_classes() -> tuple[type, ...]:
-    return _classes("change_stream", "ChangeStream")
-
-
-def _classes(module: str, name: str) -> tuple[type, ...]:
-    return tuple(getattr(found, "Async" * is_async + name) for found, is_async in both(module))
+    return classes("cursor", "*Cursor") + classes("command_cursor", "*CommandCursor")
 
 
 def run_operation_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:

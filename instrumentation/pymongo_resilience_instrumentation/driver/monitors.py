@@ -13,7 +13,7 @@ from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.addresses import Address
 
-from .clients import both, existing_clients
+from .clients import existing_clients
 from .connections import shut_down
 
 READ, CANCEL = "_check_with_socket", "cancel_check"
@@ -32,11 +32,6 @@ class AwaitedReply:
         self.connection = connection
         self.process = os.getpid()
         self.woken = False
-
-
-def monitor_classes() -> Iterator[type]:
-    """The classes that check servers."""
-    return (module.Monitor for module, _ in both("monitor"))
 
 
 def was_cancelled(error: BaseException) -> bool:
@@ -91,11 +86,6 @@ def look_as_the_driver_does() -> None:
 
 topology_of = attrgetter("_topology")
 """A client's; None before it has begun to look for servers."""
-
-
-def topologies() -> Iterator[type]:
-    """The classes of topologies."""
-    return (module.Topology for module, _ in both("topology"))
 
 
 def replaced_primary(topology: Any) -> Address | None:

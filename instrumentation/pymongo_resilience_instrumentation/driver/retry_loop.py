@@ -1,40 +1,38 @@
 """pymongo's retry loop, ``_ClientConnectionRetryable``, and the subclass that takes its place.
 
 Measured on 4.17 to 4.20: a client looks the class up in its module for each operation. Its ``run``
-allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each. ``next_attempt`` is
-what they need before an attempt is repeated.
+allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import attrgetter
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConcernError
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 
+from pymongo_resilience.rules.failure import RETRYABLE_WRITE, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 
-from .clients import both
+from .clients import classes
 
 LOOP = "_ClientConnectionRetryable"
 KILL_CURSORS, END_SESSIONS = "killCursors", "endSessions"
+NO_LIMIT = -1
+"""What pymongo has for no maximum staleness."""
 EXECUTE_BATCH = "_execute_batch"
 """A bulk's method that sends one command, and returns its reply and what was sent."""
 
 
 def bulk_classes() -> Iterator[tuple[type, bool]]:
     """The driver's bulks, of collections and clients, each with whether it is async."""
-    for module, name in (("bulk", "Bulk"), ("client_bulk", "ClientBulk")):
-        for found, asynchronous in both(module):
-            yield getattr(found, f"_{'Async' * asynchronous}{name}"), asynchronous
-
-
-def loop_modules() -> tuple[tuple[ModuleType, bool], ...]:
-    """Where the driver looks its retry loops up, each with whether it is the async one."""
-    return tuple(both("mongo_client"))
+    for module, name in (("bulk", "_*Bulk"), ("client_bulk", "_*ClientBulk")):
+        yield from zip(classes(module, name), (False, True), strict=True)
 
 
 class DriverLoop:
@@ -48,8 +46,6 @@ class DriverLoop:
     all further attempts pass ``checked``."""
     connection: Any
     """The last attempt's, once it has one: a command may have been sent."""
-    handshaking: Any = None
-    """The connection that the last attempt opened for itself, if it opened one."""
     _bulk: Any
     _client: Any
     _is_read: bool
@@ -69,11 +65,6 @@ class DriverLoop:
                 self._bulk.started_retryable_write = True
         return self._write()
 
-    @property
-    def reached_connection(self) -> bool:
-        """Whether the last attempt had a connection: a command may have been sent."""
-        return self.connection is not None
-
     def send(self, *args: Any) -> Any:
         """The driver calls it with the attempt's connection, in place of ``driver_func``."""
         if self._retryable is not self.was_retryable:
@@ -82,7 +73,7 @@ class DriverLoop:
         return self.driver_func(*args)
 
     def again(self) -> Any:
-        self.connection = self.handshaking = None
+        self.connection = None
         return self._read() if self._is_read else self._write()
 
     def check_repeated(self) -> None:
@@ -195,11 +186,10 @@ def kind(loop: Any) -> Kind:
 def retries_enabled(loop: Any, what: Kind) -> bool:
     """retryReads, retryWrites, or both for a command runner and endSessions."""
     options = loop._client.options
-    if what in (Kind.READ, Kind.GET_MORE) or operation_name(loop) == KILL_CURSORS:
-        return bool(options.retry_reads)
-    if what in (Kind.COMMAND, Kind.CLEANUP):
+    if what in (Kind.COMMAND, Kind.CLEANUP) and operation_name(loop) != KILL_CURSORS:
         return bool(options.retry_reads and options.retry_writes)
-    return bool(options.retry_writes)
+    reads = what in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
+    return bool(options.retry_reads if reads else options.retry_writes)
 
 
 _PREFERRED = frozenset({PrimaryPreferred().mode, SecondaryPreferred().mode})
@@ -222,12 +212,7 @@ def carries_txn_number(loop: Any) -> bool:
 
 def server_address(loop: Any) -> str | None:
     """``"host:port"`` of the selected server, if one was selected."""
-    return address_of(loop._server)
-
-
-def address_of(server: Any) -> str | None:
-    """``"host:port"``."""
-    return None if server is None else address_text(server.description.address)
+    return None if loop._server is None else address_text(loop._server.description.address)
 
 
 def supports_txn_number(loop: Any, connection: Any) -> bool:
@@ -273,9 +258,136 @@ def bulk_progress(loop: Any) -> tuple[Any, int] | None:
     return None if run is None else (run, run.idx_offset)
 
 
-def is_sharded(loop: Any) -> bool:
-    return topology_type(loop) == "Sharded"
-
-
 def topology_type(loop: Any) -> str:
     return str(loop._client.topology_description.topology_type_name)
+
+
+class _ErrorContext(NamedTuple):
+    """What the driver's topology reads of an error."""
+
+    error: Exception
+    max_wire_version: int
+    sock_generation: int
+    completed_handshake: bool
+    service_id: Any
+
+
+def needed_release(loop: Any, failure: Failure) -> Callable[[], Any] | None:
+    """The driver's own method to call after a failed attempt, a coroutine function in async
+    clients; None where there is nothing to do.
+
+    The topology's, to take a server for unknown until it is checked, where one of a write's
+    statements says that it is no primary: there the driver ignores it, and the next attempt would
+    go to the same server. Not of what a router relays, which is not the router's state. Or the
+    session's, to leave its server after a failed write, as in the driver's loop.
+    """
+    in_statement = failure.executed and not isinstance(failure.error, WriteConcernError)
+    if (
+        failure.reason is RetryReason.NOT_PRIMARY
+        and in_statement
+        and topology_type(loop) != "Sharded"
+    ):
+        connection, error = loop.connection, NotPrimaryError("", {"code": failure.code})
+        context = _ErrorContext(
+            error, connection.max_wire_version, connection.generation, True, connection.service_id
+        )
+        topology = loop._client._topology
+        return partial(topology.handle_error, loop._server.description.address, context)
+    method: Callable[[], Any] | None = None
+    if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
+        is_write = not loop._is_read and loop._session is not None
+        method = loop._session._unpin if is_write and not stays_pinned(loop, failure) else None
+    return method
+
+
+def stays_pinned(loop: Any, failure: Failure) -> bool:
+    """Whether a retry must go to the router that the transaction was begun through.
+
+    No other one knows it. An end that was not plainly rejected may go to another: it takes a
+    recovery token along (Transactions, "When to unpin").
+    """
+    if not in_transaction(loop):
+        return False
+    transaction = loop._session._transaction
+    if kind(loop) is not Kind.TRANSACTION_END:
+        return bool(transaction.sharded and transaction.has_completed_command)
+    return (
+        transaction.pinned_address is not None
+        and failure.retryable_overload
+        and failure.stage is Stage.ANSWERED
+    )
+
+
+def pin_again(loop: Any) -> None:
+    """The driver unpins for any error with the label TransientTransactionError, which it gives to
+    each connection that cannot be made."""
+    transaction = loop._session._transaction
+    if transaction.pinned_address is None:
+        transaction.pinned_address = loop._server.description.address
+
+
+def retry_once_at_most(loop: Any) -> None:
+    """Limit a loop that pymongo runs by itself, under a deadline of another operation's: it would
+    repeat without a pause until that is over."""
+    if hasattr(loop, "_max_retries"):
+        loop._max_retries = 1
+
+
+def prepare_retry(loop: Any, failure: Failure) -> None:
+    """Bring the loop's state to what its own code has before it repeats an attempt."""
+    # Without it, the loop raises the last error again where it does not count the attempt as
+    # retryable itself, inside of the checkout: which clears the pool, for everybody.
+    loop._always_retryable = True
+    if loop.progress is not None:
+        # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never asks
+        # for the next run: the rest of a mixed bulk would be lost.
+        loop._bulk.retrying = True
+        _forget_in_result(failure.error)
+    if failure.overloaded and not failure.executed and in_transaction(loop):
+        _rejected_in_transaction(loop, failure)
+
+
+def _rejected_in_transaction(loop: Any, failure: Failure) -> None:
+    """Nothing was executed: the transaction has still to begin, or its end to be tried.
+
+    The driver's own loop forgets all attempts to commit, those whose reply was lost as well, which
+    must be followed by one with a majority; and it sends an end that would begin a transaction.
+    """
+    transaction = loop._session._transaction
+    if kind(loop) is not Kind.TRANSACTION_END:
+        if not transaction.has_completed_command:
+            transaction.set_starting()
+    elif failure.stage is Stage.ANSWERED:
+        transaction.attempt -= 1
+
+
+def _forget_in_result(error: Exception) -> None:
+    """Take the error of the failed attempt out of the result of a client's bulk write.
+
+    pymongo 4.17 to 4.20 put it there unless the write carried a txnNumber and the error is one of
+    those that their own loop retries, and raise it at the end, although a retry succeeded.
+    """
+    if not isinstance(error, ClientBulkWriteException):
+        return
+    result: Any = error.details
+    # The error itself may still be raised: it keeps what it says.
+    error._OperationFailure__details = {  # type: ignore[attr-defined]  # a private name
+        name: copy.copy(value) if isinstance(value, (dict, list)) else value
+        for name, value in result.items()
+    }
+    result["error"] = None
+
+
+def deprioritize(loop: Any, server: Any) -> None:
+    """The loop's next selection avoids the server, where there is another.
+
+    Not where that could read what is too old: pymongo 4.20 measures a maximum staleness against
+    the primary, or else the newest member, of those that it does not avoid.
+    """
+    if server is None:
+        return
+    if getattr(loop._server_selector, "max_staleness", NO_LIMIT) != NO_LIMIT:
+        has_primary = topology_type(loop) == "ReplicaSetWithPrimary"
+        if not has_primary or server.description.is_writable:
+            return
+    loop._deprioritized_servers = [*(loop._deprioritized_servers or ()), server]

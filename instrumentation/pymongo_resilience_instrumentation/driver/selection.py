@@ -29,28 +29,14 @@ def is_no_selector(selector: Any) -> bool:
     return selector is None or selector is any_server_selector
 
 
-NO_LIMIT = -1
-"""What pymongo has for no maximum staleness."""
-
-
-def whole_set(description: Any) -> Any:
-    """What a look begins with that leaves no server out beforehand."""
-    known = description.known_servers
-    primary = next((each for each in known if each.is_writable), None)
-    return Selection(description, known, description.common_wire_version, primary)
-
-
+whole_set: Any = Selection.from_topology_description
+"""What a look begins with that leaves no server out beforehand."""
 SELECT = "_get_server"
 """The loop's method: a server for the attempt at hand."""
 
 
 address: Callable[[Any], Address] = attrgetter("description.address")
 """The address of a server of the driver."""
-
-
-def note_server(loop: Any, server: Any) -> None:
-    """Where the attempt ends before the loop has noted by itself which server it was meant for."""
-    loop._server = server
 
 
 def selecting(loop: Any) -> tuple[Any, Any]:

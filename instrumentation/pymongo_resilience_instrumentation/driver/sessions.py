@@ -15,8 +15,6 @@ from .clients import both
 STATE = "state"
 """The attribute of a transaction that has its state."""
 ABORT = "abortTransaction"
-DEFAULT_MINUTES = 30
-"""A server's own, where none that is known says it."""
 WITHIN_TIME_LIMIT = "_within_time_limit"
 """A function of the sessions' module: asked before with_transaction repeats anything."""
 
@@ -50,13 +48,6 @@ class ReopenedIfInterrupted(AbstractContextManager["ReopenedIfInterrupted"]):
         interrupted = error is not None and not isinstance(error, PyMongoError)
         if interrupted and self._state is not None:  # or the self-check misses it
             setattr(self._transaction, STATE, self._state)
-
-
-def session_timeout(known_to: Any) -> float:
-    """Seconds that a server keeps a session which is not used, by a connection or a description of
-    the topology."""
-    minutes = known_to.logical_session_timeout_minutes
-    return 60.0 * (minutes if isinstance(minutes, int) else DEFAULT_MINUTES)
 
 
 class OpenTransaction(NamedTuple):

@@ -47,7 +47,6 @@ from .reasons import (
     AttemptTimeoutError,
     InterruptedAttemptError,
     LostConnectionError,
-    is_unsent,
 )
 
 LABELS = (
@@ -148,8 +147,8 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT and expired(cause),
         # The driver makes this error of one of its own, and every other one of the system's.
         pool_paused=not attempt.reached_connection and type(cause.__cause__) is AutoReconnect,
-        next_probe_in=attribute(refusal, "next_probe_in"),
-        elsewhere=bool(attribute(refusal, "elsewhere")),
+        next_probe_in=None if refusal is None else attribute(refusal, "next_probe_in"),
+        elsewhere=refusal is not None and bool(attribute(refusal, "elsewhere")),
     )
 
 
@@ -167,7 +166,7 @@ def expired(error: Exception) -> bool:
         ended = MAX_TIME_EXPIRED in map(_code, _codes(error))
         return ended or (cause is not error and expired(cause))
     # A terminal cause is in an error of a class that pymongo raises for nothing but timeouts.
-    return causes.terminal_cause(error) is None and bool(attribute(error, "timeout"))
+    return bool(attribute(error, "timeout")) and causes.terminal_cause(error) is None
 
 
 def _codes(error: OperationFailure) -> Iterator[Any]:
@@ -187,7 +186,7 @@ def stage_of(error: Exception) -> Stage:
     if isinstance(error, OperationTimeoutError):
         return error.stage
     cause = _cause(error)
-    if isinstance(cause, tuple(UNSENT)) or is_unsent(cause):
+    if isinstance(cause, tuple(UNSENT)) or "unsent" in vars(cause):
         return Stage.NOT_SENT
     return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
@@ -251,7 +250,7 @@ def _executed(error: Exception, document: Mapping[str, Any]) -> bool:
 
 
 def _stage(error: Exception, document: Mapping[str, Any], attempt: Attempt) -> Stage:
-    if not attempt.reached_connection or is_unsent(error):
+    if not attempt.reached_connection or "unsent" in vars(error):
         return Stage.NOT_SENT
     return Stage.ANSWERED if document else Stage.IN_FLIGHT
 

@@ -70,10 +70,6 @@ def unsent(error: ExecutionTimeout) -> ExecutionTimeout:
     return error
 
 
-def is_unsent(error: BaseException) -> bool:
-    return isinstance(error, ExecutionTimeout) and "unsent" in vars(error)
-
-
 class LostConnectionError(OSError):
     """What pymongo takes for a network error. Without an errno: a timeout would be none to it."""
 

@@ -13,6 +13,7 @@ from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.selection.client_limits import ServerSelector
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 from pymongo_resilience_instrumentation.telemetry.listeners import Commands, Heartbeats, OurListener
@@ -114,6 +115,4 @@ def _select_for(runtime: Runtime, client: Any, kwargs: dict[str, Any]) -> None:
     # What cannot be called is the driver's to refuse.
     breakers = runtime.limits.of(client).breakers
     if breakers is not None and runtime.enabled_flag.on and (own is None or callable(own)):
-        from pymongo_resilience_instrumentation.selection.selector import ServerSelector  # noqa: PLC0415 - off by default
-
         kwargs[name] = ServerSelector(own, runtime.enabled_flag, breakers)

@@ -14,7 +14,7 @@ from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.config import INTERRUPTIONS
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.strategy import NAMED
@@ -26,7 +26,13 @@ from pymongo_resilience_instrumentation.failures.reasons import (
     InterruptedAttemptError,
     LostConnectionError,
 )
-from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
+from pymongo_resilience_instrumentation.interceptor import (
+    Entered,
+    Function,
+    Interceptor,
+    Row,
+    Wrapper,
+)
 from pymongo_resilience_instrumentation.retries.failed_attempts import described
 from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -41,68 +47,52 @@ BUILT_IN = tuple(type(each) for each in NAMED.values())
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of pools and connections, and with what."""
-    if runtime.config.dead_peer_s and driver.connections.can_watch():
-        for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF):
-            yield half.module("pool"), half.connect, Connected(runtime.config.dead_peer_s)
+    """What to wrap of connections, and with what."""
     for owner in driver.connections.connections_with(driver.connections.FAILED):
-        yield owner, driver.connections.FAILED, Failed(runtime.config.dead_peer_s)
+        yield owner, driver.connections.FAILED, failed(runtime)
 
 
-class Connected(Interceptor):
-    """A new connection, once it is there: connecting has a timeout of its own."""
+def failed(runtime: Runtime) -> Wrapper:
+    """What ends a connection: closes it, and always raises; in async clients an awaitable."""
+    flag = runtime.enabled_flag
+    seconds = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
 
-    def __init__(self, seconds: int) -> None:
-        self._seconds = seconds
+    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
+        [error] = args or kwargs.values()
+        try:
+            if flag.on and isinstance(error, Exception):
+                error = _named(connection, error, seconds)
+        except faults():
+            logger.exception("internal error in pymongo-resilience before a connection was closed")
+        return original(error)
 
-    def succeeded(self, _entered: Entered, interface: Any) -> Any:
-        with shielded("after a connection was made"):
-            driver.connections.watch_peer(interface, self._seconds)
-        return interface
+    return wrapper
 
 
-class Failed(Interceptor):
-    """What ends a connection: closes it, and always raises."""
-
-    def __init__(self, seconds: int) -> None:
-        self._seconds = seconds if driver.connections.can_watch() else 0
-
-    def send(
-        self, _: Entered, original: Function, connection: Any, *given: Any, **kwargs: Any
-    ) -> Any:
-        error, *rest = given or [kwargs.pop("error")]
-        with shielded("before a connection was closed"):
-            error = self._named(connection, error)
-        return original(connection, error, *rest, **kwargs)
-
-    def _named(self, connection: Any, error: Any) -> Any:
-        if not isinstance(error, Exception):
-            return error
-        named = isinstance(error, LostConnectionError)
-        reason = error if named else driver.connections.reason_of(connection)
-        if reason is None and self._seconds:
-            silent = driver.connections.peer_was_silent(connection, error, self._seconds)
-            reason = DeadPeerError(self._seconds) if silent else None
-        if not isinstance(reason, LostConnectionError):
-            return error
-        driver.connections.count_lost(connection, reason.reason.value)
-        return reason
-
-    def failed(self, _: Entered | None, error: BaseException, *__: Any) -> BaseException:
-        if not isinstance(error.__cause__, InterruptedAttemptError):
-            return error
-        interrupted = AttemptInterruptedError(str(error))
-        interrupted.__cause__ = error.__cause__
-        return interrupted
+def _named(connection: Any, error: Exception, seconds: int) -> Exception:
+    reason: Any = driver.connections.reason_of(connection)
+    if isinstance(error, LostConnectionError):
+        reason = error
+    elif reason is None and seconds and isinstance(error, OSError):
+        silent = driver.connections.peer_was_silent(connection, error, seconds)
+        reason = DeadPeerError(seconds) if silent else None
+    if reason is None:
+        return error
+    driver.connections.count_lost(connection, reason.reason.value)
+    named: Exception = reason
+    if isinstance(reason, InterruptedAttemptError):
+        named = AttemptInterruptedError(f"{address_text(connection.address)}: {reason}")
+        named.__cause__ = reason
+    return named
 
 
 def of_primaries(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of topologies and of handshakes, and with what."""
     if INTERRUPTIONS not in runtime.config.disabled_recovery:
-        for owner in driver.monitors.topologies():
+        for owner in driver.clients.classes("topology", "Topology"):
             yield owner, driver.monitors.CHANGE, PrimaryChange(runtime)
     for owner in driver.connections.connections_with(driver.connections.HELLO):
-        yield owner, driver.connections.HELLO, Hello(runtime)
+        yield owner, driver.connections.HELLO, Hello()
 
 
 class PrimaryChange(Interceptor):
@@ -123,19 +113,16 @@ class PrimaryChange(Interceptor):
 class Hello(Interceptor):
     """The handshake of a connection for operations."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        call = calls.current()
-        for attempt in [] if call is None else self._runtime.attempts_in_flight():
-            if attempt.call is call:
-                attempt.handshaking = given[0]
+        if (call := calls.current()) is not None:
+            call.handshaking = given[0]
         return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
-        with shielded("after a handshake"):
+        try:
             driver.connections.ignore_transient_state(entered.instance, result)
+        except faults():
+            logger.exception("internal error in pymongo-resilience after a handshake")
         return result
 
 
@@ -157,7 +144,7 @@ def _watch(runtime: Runtime, topology: Any, address: Address) -> None:
 
 
 def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, address: Address) -> None:
-    connection = attempt.connection or attempt.handshaking
+    connection = attempt.connection or attempt.call.handshaking
     if (
         connection is not None
         and driver.connections.is_of(connection, pool)
@@ -183,7 +170,7 @@ def would_be_repeated(runtime: Runtime, attempt: RetryLoop) -> bool:
     operation.attempts = len(call.history.reasons)
     failure = Failure(
         error=AutoReconnect(),
-        stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
+        stage=Stage.NOT_SENT if attempt.connection is None else Stage.IN_FLIGHT,
         reason=RetryReason.INTERRUPTED,
         carried_txn_number=driver.retry_loop.carries_txn_number(attempt),
     )

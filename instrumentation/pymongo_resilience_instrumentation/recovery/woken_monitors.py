@@ -45,11 +45,12 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of monitors and topologies, and with what."""
     disabled = runtime.config.disabled_recovery
     if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
-        for cls in driver.monitors.monitor_classes():
+        for cls in driver.clients.classes("monitor", "Monitor"):
             yield cls, driver.monitors.READ, Read()
             yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
-    for cls in driver.monitors.topologies() if QUICK_CHECKS not in disabled else ():
-        yield cls, driver.monitors.CHANGE, CheckResult()
+    if QUICK_CHECKS not in disabled:
+        for cls in driver.clients.classes("topology", "Topology"):
+            yield cls, driver.monitors.CHANGE, CheckResult()
 
 
 class CheckIntervals:

@@ -1,22 +1,39 @@
 """What the retry rules decide on: the operation that a run of the loop is part of, and the facts of
-an attempt that has failed. ``loop``: a RetryLoop."""
+an attempt that has failed; and the error of the last one. ``loop``: a RetryLoop."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pymongo.errors import ServerSelectionTimeoutError
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    ClientBulkWriteException,
+    ConnectionFailure,
+    InvalidOperation,
+    OperationFailure,
+    ProtocolError,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+)
 
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import shorter
-from pymongo_resilience.rules.failure import Failure
+from pymongo_resilience.rules.explanations import why_not_repeated
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.clients import background_work
+from pymongo_resilience_instrumentation.clients.by_client import CLOSED
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
+from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.operations import ABORT
-from pymongo_resilience_instrumentation.timeouts import command_limits
+from pymongo_resilience_instrumentation.timeouts import command_limits, precedence
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
 from . import stopped_bulks
 
@@ -28,6 +45,7 @@ unanswered: close() must not take long."""
 def described(loop: Any) -> Operation:
     """The operation for the retry rules. Reads nothing of the caller's context."""
     call, runtime, client = loop.call, loop.runtime, driver.retry_loop.client(loop)
+    loop.limits = runtime.limits.of(client)
     policy = call.policy(runtime.rules)
     kind = Kind.READ if loop.only_reads else driver.retry_loop.kind(loop)
     method = call.method
@@ -43,7 +61,7 @@ def described(loop: Any) -> Operation:
         acknowledged=call.acknowledged,
         declared_idempotent=bool(policy.idempotent),
         max_retries=driver.clients.max_retries(client),
-        budget=runtime.limits.of(client).budget,
+        budget=loop.limits.budget,
         once=driver.retry_loop.operation_name(loop) == ABORT,
         method=method,
         data=NO_DATA if policy.data is None else policy.data,
@@ -52,35 +70,35 @@ def described(loop: Any) -> Operation:
 
 def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
     """The operation's deadline, and without one the end of repeating, by the caller's context."""
-    timeout, clock = driver.csot.timeout_in_force(), loop.runtime.executor.clock
-    if loop.call.operation == driver.retry_loop.END_SESSIONS:
-        left = driver.csot.remaining()
+    call, clock, timeout = loop.call, loop.runtime.executor.clock, driver.csot.timeout_in_force()
+    # This clock first, so never later: the driver would refuse an attempt the rules see time for.
+    now, left = clock.now(), driver.csot.remaining()
+    if call.operation == driver.retry_loop.END_SESSIONS:
+        call.attempt_timeout = CLOSING
         return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
     if timeout is None:
         return None, None
-    ends = driver.csot.deadline_on(clock)
-    if ends is None:
+    if left is None:
         return None, Deadline.after(clock, driver.retry_loop.server_selection_timeout(loop))
     # Of two that are in force, the driver keeps the earlier end, but only the inner length.
-    given = shorter(timeout, loop.call.timeout or 0)
-    return Deadline(clock, ends, given), None
+    return Deadline(clock, now + left, shorter(timeout, call.timeout or 0)), None
 
 
 def classified(loop: Any, error: Exception, operation: Operation) -> Failure:
     """The facts of the attempt that ended with ``error``, whose own text is corrected where it
     says too little, or what only the library has added."""
-    unselected = isinstance(error, ServerSelectionTimeoutError) and not loop.reached_connection
-    if unselected and terminal_cause(error) is None:
+    unselected = isinstance(error, ServerSelectionTimeoutError) and loop.connection is None
+    if terminal_cause(error) is not None:
+        driver.selection.forget_transient(error)
+    elif unselected:
         with shielded("while a failed selection was explained"):
             from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
             selection_explained.explain(error, loop)
-    if terminal_cause(error) is not None:
-        driver.selection.forget_transient(error)
     failure = classify.failure_of(
         error,
         classify.Attempt(
-            reached_connection=loop.reached_connection,
+            reached_connection=loop.connection is not None,
             carried_txn_number=driver.retry_loop.carries_txn_number(loop),
             # The loop still has that of the attempt before.
             server=None if unselected else driver.retry_loop.server_address(loop),
@@ -88,7 +106,8 @@ def classified(loop: Any, error: Exception, operation: Operation) -> Failure:
         ),
     )
     failure = loop.txn_number.known(loop, failure, operation, loop.began)
-    stopped_bulks.show_as_answered(error)
+    if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
+        stopped_bulks.show_as_answered(error)
     limited = loop.call.attempt_timeout is not None
     if limited and failure.timed_out and failure.code is not None:
         failure = command_limits.as_attempt_timeout(failure, operation)
@@ -97,3 +116,74 @@ def classified(loop: Any, error: Exception, operation: Operation) -> Failure:
         most = loop.runtime.executor.retry_rules.max_retries if own is None else own
         failure = loop.resumption.reclassified(failure, operation, most)
     return failure
+
+
+def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -> Exception:
+    """What the application gets once no attempt follows: which error, and what is added to it."""
+    # The loop's own client: a task may outlive the call that it was started in.
+    client = driver.retry_loop.client(loop)
+    if failure.stage is Stage.NOT_SENT and loop.runtime.closings.closed(client):
+        closed = failure.error
+        if not isinstance(closed, InvalidOperation):
+            # The driver's own error, whatever the wait was for that its client's close() ended.
+            closed = InvalidOperation(CLOSED)
+            closed.__cause__ = failure.error
+        return closed
+    name = driver.retry_loop.operation_name(loop)
+    if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
+        session = driver.retry_loop.session(loop)
+        background_work.leave_open(client, driver.sessions.open_transaction(session))
+    raised = _chosen(loop.last, failure)
+    error = raised.error
+    if not isinstance(error, PyMongoError):
+        return error
+    reasons = operation.reasons
+    origin = Origin(raised.server, raised.stage, len(reasons), reasons[:-1])
+    if rule is Rule.DEADLINE and operation.deadline is not None:
+        return timed_out(
+            error,
+            origin,
+            timeout_s=operation.deadline.timeout,
+            elapsed_s=elapsed(loop.call),
+            name=operation.method or operation.name,
+            advice=precedence.advice(loop.call),
+        )
+    state_origin(error, origin, rule, why_not_repeated(rule, operation, raised))
+    loop.call.history.final_error = error
+    return error
+
+
+def _chosen(before: Failure | None, failure: Failure) -> Failure:
+    """Whose error is raised. Retryable Reads and Writes: the newer, but for those that say less
+    than the earlier one."""
+    if before is None or before.error is failure.error:
+        return failure
+    if failure.repeats_transaction and not before.repeats_transaction:
+        # The runner of the transaction must see that it can be repeated.
+        return failure
+    if failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN:
+        # An attempt that was made, and failed, says more.
+        says_less = before.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
+    else:
+        out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
+        of_the_driver = failure.selection or _of_the_driver(failure.error)
+        says_less = failure.no_writes_performed or of_the_driver or out_of_time
+    if not says_less:
+        return failure
+    if failure.no_writes_performed:
+        before.error.__cause__ = failure.error
+    else:
+        before.error.__context__ = failure.error
+    return before
+
+
+def _of_the_driver(error: Exception) -> bool:
+    """An error that the driver came to by itself: it does not tell that an attempt was made."""
+    if isinstance(error, WaitQueueTimeoutError):
+        return True
+    if isinstance(error, ConnectionFailure):
+        # Of a pool that was cleared: what else ends a connection is caused by a socket's error.
+        return isinstance(error.__cause__, AutoReconnect)
+    return isinstance(error, PyMongoError) and not isinstance(
+        error, (OperationFailure, ProtocolError)
+    )

@@ -32,7 +32,6 @@ from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
 from . import failed_attempts
-from .final_errors import final_error
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
 Run = Callable[..., Any]
@@ -65,7 +64,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     """Of a bulk, where it stood after the last failure."""
     began = 0.0
     """When the last attempt did, on the executor's clock; known once one has failed."""
-    final_error = final_error
+    final_error = failed_attempts.final_error
 
     def begin(self) -> bool:
         """Before the first attempt. False after an internal error: the driver runs it alone."""
@@ -83,7 +82,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
                 if call.hedge is not None:
                     call.hedge.began(self)
             if runtime.admits:
-                self.limits = runtime.limits.of(driver.retry_loop.client(self))
+                self.limits = runtime.limits.of(self._client)
         except faults():
             logger.exception("internal error in pymongo-resilience before the driver's loop")
             self.release(None)
@@ -116,7 +115,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             return
         unfinished = error is not None and is_closing(error)
         if error is None and not self.began:
-            limits = runtime.limits.get(id(driver.retry_loop.client(self)))
+            limits = runtime.limits.get(id(self._client))
             if limits is not None and not limits.budget.full:
                 limits.budget.succeeded(retried=False)
         if self.permit is not None:
@@ -128,7 +127,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             # An error's frames hold the loop: nothing may keep the two alive together.
             self.last, self.txn_number.bound_to = None, None
         if call.history.waits:
-            bounded_waits.over(call, None if self.reached_connection else error)
+            bounded_waits.over(call, None if self.connection is not None else error)
 
     def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
         """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
@@ -180,7 +179,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             if (breakers := self.limits.breakers) is not None:
                 self.permit = breakers.admit(self, driver.selection.address(server))
         except CircuitBreakerOpenError:
-            driver.selection.note_server(self, server)
+            self._server = server  # the driver notes it only now
             raise
         except faults():
             logger.exception("internal error in pymongo-resilience after a server was selected")
@@ -194,11 +193,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         clock = self.runtime.executor.clock
         self.txn_number = TxnNumber(clock)
         self.began = clock.now() - self.call.elapsed()
-        self.limits = self.runtime.limits.of(driver.retry_loop.client(self))
         operation = failed_attempts.described(self)
         operation.deadline, operation.retry_window = failed_attempts.deadlines(self)
-        if self.call.operation == driver.retry_loop.END_SESSIONS:
-            self.call.attempt_timeout = failed_attempts.CLOSING
         return operation
 
     def attempt(self) -> Any:
@@ -220,7 +216,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def _attempt_ends(self, error: Exception, operation: Operation) -> None:
         self.runtime.in_flight.pop(id(self), None)
         if self.call.history.waits:
-            bounded_waits.over(self.call, None if self.reached_connection else error)
+            bounded_waits.over(self.call, None if self.connection is not None else error)
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:
             # A bulk has gone on: the retry of its last command has succeeded.
@@ -232,28 +228,29 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def report(self, failure: Failure, operation: Operation) -> Callable[[], Any] | None:
         self._end_permit(evidence(failure))
-        with shielded("after an attempt"):
+        try:
             self.budget.failed(failure, retried=operation.attempts > 0)
             if failure.overloaded and self.runtime.hedges is not None:
-                self.runtime.hedges.of(driver.retry_loop.client(self)).budget.overloaded()
-        check = driver.next_attempt.needed_check(self, failure)
-        return driver.next_attempt.needed_unpin(self, failure) if check is None else check
+                self.runtime.hedges.of(self._client).budget.overloaded()
+        except faults():
+            logger.exception("internal error in pymongo-resilience after an attempt")
+        return driver.retry_loop.needed_release(self, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
         unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
         if self.last is None or not (failure.no_writes_performed or unsent):
             self.last = failure
-        driver.next_attempt.prepare_retry(self, failure)
+        driver.retry_loop.prepare_retry(self, failure)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             rules = self.runtime.executor.retry_rules
             command_limits.lift_attempt_timeout(self.call, rules, operation, failure)
         if self.resumption is not None:
             self.resumption.prepare(self)
         self.txn_number.bind(failure, operation)
-        if driver.next_attempt.stays_pinned(self, failure):
-            driver.next_attempt.pin_again(self)
+        if driver.retry_loop.stays_pinned(self, failure):
+            driver.retry_loop.pin_again(self)
         elif self._avoids_server(failure):
-            driver.next_attempt.deprioritize(self, driver.retry_loop.server(self))
+            driver.retry_loop.deprioritize(self, driver.retry_loop.server(self))
 
     def _avoids_server(self, failure: Failure) -> bool:
         """Whether the next attempt goes elsewhere, where there are others and that helps.
@@ -262,14 +259,14 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         overloaded member: it would read older data, or overload the primary.
         """
         if (
-            driver.retry_loop.is_sharded(self)
+            driver.retry_loop.topology_type(self) == "Sharded"
             or failure.elsewhere
             or failure.reason is RetryReason.ATTEMPT_TIMEOUT
         ):
             return True
         if not failure.overloaded:
             return False
-        asked = driver.clients.retargets_on_overload(driver.retry_loop.client(self))
+        asked = driver.clients.retargets_on_overload(self._client)
         if asked is None:
             asked = self.runtime.config.overload_retargeting
         return not driver.retry_loop.prefers_members(self) if asked is None else bool(asked)
@@ -308,7 +305,7 @@ class OwnCall(CallInterceptor):
         around = calls.found()
         if around is not None and around.reporting:
             self.runtime.warn_once(UNREPORTED)
-            driver.next_attempt.retry_once_at_most(loop)
+            driver.retry_loop.retry_once_at_most(loop)
             return None
         client = driver.retry_loop.client(loop)
         name, target = driver.retry_loop.operation_name(loop), driver.retry_loop.namespace(loop)

@@ -83,10 +83,8 @@ def _continued(
     return bool(cmd["ordered"] or not bulk.retrying or driver.csot.timeout_in_force() is not None)
 
 
-def show_as_answered(error: Exception) -> None:
+def show_as_answered(error: BulkWriteError | ClientBulkWriteException) -> None:
     """Show in the error what the server has sent, once the failure is classified."""
-    if not isinstance(error, (BulkWriteError, ClientBulkWriteException)):
-        return
     details: Any = error.details
     concerns = details.get("writeConcernErrors", ())
     stop = next((each for each in concerns if isinstance(each, StoppedBulk)), None)

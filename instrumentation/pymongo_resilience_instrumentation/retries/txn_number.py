@@ -14,6 +14,9 @@ from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 
+DEFAULT_MINUTES = 30
+"""For which a server keeps a session that is not used, where none that is known says it."""
+
 
 class TxnNumberLostError(PyMongoError):
     """A retryable write was not sent, since its server would take it for one that is not.
@@ -96,5 +99,6 @@ class TxnNumber:
     def _note_session(self, known_to: Any) -> None:
         """``known_to``: the connection, or what is known of all servers."""
         if self.since is not None:
-            timeout = driver.sessions.session_timeout(known_to)
+            minutes = known_to.logical_session_timeout_minutes
+            timeout = 60.0 * (minutes if isinstance(minutes, int) else DEFAULT_MINUTES)
             self.session_ends = Deadline(self._clock, self.since + timeout, timeout)

@@ -5,23 +5,19 @@ For the strategy ``fast_fail`` only, before each of the driver's waits for a ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
-from pymongo.errors import OperationFailure
-
-from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.strategy import FastFail
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import causes
-from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
@@ -54,8 +50,6 @@ class Seen(NamedTuple):
 class TerminalDetector:
     """What one operation saw of the servers while it waited for one. Not thread-safe."""
 
-    applies: bool
-    """The operation's strategy gives up on terminal errors."""
     seen: dict[Address, Seen] = field(default_factory=dict)
 
     def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
@@ -91,74 +85,23 @@ class TerminalDetector:
         return Seen(description, cause, times, now)
 
 
-class RefusedLogins(Interceptor):
-    """How many logins in a row each pool saw refused: around where it makes a connection.
-    Thread-safe: of two concurrent refusals at least one counts."""
+class TerminalWaits:
+    """Before a wait for a server of a call with the strategy ``fast_fail``."""
 
-    def __init__(self) -> None:
-        self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-    def refusals(self, client: object, address: Address) -> int:
-        pool = driver.connections.pool_of(client, address)
-        return 0 if pool is None else self._refused.get(pool, 0)
-
-    def succeeded(self, entered: Entered, result: object) -> Any:
-        if self._refused:
-            self._refused.pop(entered.instance, None)
-        return result
-
-    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
-        if entered is None or not isinstance(error, OperationFailure):
-            return error
-        if causes.cause_of(error) is Symptom.PASSWORD:
-            self._refused[entered.instance] = self._refused.get(entered.instance, 0) + 1
-        return error
-
-
-def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Row]:
-    """A module or class, the name of its function or method, and what runs in its place."""
-    logins = RefusedLogins()
-    waits = SelectionWaits(enabled_flag, rules, logins)
-    for half in (driver.selection.SYNC_HALF, driver.selection.ASYNC_HALF):
-        yield half.module("topology"), half.wait, waits.wait
-        yield half.module("pool").Pool, driver.selection.HANDSHAKE, logins
-
-
-class SelectionWaits:
-    """The waits for a server: one that cannot help ends before it begins. Called with the
-    topology's lock held."""
-
-    def __init__(
-        self, enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins
-    ) -> None:
-        self._enabled_flag = enabled_flag
+    def __init__(self, rules: NamespaceRules) -> None:
         self._rules = rules
-        self._logins = logins
         self._checked: WeakSet[Exception] = WeakSet()
         """The refusals of a password after which the server was checked anew."""
 
-    def wait(self, original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
-        """The async one is called here and awaited by the caller."""
-        error = None
-        call = calls.current() if self._enabled_flag.on else None
-        if call is not None:
-            with shielded("while a server was waited for"):
-                error = self._verdict(call)
-        if error is not None:
-            raise error
-        return original(*args, **kwargs)
-
-    def _verdict(self, call: Call) -> Exception | None:
+    def __call__(self, call: Call) -> Exception | None:
         """The error to fail with at once; None to wait."""
-        client, detector = call.client, call.terminal_detector
-        if detector is None:
-            strategy = call.policy(self._rules).strategy or self._rules.strategy
-            detector = TerminalDetector(applies=isinstance(strategy, FastFail))
-            call.terminal_detector = detector
-        if not detector.applies:
+        strategy = call.wanted(self._rules, "strategy") or self._rules.strategy
+        if not isinstance(strategy, FastFail):
             return None
+        client, detector = call.client, call.terminal_detector or TerminalDetector()
+        call.terminal_detector = detector
         topology, now = client.topology_description, driver.csot.now()
-        cause = detector.look(topology, now, lambda at: self._logins.refusals(client, at))
+        cause = detector.look(topology, now, partial(driver.connections.refused_logins, client))
         refused = [
             seen.description for seen in detector.seen.values() if seen.cause is Symptom.PASSWORD
         ]

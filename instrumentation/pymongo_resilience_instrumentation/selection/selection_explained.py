@@ -30,7 +30,7 @@ from pymongo_resilience_instrumentation.failures.causes import (
 from pymongo_resilience_instrumentation.failures.classify import attribute
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 
-from .selector import applications_own
+from .client_limits import applications_own
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
@@ -215,7 +215,7 @@ def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRul
         SelectionRule.MODE, make_read_preference(mode, None),
         lambda _: f"mode {selector.mongos_mode}",
     )  # fmt: skip
-    if limit != driver.selection.NO_LIMIT:
+    if limit != driver.retry_loop.NO_LIMIT:
         yield (
             SelectionRule.STALENESS,
             make_read_preference(mode, None, limit),

@@ -17,51 +17,24 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
-from pymongo_resilience_instrumentation.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-    Row,
-    Wrapper,
-)
+from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrapper
 
 from .listeners import NO_CONTEXT, OurListener, guarded
 from .metrics import DriverMetrics
 
 
 def wrapped(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
-    for owner in driver.connections.pools_with(driver.selection.HANDSHAKE):
-        yield owner, driver.selection.HANDSHAKE, Making(clients, metrics)
-    for owner in driver.connections.pools_with(driver.connections.OUT_OF_TIME):
+    pools = driver.clients.classes("pool", "Pool")
+    for owner in driver.clients.defining(driver.connections.OUT_OF_TIME, *pools):
         yield owner, driver.connections.OUT_OF_TIME, _out_of_time(flag, clients, metrics)
 
 
-class _Began(Entered):
-    __slots__ = ("at",)
-
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
-        self.at = time.perf_counter()
-
-
-class Making(Interceptor):
-    """A pool makes a connection: TCP, TLS, hello and authentication."""
-
-    def __init__(self, clients: Clients, metrics: DriverMetrics) -> None:
-        self._clients = clients
-        self._metrics = metrics
-
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        return None if calls.reporting() else _Began(given[0])
-
-    def succeeded(self, entered: _Began, connection: Any) -> Any:
-        seconds = time.perf_counter() - entered.at
-        with shielded("after a connection was made"):
-            attributes = self._clients.attributes(entered.instance)
-            if attributes is not None:
-                around = None if calls.current() else NO_CONTEXT
-                self._metrics.create_time.record(seconds, attributes, around)
-        return connection
+def connected(clients: Clients, metrics: DriverMetrics, pool: Any, seconds: float) -> None:
+    """A pool has made a connection: TCP, TLS, hello and authentication."""
+    with shielded("after a connection was made"):
+        attributes = clients.attributes(pool)
+        if attributes is not None:
+            metrics.create_time.record(seconds, attributes, None if calls.current() else NO_CONTEXT)
 
 
 def _out_of_time(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Wrapper:

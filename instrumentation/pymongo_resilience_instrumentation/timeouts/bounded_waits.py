@@ -10,20 +10,27 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from pymongo import lock
-from pymongo.errors import NetworkTimeout, ServerSelectionTimeoutError, WaitQueueTimeoutError
+from pymongo.errors import (
+    NetworkTimeout,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+)
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.failures.causes import cause_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
@@ -42,38 +49,38 @@ CONNECTING = 1.0
 authentication are several round trips."""
 
 
-def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
-    for half, connecting in (
-        (driver.selection.SYNC_HALF, Connect()),
-        (driver.selection.ASYNC_HALF, ConnectAsync()),
+def wrapped(
+    enabled_flag: EnabledFlag,
+    dead_peer_s: int,
+    hopeless: Hopeless | None,
+    connected: Connected | None,
+) -> Iterator[Row]:
+    """``dead_peer_s``: see ``Config``; ``hopeless``: where retries are decided here."""
+    for half, connect in (
+        (driver.selection.SYNC_HALF, Connect),
+        (driver.selection.ASYNC_HALF, ConnectAsync),
     ):
         pool = half.module("pool")
-        yield half.module("topology"), half.wait, ConditionWait(For.SERVER)
+        yield half.module("topology"), half.wait, ConditionWait(For.SERVER, hopeless)
         yield pool, half.wait, ConditionWait(For.CONNECTION)
-        yield pool, half.connect, connecting
-        yield pool.Pool, driver.selection.HANDSHAKE, Handshake(For.CONNECTION)
+        yield pool, half.connect, connect(dead_peer_s)
+        yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
         pool = driver.selection.ASYNC_HALF.module("pool")
         yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
         yield lock, "wait_for", _kept_while_waiting(enabled_flag)
 
 
-def time_to_wait() -> float | None:
+def time_to_wait(call: Call | None) -> float | None:
     """Seconds that selection, checkout and connecting still have, under a timeout of 0 the
     selection's own limit; None where nothing limits them."""
-    if driver.csot.TIMEOUT.get() is None:
+    timeout = driver.csot.TIMEOUT.get()
+    if timeout is None:
         return None
-    left, call = driver.csot.remaining(), calls.current()
-    own = NEVER if call is None else call.waits_until - driver.csot.now()
-    limit = own if left is None else min(left, own)
-    return None if limit == NEVER else limit
-
-
-def within_wait(seconds: float) -> AbstractContextManager[None]:
-    """What is in it ends within so many seconds, also under a timeout of 0."""
-    if driver.csot.TIMEOUT.get():
-        return driver.csot.within(seconds)
-    return driver.csot.Timeout.from_now(seconds if seconds > 0 else RESOLUTION).resume()
+    ends = NEVER if call is None else call.waits_until
+    if timeout:
+        ends = min(ends, driver.csot.DEADLINE.get())
+    return None if ends == NEVER else ends - driver.csot.now()
 
 
 class For(Enum):
@@ -96,7 +103,7 @@ class Wait:
     outcome: str | None = None
     """None while it is not over."""
 
-    def add(self, seconds: float, *, connecting: bool = False) -> None:
+    def add(self, seconds: float, *, connecting: bool) -> None:
         if connecting:
             self.connecting = (self.connecting or 0.0) + seconds
         self.seconds += seconds
@@ -114,121 +121,182 @@ class Wait:
             self.outcome = "interrupted"
 
 
+Hopeless = Callable[[Call], Exception | None]
+"""Called before a wait for a server, with the topology's lock held; returns what the call fails
+with at once where the wait could not help."""
+Connected = Callable[[Any, float], None]
+"""Called with the pool that has made a connection, and the seconds that it took."""
+
+
 def over(call: Call, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
-    with shielded("after a wait"):
+    try:
         if call.history.waits and call.history.waits[-1].outcome is None:
             call.history.waits[-1].end(error)
+    except faults():
+        logger.exception("internal error in pymongo-resilience after a wait")
 
 
-def _in_progress(call: Call, what: For) -> Wait:
-    call.history.waits = call.history.waits or []
-    last: Wait | None = call.history.waits[-1] if call.history.waits else None
-    if last is not None and last.outcome is None:
-        if last.what is what:
-            return last
-        last.end(None)  # one follows the other
-    call.history.waits.append(wait := Wait(what))
-    return wait
-
-
-class _Limited(Entered):
-    __slots__ = ("ends", "seconds")
+class _Waiting(Entered):
+    __slots__ = ("began", "call", "error", "seconds")
 
     def __init__(
-        self, place: Any, seconds: float | None, deadline: AbstractContextManager[None]
+        self,
+        place: Any,
+        seconds: float | None,
+        deadline: AbstractContextManager[None] = NO_DEADLINE,
+        call: Call | None = None,
+        error: Exception | None = None,
     ) -> None:
-        super().__init__(place, deadline)
+        self.instance = place
+        self.deadline = deadline
         self.seconds = seconds
         """None is without end."""
-        self.ends = driver.csot.now() + (seconds or 0.0)
+        self.call = call
+        """The one that waits, if any."""
+        self.error = error
+        """Raised in place of a wait that cannot help."""
+        self.began = driver.csot.now()
 
 
 class _MeasuredWait(Interceptor):
     def __init__(self, what: For) -> None:
         self._what = what
 
-    @contextmanager
-    def _measured(self, call: Call) -> Iterator[None]:
-        wait = None
-        with shielded("before a wait"):
-            wait = _in_progress(call, self._what)
-        began = time.perf_counter()
+    def _begin(self, call: Call) -> None:
+        waits: list[Wait] = call.history.waits or []
+        call.history.waits = waits
+        if waits and waits[-1].outcome is None and waits[-1].what is not self._what:
+            waits[-1].end(None)  # one follows the other
+        if not waits or waits[-1].outcome is not None:
+            waits.append(Wait(self._what))
+
+    def succeeded(self, waiting: _Waiting, result: Any) -> Any:
+        self._add(waiting)
+        return result
+
+    def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
+        if waiting is not None:
+            self._add(waiting)
+        return error
+
+    def _add(self, waiting: _Waiting) -> None:
+        if (call := waiting.call) is None or not call.history.waits:
+            return
+        call.handshaking = None
         try:
-            yield
-        finally:
-            if wait is not None:
-                seconds = time.perf_counter() - began
-                with shielded("after a wait"):
-                    wait.add(seconds, connecting=isinstance(self, Handshake))
+            call.history.waits[-1].add(
+                driver.csot.now() - waiting.began, connecting=isinstance(self, Handshake)
+            )
+        except faults():
+            logger.exception("internal error in pymongo-resilience after a wait")
 
 
 class ConditionWait(_MeasuredWait):
     """A wait for a server, or for a place in the pool. The sync one runs under their lock."""
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Limited:
+    def __init__(self, what: For, hopeless: Hopeless | None = None) -> None:
+        super().__init__(what)
+        self._hopeless = hopeless
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
         condition, timeout = given
-        left, call = time_to_wait(), calls.current()
+        call = calls.current()
+        left = time_to_wait(call)
         if left is not None:
             left = max(left, RESOLUTION)
             # Under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which any timeout
             # sets aside.
             aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
             timeout = left if timeout is None or aside else min(timeout, left)
-        measured = NO_DEADLINE if call is None else self._measured(call)
-        return _Limited(condition, timeout, measured)
+        if call is None:
+            return _Waiting(condition, timeout)
+        error = None if self._hopeless is None else self._hopeless(call)
+        if error is not None:
+            return _Waiting(condition, timeout, error=error)
+        self._begin(call)
+        return _Waiting(condition, timeout, call=call)
 
-    def send(self, limited: _Limited, original: Function, *_given: Any, **_kwargs: Any) -> Any:
-        return original(limited.instance, limited.seconds)
+    def send(self, waiting: _Waiting, original: Function, *_given: Any, **_kwargs: Any) -> Any:
+        if waiting.error is not None:
+            raise waiting.error
+        return original(waiting.instance, waiting.seconds)
 
 
 class Handshake(_MeasuredWait):
     """A connection until it is ready, hello and authentication included: it has what selecting a
     server has left of ``min(serverSelectionTimeoutMS, remaining)``, and what an attempt has."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Limited | None:
-        if calls.reporting():
-            return None
+    def __init__(self, connected: Connected | None) -> None:
+        super().__init__(For.CONNECTION)
+        self._connected = connected
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
         # Monitors, and what keeps minPoolSize, have no handler.
         handler = given[1] if len(given) > 1 else kwargs.get("handler")
-        pool, call, left = given[0], calls.current(), time_to_wait()
-        attempt: float | None = None
-        if call is not None and handler is not None and call.attempt_timeout is not None:
-            attempt = max(call.attempt_timeout, CONNECTING)
-            left = attempt if left is None else min(left, attempt)
-            if left < attempt:
+        pool, call = given[0], None if handler is None else calls.current()
+        left, attempt = time_to_wait(call), None if call is None else call.attempt_timeout
+        if attempt is not None:
+            attempt = max(attempt, CONNECTING)
+            if left is None or attempt <= left:
+                left = attempt
+            else:
                 attempt = None
-        return _Limited(pool, attempt, self._limit(None if handler is None else call, left))
+        limit: AbstractContextManager[None] = NO_DEADLINE
+        if left is not None and driver.csot.TIMEOUT.get():
+            limit = driver.csot.within(left)
+        elif left is not None:
+            limit = driver.csot.Timeout.from_now(max(left, RESOLUTION)).resume()
+        if call is not None:
+            self._begin(call)
+        return _Waiting(pool, attempt, limit, call)
 
-    @contextmanager
-    def _limit(self, call: Call | None, seconds: float | None) -> Iterator[None]:
-        limit = NO_DEADLINE if seconds is None else within_wait(seconds)
-        with NO_DEADLINE if call is None else self._measured(call), limit:
-            yield
+    def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
+        self._add(waiting)
+        driver.connections.count_login(waiting.instance, refused=False)
+        if self._connected is not None and not calls.reporting():
+            self._connected(waiting.instance, driver.csot.now() - waiting.began)
+        return connection
 
-    def failed(self, limited: _Limited | None, error: BaseException, *_: Any) -> BaseException:
-        if (
+    def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
+        if waiting is None:
+            return error
+        self._add(waiting)
+        if isinstance(error, OperationFailure):
+            if cause_of(error) is Symptom.PASSWORD:
+                driver.connections.count_login(waiting.instance, refused=True)
+        elif (
             isinstance(error, NetworkTimeout)
-            and limited is not None
-            and limited.seconds is not None
-            and driver.csot.now() >= limited.ends
+            and waiting.seconds is not None
+            and driver.csot.now() >= waiting.began + waiting.seconds
         ):
-            error.__cause__ = AttemptTimeoutError(limited.seconds)
+            error.__cause__ = AttemptTimeoutError(waiting.seconds)
             # The driver's text names a timeoutMS that was not set.
-            error.args = (f"{address_text(limited.instance.address)}: {error.__cause__}",)
+            error.args = (f"{address_text(waiting.instance.address)}: {error.__cause__}",)
         return error
 
 
 class Connect(Interceptor):
-    """``min(connectTimeoutMS, remaining)`` until the socket is there."""
+    """``min(connectTimeoutMS, remaining)`` until the socket is there, whose peer is watched."""
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Limited:
+    def __init__(self, dead_peer_s: int) -> None:
+        self._dead_peer_s = dead_peer_s
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
         options = given[1]
         seconds = driver.csot.remaining()
         if seconds is None:
-            return _Limited(None, None, NO_DEADLINE)
+            return _Waiting(None, None)
         seconds = min(seconds, options.connect_timeout or seconds)
-        return _Limited(None, seconds, driver.csot.within(seconds))
+        return _Waiting(None, seconds, driver.csot.within(seconds))
+
+    def succeeded(self, _connecting: _Waiting, interface: Any) -> Any:
+        if self._dead_peer_s:
+            try:
+                driver.connections.watch_peer(interface, self._dead_peer_s)
+            except faults():
+                logger.exception("internal error in pymongo-resilience once connected")
+        return interface
 
 
 class ConnectAsync(Connect):
@@ -236,7 +304,7 @@ class ConnectAsync(Connect):
     end in time as well; a cancellation that arrives with the socket is kept."""
 
     async def send(
-        self, connecting: _Limited, original: Function, *given: Any, **kwargs: Any
+        self, connecting: _Waiting, original: Function, *given: Any, **kwargs: Any
     ) -> Any:
         task, seconds = asyncio.current_task(), connecting.seconds
         before = 0 if task is None else task.cancelling()

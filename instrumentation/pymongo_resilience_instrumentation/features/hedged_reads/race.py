@@ -70,7 +70,7 @@ class Try:
         """The driver's loop is about to select a server."""
         self.loop = loop
         if self.name == HEDGE and self._race is not None:
-            driver.next_attempt.deprioritize(loop, self._race.slow_server)
+            driver.retry_loop.deprioritize(loop, self._race.slow_server)
 
     def ends(self, loop: Any, error: Exception) -> bool:
         """After a failed attempt: whether the try ends with that error, and is not repeated."""
