@@ -246,7 +246,7 @@ class Handshake(_MeasuredWait):
         if left is not None and driver.csot.TIMEOUT.get():
             limit = driver.csot.within(left)
         elif left is not None:
-            limit = driver.csot.Timeout.from_now(max(left, RESOLUTION)).resume()
+            limit = driver.csot.Timeout.from_now(left if left > 0 else RESOLUTION).resume()
         if call is not None:
             self._begin(call)
         return _Waiting(pool, attempt, limit, call)
