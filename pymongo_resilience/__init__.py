@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import Config, Options
+from pymongo_resilience.config import BY_NAME, Config, Options
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError, retry_info
-from pymongo_resilience.option_types import wrong_type
+from pymongo_resilience.option_types import check_keywords, wrong_type
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy, bind
 from pymongo_resilience.rules.strategy import check_strategy
@@ -65,8 +65,8 @@ def instrument(
     ``policies`` are rules for namespaces, by patterns such as ``"shop.*"``; they replace those of
     the configuration. What an :class:`override` around the operation says wins over them.
     ``listeners`` get every retry decision, and every circuit breaker that opens or closes. The
-    providers default to OpenTelemetry's global ones, looked up when they are needed, so that the
-    SDK may be set up before or after.
+    providers default to OpenTelemetry's global ones, so that the SDK may be set up before or
+    after: while there is none, it is looked for every 50 ms.
 
     The hooks are called with each command's span and pymongo's event of it: when it starts, once it
     has succeeded, once it has failed. What one raises is logged once.
@@ -82,6 +82,7 @@ def instrument(
     if config is not None and not isinstance(config, Config):
         expected = "a Config, as in Config(timeout_ms=20_000)"
         raise TypeError(wrong_type("config", config, expected))
+    check_keywords("instrument()", options, {**BY_NAME, **(instrument.__kwdefaults__ or {})})
     by_keyword: dict[str, Any] = {**options}
     if isinstance(strategy, str):
         by_keyword["strategy"], strategy = strategy, None

@@ -23,6 +23,7 @@ from pymongo_resilience.option_types import (
     OptionType,
     integer,
     logger,
+    names_its_fields,
     number,
     one_of,
     problems_in,
@@ -68,6 +69,7 @@ def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> A
     return field(default=default, metadata={"kind": kind, "sentence": sentence, **more})
 
 
+@names_its_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What holds for the whole process. Immutable, so thread- and task-safe.
@@ -311,7 +313,9 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
             continue
         option = BY_VARIABLE.get(variable)
         if option is None:
-            warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)])
+            known = [*BY_VARIABLE, *sorted(_NO_OPTIONS)]
+            defaults = {each: BY_VARIABLE[each].default for each in BY_VARIABLE}
+            warn_unknown(variable, "variable", known, defaults)
         elif not option.has_variable:
             logger.warning("%s is ignored: only code or a file can set %s", variable, option.name)
         else:
@@ -337,7 +341,8 @@ def _of_file(path: Path, problems: list[str]) -> Iterator[_Entry]:
             listed = tuple(value) if isinstance(value, list) else value
             yield _Entry(name, listed, str(path), f"{path}: {name}")
         else:
-            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES])
+            defaults = {each: BY_NAME[each].default for each in BY_NAME}
+            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES], defaults)
 
 
 OPTIONS: tuple[Option, ...] = tuple(

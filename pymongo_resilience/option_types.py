@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple
+from functools import wraps
+from typing import Any, Literal, NamedTuple, TypeVar
 
+T = TypeVar("T")
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
 PREFIX = "PYMONGO_RESILIENCE_"
 LONGEST_MS = 2_147_483_647
@@ -135,10 +138,47 @@ def as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Empty where none is near."""
     # Without what all variables begin with, by which any two of them would be close. In one case:
     # a key of the file may be written as a variable is.
     candidates = {each.removeprefix(PREFIX).lower(): each for each in known}
     close = get_close_matches(name.removeprefix(PREFIX).lower(), candidates, n=1)
-    hint = f"; did you mean {candidates[close[0]]}?" if close else ""
+    return candidates[close[0]] if close else ""
+
+
+def warn_unknown(
+    name: str, what: str, known: Iterable[str], defaults: Mapping[str, object] = {}
+) -> None:
+    """``defaults``: those of options, by their known names."""
+    close = _nearest(name, known)
+    hint = f"; did you mean {close}?" if close else ""
+    if close in defaults:
+        default = as_text(defaults[close])
+        hint += f" Unless it is set elsewhere, that option keeps its default: {default}"
     logger.warning("unknown %s %s is ignored%s", what, name, hint)
+
+
+def check_keywords(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises a TypeError that names each unknown keyword, the nearest one and all that exist."""
+    unknown = []
+    for name in given:
+        if name not in known:
+            close = _nearest(name, known)
+            unknown.append(f"{name}; did you mean {close}?" if close else name)
+    if unknown:
+        raise TypeError(f"{owner} has no {', no '.join(unknown)} (it has {', '.join(known)})")
+
+
+def names_its_fields(cls: type[T]) -> type[T]:
+    """A dataclass whose constructor checks its keywords with :func:`check_keywords`."""
+    construct = cls.__init__
+    known = tuple(each.name for each in fields(cls))  # type: ignore[arg-type]  # a dataclass
+
+    @wraps(construct)
+    def checked(self: T, *args: Any, **values: Any) -> None:
+        check_keywords(cls.__name__, values, known)
+        construct(self, *args, **values)
+
+    cls.__init__ = checked  # type: ignore[assignment]  # the same parameters
+    return cls

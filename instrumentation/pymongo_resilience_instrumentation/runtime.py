@@ -47,8 +47,8 @@ from . import calls, driver
 SCOPE = "pymongo_resilience"
 API = ("opentelemetry.trace", "opentelemetry.metrics")
 """Where the providers are from that record nothing."""
-LOOKS_EVERY = 1.0
-"""Seconds between two looks for an SDK."""
+LOOKS_EVERY = 0.05
+"""Seconds between two looks for an SDK: each asks the environment."""
 ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 

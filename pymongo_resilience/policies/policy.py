@@ -21,6 +21,7 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MS,
     OptionType,
     TimeoutMode,
+    names_its_fields,
     problems_in,
     wrong_type,
 )
@@ -47,6 +48,7 @@ class PolicyFields(TypedDict, total=False):
     atomic: bool | None
 
 
+@names_its_fields
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A field left at None inherits. Immutable, so thread- and task-safe.

@@ -113,7 +113,7 @@ def test_a_client_has_no_more_threads_with_the_library_than_without(
 WRONG: dict[str, dict[str, Any]] = {
     "expected a Config": {"config": {"timeout_ms": 5}},
     "not both: timeout_ms, strategy": {"config": Config(), "timeout_ms": 5, "strategy": "mongodb"},
-    "unexpected keyword argument 'listener'": {"listener": []},
+    "has no listener; did you mean listeners?": {"listener": []},
     'expected a name, as in "best_effort", or an object with': {"strategy": 5},
     "a listener is of type .*: expected an object with on_event": {"listeners": [print]},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -23,6 +24,7 @@ class Telemetry:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         trace.set_tracer_provider(provider)
         metrics.set_meter_provider(MeterProvider([self.reader]))
+        time.sleep(0.1)  # the library looks for one every 50 ms
 
     def described(self, name: str) -> list[dict[str, Any]]:
         """The operation spans of a name."""

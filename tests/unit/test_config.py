@@ -168,11 +168,14 @@ def test_a_variable_wins_over_the_file(file: Path, caplog: pytest.LogCaptureFixt
     assert caplog.records == [], "the variable that names the file is a known one"
 
 
+KEPT = "Unless it is set elsewhere, that option keeps its default"
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("TIMOUT_MS", "; did you mean PYMONGO_RESILIENCE_TIMEOUT_MS?"),
-        ("TRACE", "; did you mean PYMONGO_RESILIENCE_TRACES?"),
+        ("TIMOUT_MS", f"; did you mean PYMONGO_RESILIENCE_TIMEOUT_MS? {KEPT}: unset"),
+        ("TRACE", f"; did you mean PYMONGO_RESILIENCE_TRACES? {KEPT}: true"),
         ("CONFIG_FILE", "; did you mean PYMONGO_RESILIENCE_CONFIG?"),
         ("GEARBOX_LEVER", ""),
     ],
@@ -246,9 +249,12 @@ def test_a_config_cannot_be_changed_and_takes_keywords_alone() -> None:
 
 
 @pytest.mark.parametrize("make", [Config, instrument])
-def test_an_unknown_keyword_is_an_error(make: Any) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'timeout'"):
-        make(timeout_ms=5, timeout=5)
+def test_an_unknown_keyword_is_one_error_with_the_nearest_and_all_that_exist(make: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        make(timeout_ms=5, timeout=5, gearbox=1)
+    text = str(caught.value)
+    assert "has no timeout; did you mean timeout_ms?, no gearbox (it has enabled, " in text
+    assert all(option.name in text for option in OPTIONS)
 
 
 @pytest.mark.parametrize("name", sorted(NO_VARIABLE))

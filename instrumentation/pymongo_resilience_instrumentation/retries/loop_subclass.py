@@ -164,9 +164,13 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         Checkout and connecting have what the selection leaves of them."""
         if self.call is NOT_OURS:
             return NO_DEADLINE
-        # With 0 the servers are looked at once. A connection takes some time.
-        self.call.waits_until = driver.csot.now() + (own or NEVER)
-        return driver.csot.within(own) if driver.csot.timeout_in_force() else NO_DEADLINE
+        try:
+            # With 0 the servers are looked at once. A connection takes some time.
+            self.call.waits_until = driver.csot.now() + (own or NEVER)
+            return driver.csot.within(own) if driver.csot.timeout_in_force() else NO_DEADLINE
+        except faults():
+            logger.exception("internal error in pymongo-resilience before a selection")
+            return NO_DEADLINE
 
     def selected(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pymongo.errors import ConnectionFailure
@@ -89,6 +90,8 @@ def explain(error: Exception, loop: Any) -> None:
     verdicts = _verdicts(topology.description, topology, selector, own=refuses)
     why = "; ".join(map(str, verdicts)) or "no server is known"
     cause = diagnosis(topology, selector)
+    with suppress(ValueError):  # what is left of a deadline has many digits
+        timeout = f"{float(timeout.removesuffix('s')):.3g}s"
     text = f"{words} ({why}){comma}{timeout}"
     error.args = (text if cause is None else f"{text}. {cause}", *error.args[1:])
 
