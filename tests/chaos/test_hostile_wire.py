@@ -160,6 +160,7 @@ def hostile_error(code: int) -> dict[str, Any]:
     return {"ok": 0.0, "errmsg": "hostile", "code": code, "errorLabels": [RETRYABLE_WRITE]}
 
 
+@example(operation=NAMED["commit"], document={"ok": 0.0, "errmsg": "hostile", "code": 6}, times=1)
 @example(operation=NAMED["insert_one"], document=hostile_error(13), times=1)
 @example(operation=NAMED["client.bulk_write"], document=hostile_error(20), times=1)
 @examples(20)

@@ -124,15 +124,20 @@ class EndTransaction(CallInterceptor):
     ) -> BaseException | None:
         session = given[0]
         with shielded(f"after {self._operation}"):
-            if isinstance(error, WriteConcernError):
-                # The commit ran, whatever its labels say: a new transaction would be a second.
-                driver.selection.forget_transient(error)
             if isinstance(error, PyMongoError):
-                state_commit(error)
+                if self.runtime.owns_retries:
+                    _state_outcome(error)
             elif self._operation == ABORT:
                 opened = driver.sessions.open_transaction(session, aborted=True)
                 defer(partial(leave_open, session.client, opened))
         return super().failed(entered, error) if isinstance(entered, Call) else error
+
+
+def _state_outcome(error: PyMongoError) -> None:
+    if isinstance(error, WriteConcernError):
+        # The commit ran, whatever its labels say: a new transaction would be a second.
+        driver.selection.forget_transient(error)
+    state_commit(error)
 
 
 class _Transaction(Interceptor):
