@@ -171,11 +171,13 @@ def _cancellation(run: Run, place: Scene, keeper: Any) -> None:
     run.surprises.append("not cancelled")
 
 
+@pytest.mark.needs_server("8.0")  # the client's bulk_write
 @pytest.mark.parametrize("owner", TABLES)
 def test_every_operation_the_library_wraps_was_done(ran: Run, owner: str) -> None:
     assert ran.done[owner] == set(TABLES[owner])
 
 
+@pytest.mark.needs_secantus("what an older mongod lacks differs by its version")
 def test_the_server_refused_only_what_it_does_not_have(ran: Run) -> None:
     assert ran.refused == NOT_ON_THIS_SERVER
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from support.canaries import DATE, MARK, NUMBER, document, matching, text
 from support.every_operation import SET, Scene
+from support.servers import has
 
 Operation = Callable[[Scene], Any]
 
@@ -40,12 +41,13 @@ def _transaction(p: Scene) -> None:
 
 
 def _cursor(p: Scene) -> None:
+    p.do(p.coll.insert_many, [document("a cursor") for _ in range(5)])
     found = p.coll.find(
         {"number": NUMBER},
         {"said": {"$literal": text("a projection")}, "number": 1},
         batch_size=2,
         sort=[(f"{MARK}-field", 1)],
-        let={"said": text("let")},
+        **({"let": {"said": text("let")}} if has("5.0") else {}),
         comment=text("a comment"),
     )
     assert len(p.side.documents(found)) > 4, "getMore is an operation as well"
