@@ -77,6 +77,21 @@ def test_an_overloaded_server_is_avoided(
     assert seen[0]
 
 
+def test_a_server_that_was_avoided_is_eligible_for_the_next_operation(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """pymongo keeps in its description what the last look has left."""
+    instrument()
+    client = side.client(replica_set.uri, localThresholdMS=60_000)
+    coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 3)
+    replica_set.inject(Overload("find"))
+    side.do(coll.find_one)
+    verdicts = explain_selection(client, ReadPreference.NEAREST)
+    assert [each.excluded_by for each in verdicts] == [None] * 3
+
+
 def test_where_there_is_no_other_it_is_used(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:

@@ -29,8 +29,14 @@ def is_no_selector(selector: Any) -> bool:
     return selector is None or selector is any_server_selector
 
 
-whole_set: Any = Selection.from_topology_description
-"""What a look begins with that leaves no server out beforehand."""
+def whole_set(description: Any) -> Any:
+    """What a look begins with that leaves no server out. pymongo's own begins with what the last
+    look has left: a retry may have avoided a server."""
+    known = description.known_servers
+    primary = next((each for each in known if each.is_writable), None)
+    return Selection(description, known, description.common_wire_version, primary)
+
+
 SELECT = "_get_server"
 """The loop's method: a server for the attempt at hand."""
 
