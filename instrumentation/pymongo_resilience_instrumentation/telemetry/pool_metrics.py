@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from opentelemetry.context import Context
 from pymongo import monitoring
 
 from pymongo_resilience.enabled_flag import EnabledFlag
@@ -29,12 +30,17 @@ def wrapped(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Iter
         yield owner, driver.connections.OUT_OF_TIME, _out_of_time(flag, clients, metrics)
 
 
+def _context() -> Context | None:
+    """What a measurement leads to: the caller's span, of a call alone."""
+    return None if calls.current() else NO_CONTEXT
+
+
 def connected(clients: Clients, metrics: DriverMetrics, pool: Any, seconds: float) -> None:
     """A pool has made a connection: TCP, TLS, hello and authentication."""
     with shielded("after a connection was made"):
         attributes = clients.attributes(pool)
         if attributes is not None:
-            metrics.create_time.record(seconds, attributes, None if calls.current() else NO_CONTEXT)
+            metrics.create_time.record(seconds, attributes, _context())
 
 
 def _out_of_time(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Wrapper:
@@ -63,17 +69,15 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
         if self.metrics.wait_time is not None and not calls.reporting():
             self._taken[event.address, event.connection_id] = time.perf_counter()
-            around = None if calls.current() else NO_CONTEXT
             seconds = event.duration or 0.0
-            self.metrics.wait_time.record(seconds, self.pool_name(event.address), around)
+            self.metrics.wait_time.record(seconds, self.pool_name(event.address), _context())
 
     @guarded
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
         taken = self._taken.pop((event.address, event.connection_id), None)
         if taken is not None and self.metrics.use_time is not None:
-            around = None if calls.current() else NO_CONTEXT
             seconds = time.perf_counter() - taken
-            self.metrics.use_time.record(seconds, self.pool_name(event.address), around)
+            self.metrics.use_time.record(seconds, self.pool_name(event.address), _context())
 
     def _ignore(self, event: Any) -> None: ...
 
