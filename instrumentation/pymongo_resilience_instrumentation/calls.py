@@ -64,9 +64,14 @@ class History:
         return 1 + len(self.reasons)
 
     @property
+    def selected(self) -> Any:
+        """The driver's server that the last loop selected; None without one."""
+        return None if self.loop is None else driver.retry_loop.server(self.loop)
+
+    @property
     def address(self) -> Address | None:
         """The server that the last loop selected, or that the last command was sent to."""
-        server = None if self.loop is None else driver.retry_loop.server(self.loop)
+        server = self.selected
         return self.server if server is None else driver.selection.address(server)
 
     def server_text(self) -> str | None:

@@ -259,7 +259,7 @@ class Runtime:
             if self.owns_retries:
                 raised = timeout_errors.of_call(call, error)
             past = call.history
-            if isinstance(raised, OperationFailure) and past.loop is not None:
+            if isinstance(raised, OperationFailure) and past.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 origin = Origin(past.server_text(), Stage.ANSWERED, past.attempts, past.reasons)
                 state_origin(raised, origin)
