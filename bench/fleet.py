@@ -33,8 +33,8 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Retry, RetryRules
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import FastFail
 
 RATE = 100.0
@@ -147,7 +147,7 @@ class _Call:
         self.due = due
         self.strategy = strategy
         self.budget = budget
-        self.operation: Operation | None = None
+        self.operation: RetryState | None = None
 
 
 def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
@@ -228,7 +228,7 @@ def _decide(
         deadline = None
         if timeout is not None:
             deadline = Deadline(clock, call.due + timeout, timeout)
-        operation = call.operation = Operation(
+        operation = call.operation = RetryState(
             name="find",
             namespace="bench.coll",
             kind=Kind.READ,

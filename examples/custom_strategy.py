@@ -16,7 +16,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience import instrument, override
 from pymongo_resilience.events import Event, RetryDeclined, RetryScheduled
-from pymongo_resilience.strategies import Failure, Operation, RetryAction
+from pymongo_resilience.strategies import Failure, RetryAction, RetryState
 
 RETRIES = 3
 
@@ -24,11 +24,11 @@ RETRIES = 3
 class PeopleFirst:
     """One instance serves all threads and tasks: it keeps no state."""
 
-    def retry_after(self, operation: Operation, failure: Failure) -> RetryAction | None:
+    def retry_after(self, state: RetryState, failure: Failure) -> RetryAction | None:
         # attempts counts the failed ones: it is 1 when the first retry is in question.
-        if operation.data.get("robot") or operation.attempts > RETRIES:
+        if state.data.get("robot") or state.attempts > RETRIES:
             return None
-        return RetryAction(delay=0.02 * operation.attempts)
+        return RetryAction(delay=0.02 * state.attempts)
 
 
 class Printer:

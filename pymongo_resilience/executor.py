@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Listener
     from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience.rules.retry_rules import Verdict
+    from pymongo_resilience.rules.retry_state import RetryState
 
 
 class Work(Protocol):
@@ -28,16 +28,16 @@ class Work(Protocol):
     def budget(self) -> RetryBudget:
         """The client's."""
 
-    def operation(self) -> Operation:
-        """The operation that the rules decide on; called once, at the first failure."""
+    def retry_state(self) -> RetryState:
+        """What the rules decide on; called once, at the first failure."""
 
     def attempt(self) -> Any:
         """Send it; the executor of tasks awaits what it returns."""
 
-    def classify(self, error: Exception, operation: Operation, /) -> Failure:
+    def classify(self, error: Exception, state: RetryState, /) -> Failure:
         """The facts of the attempt that ended with ``error``."""
 
-    def report(self, failure: Failure, operation: Operation, /) -> Callable[[], Any] | None:
+    def report(self, failure: Failure, state: RetryState, /) -> Callable[[], Any] | None:
         """The failed attempt is over, whatever follows: report it to what counts them, once, and
         return what releases what it held, if anything.
 
@@ -45,10 +45,10 @@ class Work(Protocol):
         ``await`` leaves it unawaited.
         """
 
-    def prepare(self, failure: Failure, operation: Operation, /) -> None:
+    def prepare(self, failure: Failure, state: RetryState, /) -> None:
         """Set the driver up for one more attempt after ``failure``."""
 
-    def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
+    def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
         """What the application gets once no attempt follows."""
 
     def undecided(self, error: Exception, /) -> Callable[[], Any] | None:
@@ -67,7 +67,7 @@ _End = float | Exception | Callable[[], Any]
 class _Retries:
     """Decides on the failed attempts of one work. Belongs to one thread or task."""
 
-    operation: Operation
+    state: RetryState
     failure: Failure
     declined: Rule | None
 
@@ -81,20 +81,20 @@ class _Retries:
         if is_closing(error):
             raise error
         if not self.failed:
-            self.operation, self.failed = self.work.operation(), True
-        self.failure = self.work.classify(error, self.operation)
-        release = self.work.report(self.failure, self.operation)
-        self.operation.count(self.failure)
+            self.state, self.failed = self.work.retry_state(), True
+        self.failure = self.work.classify(error, self.state)
+        release = self.work.report(self.failure, self.state)
+        self.state.count(self.failure)
         return release
 
     def ask(self) -> Any:
         """The strategy's answer, in tasks perhaps to be awaited; None where none is needed."""
-        operation, failure = self.operation, self.failure
-        self.declined = self.executor.retry_rules.declined(operation, failure)
+        state, failure = self.state, self.failure
+        self.declined = self.executor.retry_rules.declined(state, failure)
         if self.declined is not None:
             return None
         try:
-            return ask_strategy(operation, failure)
+            return ask_strategy(state, failure)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
             self._no_answer(error)
 
@@ -107,22 +107,22 @@ class _Retries:
 
     def decide(self, answer: Any) -> _End:
         """Who prepares it and who listens may take their time: the wait ends when it was to end."""
-        operation, failure, executor = self.operation, self.failure, self.executor
+        state, failure, executor = self.state, self.failure, self.executor
         decided = executor.clock.now()
         if self.declined is not None:
             verdict: Verdict = GiveUp(self.declined)
         else:
-            verdict = executor.retry_rules.verdict(operation, failure, self._checked(answer))
+            verdict = executor.retry_rules.verdict(state, failure, self._checked(answer))
         if not isinstance(verdict, GiveUp) and not self.work.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
-        name, attempts = operation.name, operation.attempts
-        facts = name, operation.namespace, failure.reason, failure.server, attempts
+        name, attempts = state.name, state.attempts
+        facts = name, state.namespace, failure.reason, failure.server, attempts
         if isinstance(verdict, GiveUp):
-            why = why_not_repeated(verdict.rule, operation, failure)
+            why = why_not_repeated(verdict.rule, state, failure)
             executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
-            return self.work.final_error(failure, verdict.rule, operation)
-        operation.waited += verdict.delay
-        self.work.prepare(failure, operation)
+            return self.work.final_error(failure, verdict.rule, state)
+        state.waited += verdict.delay
+        self.work.prepare(failure, state)
         executor.listener.on_event(
             RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
         )
@@ -149,12 +149,12 @@ class _Retries:
             return None
 
     def _no_answer(self, error: Exception) -> None:
-        strategy = type(self.operation.strategy)
+        strategy = type(self.state.strategy)
         ours = strategy in OURS and not isinstance(error, faults())
         if is_closing(error) or ours:
             raise error
         text = "the retry strategy %s raised on %s: not retried"
-        logger.error(text, strategy.__name__, self.operation.name, exc_info=error)
+        logger.error(text, strategy.__name__, self.state.name, exc_info=error)
 
 
 class Executor:

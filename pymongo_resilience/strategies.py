@@ -1,7 +1,7 @@
 """Strategies, and what one of your own is given and answers; docs/options.md says how."""
 
 from pymongo_resilience.rules.failure import Failure
-from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience.rules.strategy import (
     BestEffort,
     FastFail,
@@ -15,7 +15,7 @@ __all__ = [
     "Failure",
     "FastFail",
     "MongoDB",
-    "Operation",
     "RetryAction",
+    "RetryState",
     "RetryStrategy",
 ]

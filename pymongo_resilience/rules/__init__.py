@@ -1,5 +1,5 @@
 """Whether a failed attempt is repeated, and when.
 
-``failure`` and ``retried_operation`` are the facts, ``retry_rules`` decides. Nothing here knows the
+``failure`` and ``retry_state`` are the facts, ``retry_rules`` decides. Nothing here knows the
 driver.
 """

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from .failure import Failure
-from .retried_operation import Kind, Operation
 from .retry_rules import Rule
+from .retry_state import Kind, RetryState
 
 NOT_REPEATED: Final[Mapping[Rule, str]] = {
     Rule.SELECTION: "{name}: a failed server selection is not repeated",
@@ -168,36 +168,36 @@ class Symptom(enum.Enum):
     )
 
 
-def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
+def why_not_repeated(rule: Rule, state: RetryState, failure: Failure) -> str:
     """The sentence of NOT_REPEATED for one failed operation."""
-    because = _BECAUSE.get(operation.kind, "whether it was applied is not known")
-    if operation.in_transaction:
+    because = _BECAUSE.get(state.kind, "whether it was applied is not known")
+    if state.in_transaction:
         because = "a transaction is repeated as a whole"
     return NOT_REPEATED[rule].format(
-        name=operation.method or operation.name,
+        name=state.method or state.name,
         because=because,
         reason=failure.reason.value,
-        unsafe=_unsafe(operation, failure),
-        switch=_SWITCHES.get(operation.kind, "retryWrites"),
-        limit=_limit(operation),
-        strategy=type(operation.strategy).__name__,
+        unsafe=_unsafe(state, failure),
+        switch=_SWITCHES.get(state.kind, "retryWrites"),
+        limit=_limit(state),
+        strategy=type(state.strategy).__name__,
     )
 
 
-def _unsafe(operation: Operation, failure: Failure) -> str:
+def _unsafe(state: RetryState, failure: Failure) -> str:
     if failure.session_ends is not None and failure.forgotten:
         minutes = failure.session_ends.timeout / 60
         return f"over {minutes:g} minutes ago, and its session may have ended"
-    if not operation.acknowledged:
+    if not state.acknowledged:
         return "unacknowledged: whether it was executed is unknown"
     return "and is not declared idempotent"
 
 
-def _limit(operation: Operation) -> str:
-    if operation.overloaded:
-        return f"{operation.attempts - 1} after an overload error"
-    if operation.once:
+def _limit(state: RetryState) -> str:
+    if state.overloaded:
+        return f"{state.attempts - 1} after an overload error"
+    if state.once:
         return "one, since the background task sends it again"
-    if operation.retry_window is None:
+    if state.retry_window is None:
         return "one without timeout_ms"
     return "serverSelectionTimeoutMS with a timeout of 0"

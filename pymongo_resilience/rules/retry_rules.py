@@ -18,7 +18,7 @@ from pymongo_resilience.clock import SHORTEST, Deadline, Random
 from . import backoff
 from .budget import DISTRESS
 from .failure import Failure, RetryReason, Stage
-from .retried_operation import Kind, Operation
+from .retry_state import Kind, RetryState
 from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
@@ -75,11 +75,11 @@ class Retry(NamedTuple):
 Verdict = GiveUp | Retry
 
 
-def ask_strategy(operation: Operation, failure: Failure) -> Any:
+def ask_strategy(state: RetryState, failure: Failure) -> Any:
     """Its answer, maybe to be awaited. Not asked where the cause is never its concern."""
-    if failure.reason.always_retry and not follows_specification(operation):
-        return RetryAction(backoff.controlled(operation.attempts))
-    return operation.strategy.retry_after(operation, failure)
+    if failure.reason.always_retry and not follows_specification(state):
+        return RetryAction(backoff.controlled(state.attempts))
+    return state.strategy.retry_after(state, failure)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,28 +94,28 @@ class RetryRules:
     max_backoff: float = backoff.OVERLOAD_LIMIT
     random: Random = random.random
 
-    def decide(self, operation: Operation, failure: Failure) -> Verdict:
+    def decide(self, state: RetryState, failure: Failure) -> Verdict:
         """All rules, for a failure that ``operation`` has counted and a strategy of the library."""
-        rule = self.declined(operation, failure)
+        rule = self.declined(state, failure)
         if rule is not None:
             return GiveUp(rule)
-        return self.verdict(operation, failure, ask_strategy(operation, failure))
+        return self.verdict(state, failure, ask_strategy(state, failure))
 
-    def verdict(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
+    def verdict(self, state: RetryState, failure: Failure, answer: Answer) -> Verdict:
         """Rules 5 to 8, with the strategy's answer."""
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
-        delay, held_back = max(0.0, answer.delay), self.holds_back(operation, failure)
+        delay, held_back = max(0.0, answer.delay), self.holds_back(state, failure)
         if held_back:
-            delay = max(delay, backoff.held_back(operation.attempts, self.random))
+            delay = max(delay, backoff.held_back(state.attempts, self.random))
         if failure.overloaded:
-            return self._after_overload(operation, failure, delay, held_back=held_back)
-        limit = operation.time_limit
+            return self._after_overload(state, failure, delay, held_back=held_back)
+        limit = state.time_limit
         room = math.inf if limit is None else _room(limit, failure)
         # Here and below, the comparison is written so that NaN leaves no room.
         if not room >= (LAST_ATTEMPT if delay else SHORTEST):
             # Without a deadline, only the number of attempts ended it.
-            return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE)
+            return GiveUp(Rule.ATTEMPTS if state.deadline is None else Rule.DEADLINE)
         delay = min(delay, max(0.0, room - LAST_ATTEMPT))
         if failure.next_probe_in is not None and not failure.elsewhere:
             # Rule 7: an attempt before the probe would be refused again, so that wait is not
@@ -126,78 +126,76 @@ class RetryRules:
         return Retry(delay, held_back)
 
     def _after_overload(
-        self, operation: Operation, failure: Failure, wait: float, *, held_back: bool
+        self, state: RetryState, failure: Failure, wait: float, *, held_back: bool
     ) -> Verdict:
         """``wait``: what else delays the retry, cut to the time that is left."""
         base = self.base_backoff if failure.base_backoff is None else failure.base_backoff
-        delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
-        limit = operation.time_limit
+        delay = backoff.overload(state.attempts, self.random, base, self.max_backoff)
+        limit = state.time_limit
         if limit is not None and not limit.allows(delay):
-            return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
-        if operation.budget.is_rejection(failure) and not operation.budget.allows(failure):
+            return GiveUp(Rule.ATTEMPTS if state.deadline is None else Rule.OVERLOAD_WAIT)
+        if state.budget.is_rejection(failure) and not state.budget.allows(failure):
             return GiveUp(Rule.BUDGET)
         if not wait > delay:
             return Retry(delay)
         room = math.inf if limit is None else _room(limit, failure)
         return Retry(max(delay, min(wait, room - LAST_ATTEMPT)), held_back)
 
-    def holds_back(self, operation: Operation, failure: Failure) -> bool:
+    def holds_back(self, state: RetryState, failure: Failure) -> bool:
         """Rule 8 for what is no rejection: the budget is spent, and a retry has to wait.
 
         An election must not become an error within a deadline, so none is declined; the first may
         go at once, as every driver's does. After a conflict, which no server in distress causes,
         none waits."""
-        budget = operation.budget
-        if operation.attempts < 2 or follows_specification(operation):  # noqa: PLR2004
+        budget = state.budget
+        if state.attempts < 2 or follows_specification(state):  # noqa: PLR2004
             return False
         excluded = failure.reason not in DISTRESS or budget.is_rejection(failure)
         return not excluded and not budget.allows(failure)
 
-    def declined(self, operation: Operation, failure: Failure) -> Rule | None:
+    def declined(self, state: RetryState, failure: Failure) -> Rule | None:
         """Rules 0 to 4: the one that declines; None where the strategy is to be asked."""
-        if failure.timed_out and _deadline_is_over(operation, failure):
+        if failure.timed_out and _deadline_is_over(state, failure):
             return Rule.DEADLINE
         if failure.selection:
             return Rule.TERMINAL if failure.terminal else Rule.SELECTION
-        if failure.forgotten and not (
-            operation.kind is Kind.WRITE and operation.declared_idempotent
-        ):
+        if failure.forgotten and not (state.kind is Kind.WRITE and state.declared_idempotent):
             return Rule.NOT_SAFE
-        if operation.kind is Kind.TRANSACTION_END and failure.transaction_over:
+        if state.kind is Kind.TRANSACTION_END and failure.transaction_over:
             return Rule.TRANSACTION_OVER
         if not failure.retryable_overload:
-            if operation.kind in NEVER_REPEATED or (
-                operation.in_transaction and operation.kind is not Kind.TRANSACTION_END
+            if state.kind in NEVER_REPEATED or (
+                state.in_transaction and state.kind is not Kind.TRANSACTION_END
             ):
                 return Rule.NEVER_REPEATED
             if failure.reason is RetryReason.UNKNOWN:
                 return Rule.UNKNOWN_REASON
-            if not self._safe(operation, failure):
+            if not self._safe(state, failure):
                 return Rule.NOT_SAFE
-        if not operation.retries_enabled and operation.kind is not Kind.TRANSACTION_END:
+        if not state.retries_enabled and state.kind is not Kind.TRANSACTION_END:
             return Rule.SWITCHED_OFF
-        return self._attempts_left(operation)
+        return self._attempts_left(state)
 
-    def _safe(self, operation: Operation, failure: Failure) -> bool:
+    def _safe(self, state: RetryState, failure: Failure) -> bool:
         """Rule 2 for errors without both overload labels."""
-        if operation.kind in (Kind.READ, Kind.TRANSACTION_END) or failure.carried_txn_number:
+        if state.kind in (Kind.READ, Kind.TRANSACTION_END) or failure.carried_txn_number:
             return True
-        if not operation.acknowledged:
+        if not state.acknowledged:
             return False
-        return failure.stage is Stage.NOT_SENT or operation.declared_idempotent
+        return failure.stage is Stage.NOT_SENT or state.declared_idempotent
 
-    def _attempts_left(self, operation: Operation) -> Rule | None:
+    def _attempts_left(self, state: RetryState) -> Rule | None:
         """Rule 4."""
-        retries = operation.attempts - 1 - operation.unattempted
-        if operation.overloaded:
-            own = operation.max_retries
+        retries = state.attempts - 1 - state.unattempted
+        if state.overloaded:
+            own = state.max_retries
             most = self.max_retries if own is None else own
             return Rule.ATTEMPTS if retries >= most else None
-        if operation.deadline is not None and not operation.once:
+        if state.deadline is not None and not state.once:
             # A clock that stands still, as a test's may, passes no deadline.
-            return Rule.DEADLINE if operation.waited > operation.deadline.timeout else None
-        if operation.retry_window is not None and not operation.once:
-            return Rule.ATTEMPTS if operation.retry_window.expired() else None
+            return Rule.DEADLINE if state.waited > state.deadline.timeout else None
+        if state.retry_window is not None and not state.once:
+            return Rule.ATTEMPTS if state.retry_window.expired() else None
         return Rule.ATTEMPTS if retries >= 1 else None
 
 
@@ -207,9 +205,9 @@ def _room(limit: Deadline, failure: Failure) -> float:
     return limit.remaining() - max(0.0, failure.min_rtt)
 
 
-def _deadline_is_over(operation: Operation, failure: Failure) -> bool:
+def _deadline_is_over(state: RetryState, failure: Failure) -> bool:
     """For an attempt that timed out. Once sent, its limit is the operation's deadline; before that,
     server selection, the pool and connecting have their own limits."""
-    if operation.deadline is None:
+    if state.deadline is None:
         return False
-    return failure.stage is not Stage.NOT_SENT or not _room(operation.deadline, failure) >= SHORTEST
+    return failure.stage is not Stage.NOT_SENT or not _room(state.deadline, failure) >= SHORTEST

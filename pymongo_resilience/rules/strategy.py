@@ -15,7 +15,7 @@ from pymongo_resilience.option_types import one_of, wrong_type
 
 from . import backoff
 from .failure import RETRYABLE_WRITE, Failure, RetryReason
-from .retried_operation import Kind, Operation
+from .retry_state import Kind, RetryState
 
 TERMINAL = frozenset(
     {RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR}
@@ -53,7 +53,7 @@ class RetryStrategy(Protocol):
     client cannot. A strategy that raises counts as "no".
     """
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer | Awaitable[Answer]:
+    def retry_after(self, state: RetryState, failure: Failure, /) -> Answer | Awaitable[Answer]:
         """When to repeat, or None to give up."""
 
 
@@ -72,19 +72,19 @@ class BestEffort:
             expected = "a function from the number of failed attempts to seconds"
             raise TypeError(wrong_type("calculator", self.calculator, expected))
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - the protocol's shape
+    def retry_after(self, state: RetryState, failure: Failure, /) -> Answer:  # noqa: ARG002 - the protocol's shape
         if self.calculator is None:
-            return RetryAction(backoff.exponential(operation.attempts, random))
-        return RetryAction(self.calculator(operation.attempts))
+            return RetryAction(backoff.exponential(state.attempts, random))
+        return RetryAction(self.calculator(state.attempts))
 
 
 class FastFail(BestEffort):
     """BestEffort, but gives up at once on errors that a repetition cannot solve."""
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
+    def retry_after(self, state: RetryState, failure: Failure, /) -> Answer:
         if failure.reason in TERMINAL:
             return None
-        return super().retry_after(operation, failure)
+        return super().retry_after(state, failure)
 
 
 @dataclass(frozen=True)
@@ -96,20 +96,20 @@ class MongoDB:
     declares idempotent, which neither specification knows, are decided as reads are.
     """
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
-        if failure.retryable_overload or _listed_retryable(operation, failure):
+    def retry_after(self, state: RetryState, failure: Failure, /) -> Answer:
+        if failure.retryable_overload or _listed_retryable(state, failure):
             return RetryAction(0.0)
         return None
 
 
-def follows_specification(operation: Operation) -> bool:
-    return isinstance(operation.strategy, MongoDB)
+def follows_specification(state: RetryState) -> bool:
+    return isinstance(state.strategy, MongoDB)
 
 
-def _listed_retryable(operation: Operation, failure: Failure) -> bool:
-    if failure.carried_txn_number or operation.kind is Kind.TRANSACTION_END:
+def _listed_retryable(state: RetryState, failure: Failure) -> bool:
+    if failure.carried_txn_number or state.kind is Kind.TRANSACTION_END:
         return RETRYABLE_WRITE in failure.labels
-    read_or_declared = operation.kind is not Kind.WRITE or operation.declared_idempotent
+    read_or_declared = state.kind is not Kind.WRITE or state.declared_idempotent
     return failure.listed_retryable and read_or_declared
 
 
@@ -130,7 +130,7 @@ def check_strategy(strategy: object) -> None:
         raise TypeError(f"strategy is the class {name}: expected an object, as in {name}()")
     if not callable(getattr(strategy, "retry_after", None)):
         expected = (
-            'a name, as in "best_effort", or an object with retry_after(operation, failure), as in '
+            'a name, as in "best_effort", or an object with retry_after(state, failure), as in '
             "BestEffort()"
         )
         raise TypeError(wrong_type("strategy", strategy, expected))

@@ -19,7 +19,7 @@ from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.policies.policy import policy_of
-from pymongo_resilience.strategies import Failure, Operation, RetryAction
+from pymongo_resilience.strategies import Failure, RetryAction, RetryState
 from pymongo_resilience.testbed import Fail, Overload, ReplicaSet
 
 __all__ = ["documents"]
@@ -128,9 +128,9 @@ class Asked:
     """Repeats nothing, and keeps what it was asked about."""
 
     def __init__(self) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[RetryState] = []
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> RetryAction | None:
+    def retry_after(self, operation: RetryState, failure: Failure, /) -> RetryAction | None:
         self.operations.append(operation)
         return None
 

@@ -33,7 +33,7 @@ from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
 from pymongo_resilience import Config, override
-from pymongo_resilience.strategies import Failure, Operation, RetryAction
+from pymongo_resilience.strategies import Failure, RetryAction, RetryState
 from pymongo_resilience.testbed import CutBefore, ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -44,7 +44,7 @@ HANGS_AFTER = 20
 class Patient:
     """A strategy to be awaited, with a back-off."""
 
-    async def retry_after(self, operation: Operation, failure: Failure) -> RetryAction:
+    async def retry_after(self, operation: RetryState, failure: Failure) -> RetryAction:
         await asyncio.sleep(0)
         return RetryAction(0.001)
 

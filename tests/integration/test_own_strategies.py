@@ -13,7 +13,7 @@ from support.clients import Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
-from pymongo_resilience.strategies import Failure, Operation, RetryAction
+from pymongo_resilience.strategies import Failure, RetryAction, RetryState
 from pymongo_resilience.testbed import ReplicaSet, Standalone
 
 pytestmark = pytest.mark.oldest
@@ -25,9 +25,9 @@ class OfTheRFC:
     """Couchbase RFC 0049, "Best Effort": what is idempotent, and what has changed nothing."""
 
     def __init__(self) -> None:
-        self.seen: list[Operation] = []
+        self.seen: list[RetryState] = []
 
-    def retry_after(self, operation: Operation, failure: Failure) -> RetryAction | None:
+    def retry_after(self, operation: RetryState, failure: Failure) -> RetryAction | None:
         self.seen.append(operation)
         if operation.idempotent or failure.reason.allows_non_idempotent_retry:
             return RetryAction()

@@ -22,7 +22,7 @@ import pymongo_resilience
 from pymongo_resilience import override
 from pymongo_resilience.events import Event
 from pymongo_resilience.rules.strategy import Answer
-from pymongo_resilience.strategies import Failure, Operation
+from pymongo_resilience.strategies import Failure, RetryState
 
 URI = f"mongodb://{MARK}-user:{MARK}-password@127.0.0.1/"
 TAKEN = {"_id": text("a taken id")}
@@ -53,7 +53,7 @@ class Gives:
     def __init__(self, made: Callable[[Exception], Exception]) -> None:
         self._made = made
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
+    def retry_after(self, operation: RetryState, failure: Failure, /) -> Answer:
         raise self._made(failure.error)
 
 

@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 
 from pymongo_resilience import Config, instrument, uninstrument
 from pymongo_resilience.events import Event
-from pymongo_resilience.strategies import Failure, Operation, RetryAction
+from pymongo_resilience.strategies import Failure, RetryAction, RetryState
 
 LONG = 60.0
 """Seconds: longer than any test waits."""
@@ -39,7 +39,7 @@ class LongBackoff:
     def __init__(self) -> None:
         self.waiting = threading.Event()
 
-    def retry_after(self, operation: Operation, failure: Failure) -> RetryAction:
+    def retry_after(self, operation: RetryState, failure: Failure) -> RetryAction:
         return RetryAction(LONG)
 
     def on_event(self, event: Event, /) -> None:

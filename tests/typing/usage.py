@@ -47,8 +47,8 @@ from pymongo_resilience.strategies import (
     Failure,
     FastFail,
     MongoDB,
-    Operation,
     RetryAction,
+    RetryState,
     RetryStrategy,
 )
 from pymongo_resilience.testing import is_active
@@ -57,14 +57,14 @@ from pymongo_resilience.testing import is_active
 
 
 class NotForRobots:
-    def retry_after(self, operation: Operation, failure: Failure, /) -> RetryAction | None:
-        if operation.data.get("robot") or failure.stage is not Stage.NOT_SENT:
+    def retry_after(self, state: RetryState, failure: Failure, /) -> RetryAction | None:
+        if state.data.get("robot") or failure.stage is not Stage.NOT_SENT:
             return None
-        return RetryAction(delay=0.01 * operation.attempts)
+        return RetryAction(delay=0.01 * state.attempts)
 
 
 class AsksElsewhere:
-    async def retry_after(self, operation: Operation, failure: Failure, /) -> RetryAction | None:
+    async def retry_after(self, state: RetryState, failure: Failure, /) -> RetryAction | None:
         await asyncio.sleep(0)
         return None if failure.reason is RetryReason.LOCK_TIMEOUT else RetryAction()
 
@@ -75,12 +75,12 @@ class Patient(BestEffort):
 
 
 class AnswersSeconds:
-    def retry_after(self, operation: Operation, failure: Failure, /) -> float:
+    def retry_after(self, state: RetryState, failure: Failure, /) -> float:
         return 0.5
 
 
 class AsksForLess:
-    def retry_after(self, operation: Operation) -> RetryAction | None:
+    def retry_after(self, state: RetryState) -> RetryAction | None:
         return None
 
 

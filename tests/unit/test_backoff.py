@@ -7,7 +7,7 @@ from support.engine.retry_strategies import half
 
 from pymongo_resilience.rules import backoff
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import BestEffort, FastFail, RetryAction
 
 
@@ -63,7 +63,7 @@ def test_what_is_held_back_waits_four_times_as_long_each_time(attempt: int, most
 @pytest.mark.parametrize("strategy", [BestEffort(), FastFail()])
 def test_the_strategies_wait_exponentially_with_dice_of_their_own(strategy: BestEffort) -> None:
     failure = Failure(ValueError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
-    operation = Operation("find", "shop.orders", Kind.READ, strategy)
+    operation = RetryState("find", "shop.orders", Kind.READ, strategy)
     delays: dict[int, set[float]] = {}
     for attempt in (1, 2, 11):
         operation.attempts = attempt
@@ -83,7 +83,7 @@ def test_a_calculator_of_ones_own() -> None:
         return attempt * 0.125
 
     failure = Failure(ValueError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
-    operation = Operation("find", "shop.orders", Kind.READ, BestEffort(linear), attempts=3)
+    operation = RetryState("find", "shop.orders", Kind.READ, BestEffort(linear), attempts=3)
     assert BestEffort(linear).retry_after(operation, failure) == RetryAction(0.375)
     assert seen == [3]
 

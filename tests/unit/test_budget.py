@@ -33,8 +33,8 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 
 OVERLOAD = Failure(
     RuntimeError(),
@@ -51,12 +51,12 @@ RULES = RetryRules(random=half)
 
 def operation(
     budget: RetryBudget, timeout: float | None = 5.0, strategy: object = AT_ONCE
-) -> Operation:
+) -> RetryState:
     deadline = None if timeout is None else Deadline.after(FakeClock(100.0), timeout)
-    return Operation("find", "a.b", Kind.READ, strategy, budget=budget, deadline=deadline)  # type: ignore[arg-type]
+    return RetryState("find", "a.b", Kind.READ, strategy, budget=budget, deadline=deadline)  # type: ignore[arg-type]
 
 
-def decided(operation: Operation, failure: Failure) -> GiveUp | Retry:
+def decided(operation: RetryState, failure: Failure) -> GiveUp | Retry:
     operation.budget.failed(failure, retried=operation.attempts > 0)
     operation.count(failure)
     verdict = RULES.decide(operation, failure)

@@ -13,8 +13,8 @@ from support.engine.retry_strategies import AT_ONCE, half
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
-from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.retry_state import Kind
 
 if TYPE_CHECKING:
     from support.engine.failing_work import Outcome

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_state import RetryState
 
 RETRY_RULES = RetryRules(random=half)
 
@@ -43,7 +43,7 @@ class Awaiting:
     def __init__(self, answer: Any) -> None:
         self._answer = answer
 
-    async def retry_after(self, operation: Operation, failure: Failure, /) -> Any:
+    async def retry_after(self, operation: RetryState, failure: Failure, /) -> Any:
         await asyncio.sleep(0)
         if isinstance(self._answer, Exception):
             raise self._answer

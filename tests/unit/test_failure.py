@@ -8,8 +8,8 @@ from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 
 
 def failure(*labels: str) -> Failure:
@@ -40,7 +40,7 @@ def test_labels(
 
 
 def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
-    operation = Operation("insert", "shop.orders", Kind.WRITE, FAST_FAIL)
+    operation = RetryState("insert", "shop.orders", Kind.WRITE, FAST_FAIL)
     operation.count(failure("SystemOverloadedError"))
     operation.next_command()
     assert (operation.attempts, operation.overloaded) == (0, False)
@@ -65,7 +65,7 @@ def test_what_may_be_forgotten_there_is_not_repeated(
         session_ends=Deadline.after(clock, 1800),
     )
     deadline = Deadline.after(clock, 36000)
-    operation = Operation(
+    operation = RetryState(
         "update", "a.b", kind, FAST_FAIL, declared_idempotent=idempotent, deadline=deadline
     )
     clock.advance(1799)

@@ -61,7 +61,7 @@ def assert_logged(caplog: pytest.LogCaptureFixture, step: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("step", ["operation", "classify", "report", "prepare"])
+@pytest.mark.parametrize("step", ["retry_state", "classify", "report", "prepare"])
 def test_the_original_error_is_raised_and_the_fault_logged(
     step: str,
     kind: type[FakeWork],

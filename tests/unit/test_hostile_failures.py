@@ -45,8 +45,8 @@ from pymongo_resilience.breakers import BreakerSettings, CircuitBreaker
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import BestEffort
 
 pytestmark = pytest.mark.oldest
@@ -78,7 +78,7 @@ def test_every_exception_is_described(error: Exception, attempt: classify.Attemp
         assert failure.stage is Stage.NOT_SENT
 
 
-MANY = Operation("update", "shop.orders", Kind.WRITE, BestEffort())
+MANY = RetryState("update", "shop.orders", Kind.WRITE, BestEffort())
 """A write that nobody recognises when it comes again: an update of many documents."""
 SENT = classify.Attempt(
     reached_connection=True, carried_txn_number=False, server="db1.example:27017", min_rtt=0.0

@@ -30,13 +30,13 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Verdict
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import RetryAction, RetryStrategy
 
 READING = Call(kind=Kind.READ)
 numbers = st.floats() | strange_floats
-READ = Operation("find", "shop.orders", Kind.READ, BEST_EFFORT)
+READ = RetryState("find", "shop.orders", Kind.READ, BEST_EFFORT)
 NETWORK = Failure(OSError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
 OVERLOADED = Failure(
     OSError(),
@@ -46,7 +46,7 @@ OVERLOADED = Failure(
 )
 
 
-def decided(operation: Operation, failure: Failure, delay: float) -> Verdict:
+def decided(operation: RetryState, failure: Failure, delay: float) -> Verdict:
     """The verdict on a failure, where the strategy answers with ``delay``."""
     operation.count(failure)
     retry_rules = RetryRules(random=half)

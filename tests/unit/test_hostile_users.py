@@ -21,8 +21,8 @@ from support.hostile_input import examples, strange_floats
 from pymongo_resilience.events import Broadcast, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience.rules.strategy import RetryAction
 from pymongo_resilience.testing import RecordingListener
 

@@ -21,7 +21,7 @@ from pymongo_resilience.rules.strategy import BestEffort, FastFail
 
 if TYPE_CHECKING:
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_state import RetryState
 
 
 class Collection:
@@ -38,7 +38,7 @@ class ByClass:
     """A strategy that needs no object."""
 
     @classmethod
-    def retry_after(cls, operation: Operation, failure: Failure, /) -> None: ...
+    def retry_after(cls, operation: RetryState, failure: Failure, /) -> None: ...
 
 
 policies = st.builds(

@@ -16,7 +16,7 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import BestEffort
 
 PLAIN = Find({"a": 1})
@@ -116,8 +116,8 @@ def test_a_find_goes_on_after_the_last_document(find: Find, expected: list[Any])
     assert made == replace(begun, filter={"$and": expected}, limit=7, skip=0)
 
 
-def operation() -> Operation:
-    return Operation("getMore", "db.coll", Kind.READ, BestEffort())
+def operation() -> RetryState:
+    return RetryState("getMore", "db.coll", Kind.READ, BestEffort())
 
 
 def failure(**facts: Any) -> Failure:

@@ -12,15 +12,15 @@ from support.engine.retry_strategies import FAST_FAIL
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 
 SECRET = "a value of a document"
 FAILURE = Failure(ValueError(SECRET), Stage.IN_FLIGHT, RetryReason.ACCESS_ERROR, code_name=SECRET)
 
 
 def why(rule: Rule, **facts: Any) -> str:
-    made = Operation(
+    made = RetryState(
         "update", SECRET, facts.pop("kind", Kind.WRITE), FAST_FAIL, data={"a": SECRET}, **facts
     )
     return why_not_repeated(rule, made, FAILURE)

@@ -44,8 +44,8 @@ from support.engine.retry_strategies import AT_ONCE
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import RetryAction
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from pymongo_resilience.rules.failure import Failure
 
 
-def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation, Failure]:
+def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[RetryState, Failure]:
     """An operation whose first attempt has just failed."""
     deadline = None if timeout is None else Deadline.after(FakeClock(START), timeout)
-    operation = Operation(
+    operation = RetryState(
         "find",
         "shop.orders",
         call.kind,

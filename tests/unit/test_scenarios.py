@@ -17,8 +17,8 @@ from support.engine.scenarios import SCENARIOS, Scenario
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_state import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

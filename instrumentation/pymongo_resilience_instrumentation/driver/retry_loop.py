@@ -16,7 +16,7 @@ from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConce
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 
 from pymongo_resilience.rules.failure import RETRYABLE_WRITE, Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 
 from .clients import classes

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import Selection, any_server_selector
 
-from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import Address
 
 from .retry_loop import kind

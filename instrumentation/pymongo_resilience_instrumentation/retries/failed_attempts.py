@@ -23,8 +23,8 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_state import NO_DATA, Kind, RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.by_client import CLOSED
@@ -42,7 +42,7 @@ CLOSING = 0.5
 unanswered: close() must not take long."""
 
 
-def described(loop: Any) -> Operation:
+def described(loop: Any) -> RetryState:
     """The operation for the retry rules. Reads nothing of the caller's context."""
     call, runtime, client = loop.call, loop.runtime, driver.retry_loop.client(loop)
     loop.limits = runtime.limits.of(client)
@@ -51,7 +51,7 @@ def described(loop: Any) -> Operation:
     method = call.method
     if kind is Kind.GET_MORE and call.batch_of is None and method:
         method += "/getMore"  # a method fetches the batches of a cursor of its own
-    return Operation(
+    return RetryState(
         name=call.operation,
         namespace=call.namespace,
         kind=kind,
@@ -84,7 +84,7 @@ def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
     return Deadline(clock, now + left, shorter(timeout, call.timeout or 0)), None
 
 
-def classified(loop: Any, error: Exception, operation: Operation) -> Failure:
+def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
     """The facts of the attempt that ended with ``error``, whose own text is corrected where it
     says too little, or what only the library has added."""
     unselected = isinstance(error, ServerSelectionTimeoutError) and loop.connection is None
@@ -105,20 +105,20 @@ def classified(loop: Any, error: Exception, operation: Operation) -> Failure:
             min_rtt=driver.csot.min_rtt(),
         ),
     )
-    failure = loop.txn_number.known(loop, failure, operation, loop.began)
+    failure = loop.txn_number.known(loop, failure, state, loop.began)
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         stopped_bulks.show_as_answered(error)
     limited = loop.call.attempt_timeout is not None
     if limited and failure.timed_out and failure.code is not None:
-        failure = command_limits.as_attempt_timeout(failure, operation)
+        failure = command_limits.as_attempt_timeout(failure, state)
     if loop.resumption is not None:
-        own = operation.max_retries
+        own = state.max_retries
         most = loop.runtime.executor.retry_rules.max_retries if own is None else own
-        failure = loop.resumption.reclassified(failure, operation, most)
+        failure = loop.resumption.reclassified(failure, state, most)
     return failure
 
 
-def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -> Exception:
+def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> Exception:
     """What the application gets once no attempt follows: which error, and what is added to it."""
     # The loop's own client: a task may outlive the call that it was started in.
     client = driver.retry_loop.client(loop)
@@ -137,18 +137,18 @@ def final_error(loop: Any, failure: Failure, rule: Rule, operation: Operation) -
     error = raised.error
     if not isinstance(error, PyMongoError):
         return error
-    reasons = operation.reasons
+    reasons = state.reasons
     origin = Origin(raised.server, raised.stage, len(reasons), reasons[:-1])
-    if rule is Rule.DEADLINE and operation.deadline is not None:
+    if rule is Rule.DEADLINE and state.deadline is not None:
         return timed_out(
             error,
             origin,
-            timeout_s=operation.deadline.timeout,
+            timeout_s=state.deadline.timeout,
             elapsed_s=elapsed(loop.call),
-            name=operation.method or operation.name,
+            name=state.method or state.name,
             advice=precedence.advice(loop.call),
         )
-    state_origin(error, origin, rule, why_not_repeated(rule, operation, raised))
+    state_origin(error, origin, rule, why_not_repeated(rule, state, raised))
     loop.call.history.final_error = error
     return error
 

@@ -21,7 +21,7 @@ from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
 from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
-from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.deferred import defer
@@ -192,14 +192,14 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def budget(self) -> RetryBudget:
         return self.limits.budget
 
-    def operation(self) -> Operation:
+    def retry_state(self) -> RetryState:
         self.check_repeated()
         clock = self.runtime.executor.clock
         self.txn_number = TxnNumber(clock)
         self.began = clock.now() - self.call.elapsed()
-        operation = failed_attempts.described(self)
-        operation.deadline, operation.retry_window = failed_attempts.deadlines(self)
-        return operation
+        state = failed_attempts.described(self)
+        state.deadline, state.retry_window = failed_attempts.deadlines(self)
+        return state
 
     def attempt(self) -> Any:
         self.runtime.in_flight[id(self)] = ref(self)
@@ -207,50 +207,50 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.began = self.runtime.executor.clock.now()
         return self.again()
 
-    def classify(self, error: Exception, operation: Operation) -> Failure:
-        self._attempt_ends(error, operation)
+    def classify(self, error: Exception, state: RetryState) -> Failure:
+        self._attempt_ends(error, state)
         if isinstance(error, TxnNumberUnsupportedError):
             self._end_permit(Evidence.NONE)
             if (earlier := self.txn_number.unsupported()) is not None:
                 return earlier
         if isinstance(error, TxnNumberLostError):
             error = AutoReconnect(str(error))
-        return failed_attempts.classified(self, error, operation)
+        return failed_attempts.classified(self, error, state)
 
-    def _attempt_ends(self, error: Exception, operation: Operation) -> None:
+    def _attempt_ends(self, error: Exception, state: RetryState) -> None:
         self.runtime.in_flight.pop(id(self), None)
         if self.call.history.waits:
             bounded_waits.over(self.call, None if self.connection is not None else error)
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:
             # A bulk has gone on: the retry of its last command has succeeded.
-            if operation.attempts:
+            if state.attempts:
                 self.budget.succeeded(retried=True)
-            operation.next_command()
+            state.next_command()
             self.txn_number.next_command()
         self.progress = progress
 
-    def report(self, failure: Failure, operation: Operation) -> Callable[[], Any] | None:
+    def report(self, failure: Failure, state: RetryState) -> Callable[[], Any] | None:
         self._end_permit(evidence(failure))
         try:
-            self.budget.failed(failure, retried=operation.attempts > 0)
+            self.budget.failed(failure, retried=state.attempts > 0)
             if failure.overloaded and self.runtime.hedges is not None:
                 self.runtime.hedges.of(self._client).budget.overloaded()
         except faults():
             logger.exception("internal error in pymongo-resilience after an attempt")
         return driver.retry_loop.needed_release(self, failure)
 
-    def prepare(self, failure: Failure, operation: Operation) -> None:
+    def prepare(self, failure: Failure, state: RetryState) -> None:
         unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
         if self.last is None or not (failure.no_writes_performed or unsent):
             self.last = failure
         driver.retry_loop.prepare_retry(self, failure)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             rules = self.runtime.executor.retry_rules
-            command_limits.lift_attempt_timeout(self.call, rules, operation, failure)
+            command_limits.lift_attempt_timeout(self.call, rules, state, failure)
         if self.resumption is not None:
             self.resumption.prepare(self)
-        self.txn_number.bind(failure, operation)
+        self.txn_number.bind(failure, state)
         if driver.retry_loop.stays_pinned(self, failure):
             driver.retry_loop.pin_again(self)
         elif self._avoids_server(failure):

@@ -10,7 +10,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience.clock import Clock, Deadline
 from pymongo_resilience.rules.failure import Failure, Stage
-from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 
@@ -75,10 +75,10 @@ class TxnNumber:
             return None
         return replace(self.bound_to, carried_txn_number=False, session_ends=self.session_ends)
 
-    def known(self, loop: Any, failure: Failure, operation: Operation, began: float) -> Failure:
+    def known(self, loop: Any, failure: Failure, state: RetryState, began: float) -> Failure:
         """``failure``, with how long servers recognise what was sent with the number so far."""
         applied = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
-        numbered = failure.carried_txn_number or operation.kind is Kind.TRANSACTION_END
+        numbered = failure.carried_txn_number or state.kind is Kind.TRANSACTION_END
         if applied and numbered and self.since is None:
             self.since = began
         if self.since is None:
@@ -86,14 +86,14 @@ class TxnNumber:
         self._note_session(driver.retry_loop.client(loop).topology_description)
         return replace(failure, session_ends=self.session_ends)
 
-    def bind(self, failure: Failure, operation: Operation) -> None:
+    def bind(self, failure: Failure, state: RetryState) -> None:
         """Before the attempt that follows. Retryable Writes: where the server of the retry does not
         support it, the original error is raised. By our own rules, what was never sent is sent
         without a number."""
-        if failure.retryable_overload or operation.declared_idempotent:
+        if failure.retryable_overload or state.declared_idempotent:
             return
         sent = failure.stage is not Stage.NOT_SENT
-        if sent or (follows_specification(operation) and self.bound_to is None):
+        if sent or (follows_specification(state) and self.bound_to is None):
             self.bound_to = failure
 
     def _note_session(self, known_to: Any) -> None:

@@ -16,8 +16,8 @@ from pymongo.errors import ExecutionTimeout
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Operation
 from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import keep
@@ -145,21 +145,21 @@ class Reply(Interceptor):
         return late
 
 
-def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
+def as_attempt_timeout(failure: Failure, state: RetryState) -> Failure:
     """A limit that the server has kept is the attempt's where the operation has time left; what was
     not sent for want of time says nothing of the server."""
-    deadline = operation.deadline
+    deadline = state.deadline
     if failure.stage is Stage.NOT_SENT or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
 
 
 def lift_attempt_timeout(
-    call: Call, rules: RetryRules, operation: Operation, failure: Failure
+    call: Call, rules: RetryRules, state: RetryState, failure: Failure
 ) -> None:
     """Before an attempt that follows one without an answer: with the client's budget spent it has
     all the time that is left, since each that is given up costs a connection and work."""
-    if rules.holds_back(operation, failure):
+    if rules.holds_back(state, failure):
         call.attempt_timeout = call.reply_within = None
 
 

@@ -14,7 +14,7 @@ from support.engine.failing_work import BlockingWork, FakeWork, run_in_thread
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.budget import UNLIMITED
 from pymongo_resilience.rules.failure import RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_state import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,15 +18,15 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience.rules.strategy import RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_state import RetryState
     from pymongo_resilience.rules.strategy import RetryStrategy
 
 SHORTEST_ATTEMPT = 1 / 64
@@ -46,7 +46,7 @@ class Whimsical:
     def __repr__(self) -> str:
         return "Whimsical(...)"
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Any:
+    def retry_after(self, operation: RetryState, failure: Failure, /) -> Any:
         answer = self._answers[self._asked % len(self._answers)]
         self._asked += 1
         if isinstance(answer, float):

@@ -13,7 +13,7 @@ from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.budget import UNLIMITED, RetryBudget
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.testing import RecordingListener
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class FakeWork:
     budget: RetryBudget = UNLIMITED
     left: list[Failure] = field(default_factory=list)
     prepared: list[Failure] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[RetryState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._to_come: Iterator[Fault] = iter(self.faults)
@@ -122,8 +122,8 @@ class FakeWork:
         self.clock.advance(self._fault.takes)
         raise AttemptFailed(self.attempts)
 
-    def operation(self) -> Operation:
-        made = Operation(
+    def retry_state(self) -> RetryState:
+        made = RetryState(
             "find",
             "shop.orders",
             self.call.kind,
@@ -141,23 +141,23 @@ class FakeWork:
         self.operations.append(made)
         return made
 
-    def classify(self, error: Exception, operation: Operation, /) -> Failure:
+    def classify(self, error: Exception, state: RetryState, /) -> Failure:
         fault = self._fault
         assert fault is not None
         if fault.next_command:
-            if operation.attempts:
+            if state.attempts:
                 self.budget.succeeded(retried=True)
-            operation.next_command()
+            state.next_command()
         return failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
 
-    def _report(self, failure: Failure, operation: Operation) -> None:
+    def _report(self, failure: Failure, state: RetryState) -> None:
         self.left.append(failure)
-        self.budget.failed(failure, retried=operation.attempts > 0)
+        self.budget.failed(failure, retried=state.attempts > 0)
 
-    def prepare(self, failure: Failure, operation: Operation, /) -> None:
+    def prepare(self, failure: Failure, state: RetryState, /) -> None:
         self.prepared.append(failure)
 
-    def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
+    def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
         return Final(failure, rule)
 
     def undecided(self, error: Exception, /) -> None:
@@ -168,8 +168,8 @@ class BlockingWork(FakeWork):
     def attempt(self) -> str:
         return self._attempt()
 
-    def report(self, failure: Failure, operation: Operation, /) -> None:
-        self._report(failure, operation)
+    def report(self, failure: Failure, state: RetryState, /) -> None:
+        self._report(failure, state)
 
     def run(self, executor: Executor) -> Any:
         """As the driver's loop does it: the first attempt is not the executor's."""
@@ -188,12 +188,12 @@ class AwaitedWork(FakeWork):
         await asyncio.sleep(0)  # the loop gets its turn, as with a real connection
         return self._attempt()
 
-    def report(self, failure: Failure, operation: Operation, /) -> Callable[[], Awaitable[None]]:
+    def report(self, failure: Failure, state: RetryState, /) -> Callable[[], Awaitable[None]]:
         async def release() -> None:
             await asyncio.sleep(0)
             self.left.append(failure)
 
-        self.budget.failed(failure, retried=operation.attempts > 0)
+        self.budget.failed(failure, retried=state.attempts > 0)
         return release
 
     async def run(self, executor: AsyncExecutor) -> Any:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_state import RetryState
 
 
 def quarter() -> float:
@@ -38,9 +38,9 @@ class Answering:
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer
-        self.asked: list[tuple[Operation, Failure]] = []
+        self.asked: list[tuple[RetryState, Failure]] = []
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Any:
+    def retry_after(self, operation: RetryState, failure: Failure, /) -> Any:
         self.asked.append((operation, failure))
         return self._answer()
 

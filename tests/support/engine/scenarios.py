@@ -32,8 +32,8 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.retry_state import Kind
 
 if TYPE_CHECKING:
     from pymongo_resilience.rules.strategy import RetryStrategy

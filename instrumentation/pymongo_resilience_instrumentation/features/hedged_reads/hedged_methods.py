@@ -118,21 +118,19 @@ class BatchRead:
         self._original = original
         self._given = given
         self._kwargs = kwargs
-        self._client, self._operation, method = driver.cursors.run_operation_arguments(
-            given, kwargs
-        )
+        self._client, self._query, method = driver.cursors.run_operation_arguments(given, kwargs)
         self._cursor = method.__self__
         self._sessions = {FIRST: driver.cursors.swap_session(self._cursor, None)}
 
     def send(self, tried: Try) -> Any:
         given, kwargs = self._given, self._kwargs
         if tried.name == HEDGE:
-            operation = driver.cursors.with_new_session(self._client, self._operation)
-            self._sessions[HEDGE] = operation.session
+            query = driver.cursors.with_new_session(self._client, self._query)
+            self._sessions[HEDGE] = query.session
             if len(given) > 1:
-                given = (given[0], operation, *given[2:])
+                given = (given[0], query, *given[2:])
             else:
-                kwargs = {**kwargs, "operation": operation}
+                kwargs = {**kwargs, "operation": query}
         return self._original(*given, **kwargs)
 
     def adopt(self, tried: Try) -> None:
@@ -141,7 +139,7 @@ class BatchRead:
     def discard(self, tried: Try) -> Callable[[], Any] | None:
         session = self._sessions.pop(tried.name, None)
         if tried.result is not None:
-            cursor_id, address = driver.cursors.opened_by(tried.result, self._operation)
+            cursor_id, address = driver.cursors.opened_by(tried.result, self._query)
             if cursor_id:
                 driver.clients.kill_later(self._client, cursor_id, address)
         return None if session is None else session.end_session

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pymongo_resilience.rules.failure import Failure, RetryReason
-from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.retry_state import RetryState
 
 ID = "_id"
 BY_ID: Mapping[str, int] = {ID: 1}
@@ -135,7 +135,7 @@ def continued(find: Find, last: Any, *, limit: int) -> Find:
     return replace(find, filter=both, limit=limit, skip=0)
 
 
-def reclassified(failure: Failure, operation: Operation, max_retries: int) -> tuple[Failure, bool]:
+def reclassified(failure: Failure, state: RetryState, max_retries: int) -> tuple[Failure, bool]:
     """The failure of a getMore as the rules are to see it, before ``operation`` has recorded it,
     and whether the attempt after it is the find, made anew.
 
@@ -143,9 +143,9 @@ def reclassified(failure: Failure, operation: Operation, max_retries: int) -> tu
     was rejected for overload, never else: ``max_retries`` times, then the find has as many.
     """
     if failure.retryable_overload:
-        if operation.attempts < max_retries:
+        if state.attempts < max_retries:
             return failure, False
-        operation.attempts, operation.overloaded = 0, False
+        state.attempts, state.overloaded = 0, False
     elif failure.code == CURSOR_NOT_FOUND:
         failure = replace(failure, reason=RetryReason.CURSOR_LOST)
     elif failure.selection and not failure.terminal:

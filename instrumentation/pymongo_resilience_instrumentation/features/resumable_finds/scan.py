@@ -18,7 +18,7 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
 from pymongo_resilience.rules.failure import Failure, RetryReason
-from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.calls import Call
@@ -37,20 +37,20 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
         runtime.before_batch = partial(begin, runtime)
 
 
-def begin(runtime: Runtime, call: Call, operation: Any, method: Any) -> None:
+def begin(runtime: Runtime, call: Call, query: Any, method: Any) -> None:
     """Before a batch. Raises ConfigurationError for a find that is to be resumable and cannot."""
     cursor = method.__self__
     if call.batch_of is None:
-        position = _first(runtime, call, operation, cursor)
+        position = _first(runtime, call, query, cursor)
         if position is not getattr(cursor, ATTRIBUTE, None):
             setattr(cursor, ATTRIBUTE, position)
     else:
         position = getattr(cursor, ATTRIBUTE, None)
-        if position is not None and not position.is_of(operation.cursor_id, cursor.retrieved):
+        if position is not None and not position.is_of(query.cursor_id, cursor.retrieved):
             position = None
     if position is not None:
         fetch = AsyncFetch if isinstance(call.client, AsyncMongoClient) else Fetch
-        call.resumption = fetch(position, operation, method)
+        call.resumption = fetch(position, query, method)
         # So the driver's loop prepares it, and the rules see a read.
         call.only_reads = True
 
@@ -140,14 +140,14 @@ class Names:
 class Fetch:
     """One batch, while the driver's loop fetches it. Belongs to one thread or task."""
 
-    def __init__(self, position: Position, operation: Any, method: Any) -> None:
+    def __init__(self, position: Position, query: Any, method: Any) -> None:
         self._position = position
-        self._operation = operation
+        self._query = query
         self._method = method
         """Sends an operation of the cursor on a connection."""
         self._cursor = method.__self__
-        self._client = operation.client
-        self._later = operation.cursor_id is not None
+        self._client = query.client
+        self._later = query.cursor_id is not None
         """It is a getMore, which another find may replace."""
         self._anew = self._resumed = False
         self._lost = False
@@ -192,7 +192,7 @@ class Fetch:
             return False
         time = driver.finds.operation_time(response)
         if time is not None and position.find.may_read_after:
-            position.query.read_concern = driver.finds.ReadAfter(self._operation.read_concern, time)
+            position.query.read_concern = driver.finds.ReadAfter(self._query.read_concern, time)
         return True
 
     def _warn(self, error: PyMongoError) -> None:
@@ -208,7 +208,7 @@ class Fetch:
             names.note(driver.finds.run_command(query, names.command(), given))
         return names.found
 
-    def reclassified(self, failure: Failure, operation: Operation, max_retries: int) -> Failure:
+    def reclassified(self, failure: Failure, state: RetryState, max_retries: int) -> Failure:
         """The failure that the rules are to see."""
         if not self._later:
             return failure
@@ -219,7 +219,7 @@ class Fetch:
             return failure
         if not self._finds_query():
             return failure if failure.retryable_overload else unknown
-        failure, self._anew = rules.reclassified(failure, operation, max_retries)
+        failure, self._anew = rules.reclassified(failure, state, max_retries)
         self._lost = failure.reason is RetryReason.CURSOR_LOST
         return failure
 
@@ -247,13 +247,13 @@ class Fetch:
             details = {"ok": 0.0, "errmsg": REPLACED, "code": code, "codeName": name}
             raise OperationFailure(REPLACED, code, details)
         if not self._lost:
-            self._abandon(self._operation.cursor_id, self._cursor.address)
+            self._abandon(self._query.cursor_id, self._cursor.address)
         self._noted(response)
         driver.finds.as_of_getmore(response)
         return response
 
     def _send(self, given: tuple[Any, ...]) -> Any:
-        query = driver.finds.copied(self._position.query, self._operation.session)
+        query = driver.finds.copied(self._position.query, self._query.session)
         driver.finds.write(query, self._find)
         query.reset()
         return self._method(given[2], query, given[3])
@@ -261,7 +261,7 @@ class Fetch:
     def _abandon(self, cursor_id: int, address: Address) -> None:
         # Where the server is not reachable, the driver's background task would wait for it.
         if cursor_id and driver.finds.is_known(self._client, address):
-            at = driver.cursors.cursor_address(self._operation, address)
+            at = driver.cursors.cursor_address(self._query, address)
             driver.clients.kill_later(self._client, cursor_id, at)
 
     def _finds_query(self) -> bool:

@@ -1,4 +1,4 @@
-"""One operation of the driver, as the rules see it, with the count of its attempts."""
+"""What the rules know of one command and its retries, and how many of its attempts failed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Kind(enum.Enum):
 
 
 @dataclass(slots=True)
-class Operation:
-    """Belongs to one thread or task; lives from the first failure to the end of the operation."""
+class RetryState:
+    """Belongs to one thread or task; made at the first failure of one run of the driver's loop."""
 
     name: str
     """Its name in the telemetry, for example ``"find"``."""
