@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from pymongo_resilience_instrumentation.failures.reasons import CODES, NOT_LISTED
-from pymongo_resilience_instrumentation.operations import ALLOWED
+from pymongo_resilience_instrumentation.public_operations import ALLOWED
 from support.operations_table import documented, rows, section
 
 from pymongo_resilience import Config

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation import public_operations
 from pymongo_resilience_instrumentation.telemetry.client_tracing import (
     ENABLED_VARIABLE,
     LENGTH_VARIABLE,
@@ -34,7 +34,7 @@ def test_the_operations_are_those_of_the_methods() -> None:
     listed = _named(
         [row[0] for row in rows(section(DOCUMENT, "Operations").split("| attribute")[0])]
     )
-    tables = (operations.COLLECTION, operations.DATABASE, operations.CLIENT)
+    tables = (public_operations.COLLECTION, public_operations.DATABASE, public_operations.CLIENT)
     assert listed == {each.name for table in tables for each in table.values()} | WITHOUT_A_METHOD
 
 

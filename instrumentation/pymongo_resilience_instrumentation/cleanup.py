@@ -16,13 +16,13 @@ from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import is_closing, shielded
 
-from . import calls, driver
-from .calls import NO_DEADLINE
-from .clients.background_work import BackgroundCall, CleanupCall
+from . import driver, in_progress
+from .clients.background_work import BackgroundOperation, CleanupOperation
 from .clients.by_client import keep
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
 from .failures import classify
-from .interceptor import CallInterceptor, Function
+from .interceptor import Function, OperationInterceptor
+from .operation import NO_DEADLINE
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
 
@@ -32,7 +32,7 @@ MOST_SESSIONS = 10_000
 """How many of them one endSessions may name."""
 
 
-class KillCursors(CallInterceptor):
+class KillCursors(OperationInterceptor):
     """The killCursors of a cursor's ``close()``: where it fails, the background task has it, as in
     pymongo. One of the task is repeated by its next run."""
 
@@ -43,37 +43,40 @@ class KillCursors(CallInterceptor):
         self._rejected: dict[int, dict[int, int]] = {}
         """How often a server has rejected which cursor of the background task, by client."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupCall | None:
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupOperation | None:
         _, address, session = driver.clients.kill_arguments(given, kwargs)
-        client, outer = given[0], calls.current()
+        client, outer = given[0], in_progress.current()
         if outer is not None and outer.client is not client:
             outer = None
-        if address is None or isinstance(outer, BackgroundCall) or calls.reporting():
+        if address is None or isinstance(outer, BackgroundOperation) or in_progress.reporting():
             return None
-        call = CleanupCall(client, KILL_CURSORS, driver.clients.cursor_namespace(address))
-        call.history.server = tuple(address)
-        # CSOT, "Cursor close() methods refresh timeoutMS". What a call or a stream of GridFS closes
-        # by itself is within that one's own time, in with_transaction within what is left of it.
-        call.session, call.transaction = session, transaction_of(session)
-        refreshed = outer is None is call.transaction and not driver.csot.runs_already()
-        self.runtime.begin(call, whole_timeout=refreshed)
-        if not refreshed and call.transaction is None:
-            call.deadline = NO_DEADLINE
-        return call
+        operation = CleanupOperation(client, KILL_CURSORS, driver.clients.cursor_namespace(address))
+        operation.history.server = tuple(address)
+        # CSOT, "Cursor close() methods refresh timeoutMS". What an operation or a stream of GridFS
+        # closes by itself is within that one's own time, in with_transaction within what is left of
+        # it.
+        operation.session, operation.transaction = session, transaction_of(session)
+        refreshed = outer is None is operation.transaction and not driver.csot.runs_already()
+        self.runtime.begin(operation, whole_timeout=refreshed)
+        if not refreshed and operation.transaction is None:
+            operation.deadline = NO_DEADLINE
+        return operation
 
-    def send(self, call: CleanupCall, _original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(
+        self, operation: CleanupOperation, _original: Function, *given: Any, **kwargs: Any
+    ) -> Any:
         ids, address, session = driver.clients.kill_arguments(given, kwargs)
-        return driver.clients.kill_cursors(call.client, ids, address, session)
+        return driver.clients.kill_cursors(operation.client, ids, address, session)
 
     def failed(
-        self, call: Any, error: BaseException, given: tuple[Any, ...], kwargs: dict[str, Any]
+        self, operation: Any, error: BaseException, given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
         ids, address, _ = driver.clients.kill_arguments(given, kwargs)
-        around = calls.current()
-        if call is None:
+        around = in_progress.current()
+        if operation is None:
             # An error of a closed client ends the task; any other would be a traceback on stderr.
             ours = isinstance(error, PyMongoError) and not isinstance(error, InvalidOperation)
-            if not isinstance(around, BackgroundCall) or not ours:
+            if not isinstance(around, BackgroundOperation) or not ours:
                 return error
             with shielded("after killCursors"):
                 self._repeat(around.client, error, ids, address)
@@ -82,7 +85,7 @@ class KillCursors(CallInterceptor):
             # The driver leaves the cursor to its background task after its own errors alone.
             for cursor_id in ids:
                 driver.clients.kill_later(given[0], cursor_id, address)
-        raised = super().failed(call, error, given, kwargs)
+        raised = super().failed(operation, error, given, kwargs)
         # The server's own timeout ends it then; the driver would go on in the background.
         return None if getattr(error, "retry_rule", None) is Rule.ATTEMPTS else raised
 
@@ -101,7 +104,7 @@ class KillCursors(CallInterceptor):
                 driver.clients.kill_later(client, cursor_id, address)
 
 
-class EndSessions(CallInterceptor):
+class EndSessions(OperationInterceptor):
     """The endSessions of a client's ``close()``; the driver ignores its errors."""
 
     runtime: Runtime
@@ -110,23 +113,25 @@ class EndSessions(CallInterceptor):
         super().__init__(runtime)
         self.send = self._send_async if asynchronous else self._send
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupCall | None:
-        if calls.reporting():
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupOperation | None:
+        if in_progress.reporting():
             return None
-        call = CleanupCall(given[0], END_SESSIONS, ("admin", None))
-        self.runtime.begin(call)
-        return call
+        operation = CleanupOperation(given[0], END_SESSIONS, ("admin", None))
+        self.runtime.begin(operation)
+        return operation
 
-    def _send(self, _call: CleanupCall, _original: Function, client: Any, ids: Any) -> None:
+    def _send(
+        self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
+    ) -> None:
         for at in range(0, len(ids), MOST_SESSIONS):
             driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
 
     async def _send_async(
-        self, _call: CleanupCall, _original: Function, client: Any, ids: Any
+        self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
     ) -> None:
         for at in range(0, len(ids), MOST_SESSIONS):
             await driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
 
-    def failed(self, call: Any, error: BaseException, *rest: Any) -> BaseException | None:
-        raised = super().failed(call, error, *rest)
+    def failed(self, operation: Any, error: BaseException, *rest: Any) -> BaseException | None:
+        raised = super().failed(operation, error, *rest)
         return None if isinstance(error, PyMongoError) and not is_closing(error) else raised

@@ -1,5 +1,5 @@
-"""Cursors and change streams, which outlive the call and the block that made them: the policy and
-the timeout that they take along; their batches, ``to_list``, ``close``, and the steps and
+"""Cursors and change streams, which outlive the operation and the block that made them: the policy
+and the timeout that they take along; their batches, ``to_list``, ``close``, and the steps and
 resumption of change streams. None of it runs once per document.
 """
 
@@ -22,15 +22,15 @@ from pymongo_resilience.policies.policy import (
     policy_of_cursor,
     shorter,
 )
-from pymongo_resilience_instrumentation import calls, driver, operations
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation import driver, in_progress, public_operations
 from pymongo_resilience_instrumentation.interceptor import (
-    CallInterceptor,
     Function,
+    OperationInterceptor,
     Within,
     Wrapper,
 )
-from pymongo_resilience_instrumentation.operations import WRITES
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.public_operations import WRITES
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.precedence import keep, kept_by, transaction_of
@@ -43,13 +43,13 @@ def made(runtime: Runtime) -> Wrapper:
     """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
     which may be bound before this is put on."""
 
-    enabled_flag, found = runtime.enabled_flag, calls.found
+    enabled_flag, found = runtime.enabled_flag, in_progress.found
 
     def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> None:
         original(*args, **kwargs)
-        call = found()
-        # What the driver makes inside of a call is used up there, under the call's own policy.
-        if enabled_flag.on and (call is None or call.ended):
+        operation = found()
+        # What the driver makes inside of an operation is used up there, under its policy.
+        if enabled_flag.on and (operation is None or operation.ended):
             with shielded("after a cursor was made"):
                 attach_policy(blocks.current().over(policy_of(cursor.collection)), cursor)
 
@@ -72,7 +72,11 @@ def clone(runtime: Runtime) -> Wrapper:
 
 
 def prepare(
-    runtime: Runtime, gives: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    runtime: Runtime,
+    gives: str | None,
+    operation: Operation,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
     """Before a method of the public API that gives a cursor or a change stream.
 
@@ -81,38 +85,38 @@ def prepare(
     if gives == "change stream":
         # Always by iteration, whatever mode is set: watch has no timeoutMode.
         given = dict(zip(WATCH, args, strict=False), **kwargs)
-        precedence.check_max_await(call, given.get("max_await_time_ms"))
+        precedence.check_max_await(operation, given.get("max_await_time_ms"))
     elif gives == "cursor":
         writes = precedence.write_stage(args, kwargs)
-        if call.transaction is None:
-            call.cursor = precedence.cursor_timeout(runtime.timeouts, call, writes=writes)
+        if operation.transaction is None:
+            operation.cursor = precedence.cursor_timeout(runtime.timeouts, operation, writes=writes)
         else:
-            precedence.check_writes(runtime.timeouts.mode_of(call), writes)
+            precedence.check_writes(runtime.timeouts.mode_of(operation), writes)
 
 
-def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:
+def after(runtime: Runtime, gives: str | None) -> Callable[[Operation, Any], None] | None:
     """What to do with the cursor or change stream that it gave."""
 
-    def of_a_cursor(call: Call, cursor: Any) -> None:
-        if call.bound is NOTHING is blocks.current() and call.cursor is None:
+    def of_a_cursor(operation: Operation, cursor: Any) -> None:
+        if operation.bound is NOTHING is blocks.current() and operation.cursor is None:
             return
-        attach_policy(blocks.current().over(call.bound), cursor)
-        keep(cursor, call.cursor)
+        attach_policy(blocks.current().over(operation.bound), cursor)
+        keep(cursor, operation.cursor)
 
-    def of_a_stream(call: Call, stream: Any) -> None:
+    def of_a_stream(operation: Operation, stream: Any) -> None:
         inner = driver.cursors.cursor_of_stream(stream)
         for each in (stream, inner):
-            attach_policy(blocks.current().over(call.bound), each)
+            attach_policy(blocks.current().over(operation.bound), each)
         if not runtime.timeouts.csot_available:
             return
-        seconds, configured = call.own_timeout
+        seconds, configured = operation.own_timeout
         # A timeout of the configuration's leaves the wait for news alone.
         driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
-        if call.timeout is None:
+        if operation.timeout is None:
             return
         each_batch, wait = seconds if configured else None, precedence.wait_for_news(inner)
         now = driver.csot.now()
-        kept = precedence.CursorTimeout(each_batch, ITERATION, now, call.timeout, wait)
+        kept = precedence.CursorTimeout(each_batch, ITERATION, now, operation.timeout, wait)
         keep(stream, kept)
         if configured:
             keep(inner, kept)
@@ -121,20 +125,20 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
 
 
 def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    """A client's ``_run_operation``. What a call reads inside is no call of its own."""
+    """A client's ``_run_operation``. What an operation reads inside is no operation of its own."""
     fetch = Batch(runtime, asynchronous).wrapper(runtime.enabled_flag, asynchronous)
-    found = calls.found
+    found = in_progress.found
 
     def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
-        call = found()
-        if call is not None and call.client is client and call.reads_inside:
+        operation = found()
+        if operation is not None and operation.client is client and operation.reads_inside:
             return original(*args, **kwargs)
         return fetch(original, client, args, kwargs)
 
     return wrapper
 
 
-class Batch(CallInterceptor):
+class Batch(OperationInterceptor):
     """One batch of a cursor: the first, or a getMore."""
 
     runtime: Runtime
@@ -144,35 +148,35 @@ class Batch(CallInterceptor):
         self.asynchronous = asynchronous
         self.plug_in(runtime.senders.get(driver.cursors.RUN_OPERATION, ()))
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        client, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+        client, query, method = driver.cursors.run_operation_arguments(given, kwargs)
         cursor = getattr(method, "__self__", None)
-        name = str(getattr(operation.name, "value", operation.name))
+        name = str(getattr(query.name, "value", query.name))
         runtime = self.runtime
         if runtime.nested(client) and not _reads_for_the_application(name):
             return None
-        call = Call(client, name, (operation.db, operation.coll))
+        operation = Operation(client, name, (query.db, query.coll))
         if name == "getMore":
-            call.batch_of = type(cursor)
+            operation.batch_of = type(cursor)
         if cursor is not None:
-            call.bound = policy_of_cursor(cursor)
-        call.session = operation.session
-        runtime.begin(call)
-        call.history.server = driver.cursors.pinned_address(operation)
+            operation.bound = policy_of_cursor(cursor)
+        operation.session = query.session
+        runtime.begin(operation)
+        operation.history.server = driver.cursors.pinned_address(query)
         try:
-            if cursor is not None and call.transaction is None:
-                _apply(runtime, call, cursor, first=call.batch_of is None)
+            if cursor is not None and operation.transaction is None:
+                _apply(runtime, operation, cursor, first=operation.batch_of is None)
             if runtime.before_batch is not None and cursor is not None:
-                runtime.before_batch(call, operation, method)
+                runtime.before_batch(operation, query, method)
         except BaseException as error:
-            runtime.end(call, error=error)
+            runtime.end(operation, error=error)
             raise
-        return call
+        return operation
 
     def failed(
-        self, call: Call | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
+        self, operation: Operation | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
     ) -> BaseException | None:
-        instead = super().failed(call, error, given, kwargs)
+        instead = super().failed(operation, error, given, kwargs)
         if isinstance(instead, (NetworkTimeout, WaitQueueTimeoutError)):
             _kill_later(given, kwargs)
         return instead
@@ -183,37 +187,37 @@ def _reads_for_the_application(name: str) -> bool:
 
     Only a client's bulk write has a cursor of its own, over its results.
     """
-    call = calls.current()
-    if call is None or call.operation not in WRITES:
+    operation = in_progress.current()
+    if operation is None or operation.name not in WRITES:
         return False
-    return name != "getMore" or call.operation != "bulkWrite"
+    return name != "getMore" or operation.name != "bulkWrite"
 
 
-def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
+def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) -> None:
     kept = kept_by(cursor)
     if first and (kept is None or kept.in_use):
         # Again for a cursor that was rewound: its life begins again.
-        call.cursor = precedence.cursor_timeout(runtime.timeouts, call, cursor)
-        keep(cursor, call.cursor)
+        operation.cursor = precedence.cursor_timeout(runtime.timeouts, operation, cursor)
+        keep(cursor, operation.cursor)
         return
-    call.cursor = kept
+    operation.cursor = kept
     if kept is None:
         return
     kept.in_use = True
     in_force = kept.for_a_batch()
     if in_force is not None:
-        call.timeout, call.deadline = in_force
+        operation.timeout, operation.deadline = in_force
 
 
 def _kill_later(given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): have the background task kill it."""
     with shielded("after a timeout of a cursor"):
-        client, operation, _ = driver.cursors.run_operation_arguments(given, kwargs)
+        client, query, _ = driver.cursors.run_operation_arguments(given, kwargs)
         address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
-        if operation.cursor_id and operation.conn_mgr is None:
-            cursor_address = driver.cursors.cursor_address(operation, address)
-            driver.clients.kill_later(client, operation.cursor_id, cursor_address)
+        if query.cursor_id and query.conn_mgr is None:
+            cursor_address = driver.cursors.cursor_address(query, address)
+            driver.clients.kill_later(client, query.cursor_id, cursor_address)
 
 
 def to_list(runtime: Runtime, asynchronous: bool) -> Within:
@@ -235,10 +239,10 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     kept = kept_by(cursor)
     if cursor.cursor_id is None:
         coll = cursor.collection
-        call = Call(coll.database.client, "find", (coll.database.name, coll.name))
-        call.bound = policy_of_cursor(cursor)
-        call.timeout, _ = runtime.timeouts.of_call(call)
-        kept = precedence.cursor_timeout(runtime.timeouts, call, cursor)
+        operation = Operation(coll.database.client, "find", (coll.database.name, coll.name))
+        operation.bound = policy_of_cursor(cursor)
+        operation.timeout, _ = runtime.timeouts.of_call(operation)
+        kept = precedence.cursor_timeout(runtime.timeouts, operation, cursor)
         if kept is not None:
             kept.in_use = False
             keep(cursor, kept)
@@ -249,15 +253,15 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
 def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """A cursor's or change stream's ``close()`` has the whole time again that its operation had.
 
-    CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
-    closes by itself is within that call's own time.
+    CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what an
+    operation closes by itself is within that one's own time.
     """
     refreshed = Within(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
-    found = calls.found
+    found = in_progress.found
 
     def wrapper(original: Function, closed: Any, args: Any, kwargs: Any) -> Any:
-        call = found()
-        if call is not None and not call.ended:
+        operation = found()
+        if operation is not None and not operation.ended:
             return original(*args, **kwargs)
         return refreshed(original, closed, args, kwargs)
 
@@ -288,27 +292,27 @@ def next_of_stream(stream: Any) -> AbstractContextManager[None]:
     return NO_DEADLINE if longer else driver.csot.InForce(seconds)
 
 
-class Resume(CallInterceptor):
+class Resume(OperationInterceptor):
     """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
     it resumes, under the policy that the stream carries."""
 
     runtime: Runtime
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Operation | None:
         stream = given[0]
         client = driver.cursors.client_of_stream(stream)
         if self.runtime.nested(client):
             return None
-        target = operations.namespace_of(driver.cursors.target_of_stream(stream))
-        call = Call(client, "aggregate", target)
-        call.bound = policy_of_cursor(stream)
-        self.runtime.begin(call)
-        call.stream = kept_by(stream)
-        return call
+        target = public_operations.namespace_of(driver.cursors.target_of_stream(stream))
+        operation = Operation(client, "aggregate", target)
+        operation.bound = policy_of_cursor(stream)
+        self.runtime.begin(operation)
+        operation.stream = kept_by(stream)
+        return operation
 
-    def succeeded(self, call: Call, cursor: Any) -> Any:
-        with shielded(f"after {call.operation}"):
-            attach_policy(call.bound, cursor)
-            if call.stream is not None and call.stream.seconds is not None:
-                keep(cursor, call.stream)
-        return self.runtime.end(call, cursor)
+    def succeeded(self, operation: Operation, cursor: Any) -> Any:
+        with shielded(f"after {operation.name}"):
+            attach_policy(operation.bound, cursor)
+            if operation.stream is not None and operation.stream.seconds is not None:
+                keep(cursor, operation.stream)
+        return self.runtime.end(operation, cursor)

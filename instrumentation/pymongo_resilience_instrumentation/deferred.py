@@ -16,7 +16,7 @@ from contextvars import Context
 
 from pymongo_resilience.internal_errors import shielded
 
-from . import calls
+from . import in_progress
 
 pending: deque[Callable[[], object]] = deque()
 """For the process. Its truth is tested where an operation begins, in the driver's background task
@@ -35,7 +35,7 @@ def run_deferred() -> None:
         except IndexError:  # another thread was faster
             return
         with shielded("in deferred work"):
-            Context().run(calls.reported, work)
+            Context().run(in_progress.reported, work)
 
 
 def run_at_exit(wanted: bool) -> None:

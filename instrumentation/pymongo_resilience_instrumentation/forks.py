@@ -1,7 +1,7 @@
 """What a forked child must not take over from its parent: here, and nowhere else.
 
 A child has a single thread, the one that forked: a lock that another one held would stay locked.
-So every lock there is a new one, and nothing is in progress: no call and none of its spans, no
+So every lock there is a new one, and nothing is in progress: no operation and none of its spans, no
 attempt, no deferred work, no server of an inherited client until the child uses it. Budgets are
 full, breakers closed. The patches, the enabled flag and the configuration stay.
 
@@ -18,7 +18,7 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 
-from . import calls, deferred
+from . import deferred, in_progress
 from .clients import background_work
 
 HAVE_LOCKS = ("clients", "limits", "closings", "hedges")
@@ -36,7 +36,7 @@ def _in_child() -> None:
     runtime = _watched
     if runtime is None:
         return
-    steps = [deferred.forget_deferred, calls.detach_in_child, calls.clear_inherited]
+    steps = [deferred.forget_deferred, in_progress.detach_in_child, in_progress.clear_inherited]
     steps += [
         background_work.reset_after_fork,
         runtime.in_flight.clear,

@@ -1,5 +1,5 @@
 """What happens around one method of pymongo, and what runs it: sync or async, the same steps. An
-interceptor has them; that of a call begins and ends one, ``Within`` puts a timeout in force.
+interceptor has them; that of an operation begins and ends one, ``Within`` puts a timeout in force.
 
 Here alone it is decided what becomes of a fault of our own: it is logged, and the driver goes on.
 """
@@ -19,8 +19,8 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import faults, is_closing, logger
-from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation import in_progress
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -53,7 +53,7 @@ class Interceptor:
     succeeded: Callable[[Any, Any], Any] | None = None
     """Called after it with what ``enter`` returned and the result; returns what the caller gets."""
     sends_by_policy = False
-    """``send`` does nothing for a call that no policy holds for."""
+    """``send`` does nothing for an operation that no policy holds for."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - others
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
@@ -94,7 +94,7 @@ Row = tuple[Owner, str, Replacement]
 
 def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
-    found, by_policy = calls.found, interceptor.sends_by_policy
+    found, by_policy = in_progress.found, interceptor.sends_by_policy
 
     def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -133,7 +133,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
 
 def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
-    found, by_policy = calls.found, interceptor.sends_by_policy
+    found, by_policy = in_progress.found, interceptor.sends_by_policy
 
     async def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -177,15 +177,15 @@ def _unbound(original: Function, instance: Any) -> Function:
     return lambda _instance, *args, **kwargs: original(*args, **kwargs)
 
 
-def _restore(around: Call | None, error: BaseException) -> None:
+def _restore(around: Operation | None, error: BaseException) -> None:
     """Whatever struck in lines of ours, nothing that began inside stays in force."""
-    if calls.found() is not around and not is_closing(error):
-        calls.unwind(around)
+    if in_progress.found() is not around and not is_closing(error):
+        in_progress.unwind(around)
 
 
-def _refuses(interceptor: Interceptor, around: Call | None, error: BaseException) -> bool:
+def _refuses(interceptor: Interceptor, around: Operation | None, error: BaseException) -> bool:
     """Whether the caller gets what ``enter`` has raised."""
-    calls.unwind(around)
+    in_progress.unwind(around)
     if isinstance(error, REFUSED) or not isinstance(error, faults()):
         return True
     what = type(interceptor).__name__
@@ -210,39 +210,40 @@ class Within(Interceptor):
         self._begin = begin
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        if calls.reporting():
+        if in_progress.reporting():
             return None
         context = self._begin(given[0])
         return None if context is NO_DEADLINE else Entered(given[0], context)
 
 
 Send = Callable[..., Any]
-"""Called with the call, the original and its arguments; returns the result, or an awaitable."""
+"""Called with the operation, the original and its arguments; returns the result, or an
+awaitable."""
 
 
 class Sender(NamedTuple):
     """What a feature puts around a method of the public API."""
 
     make: Callable[[Any], Send | None]
-    """From a CallInterceptor to what sends its calls in place of the original, if anything."""
+    """From a CallInterceptor to what sends its operations in place of the original, if anything."""
     by_policy: bool
-    """A call that no policy holds for is sent as it is."""
+    """An operation that no policy holds for is sent as it is."""
 
 
 def _chained(outer: Send, inner: Send) -> Send:
-    def send(call: Call, original: Any, *given: Any, **kwargs: Any) -> Any:
-        return outer(call, partial(inner, call, original), *given, **kwargs)
+    def send(operation: Operation, original: Any, *given: Any, **kwargs: Any) -> Any:
+        return outer(operation, partial(inner, operation, original), *given, **kwargs)
 
     return send
 
 
-class CallInterceptor(Interceptor):
-    """``enter`` returns a Call. Outermost wins: what a call calls in turn on its own client is no
-    call of its own."""
+class OperationInterceptor(Interceptor):
+    """``enter`` returns an Operation. Outermost wins: what an operation calls in turn on its own
+    client is no operation of its own."""
 
     def __init__(self, runtime: Any) -> None:
         self.runtime = runtime
-        """A Runtime, which begins and ends calls."""
+        """A Runtime, which begins and ends operations."""
         if self.succeeded is None:
             self.succeeded = runtime.end
 
@@ -254,8 +255,10 @@ class CallInterceptor(Interceptor):
             if send is not None:
                 self.send = send if self.send is None else _chained(send, self.send)
 
-    def failed(self, call: Call | None, error: BaseException, *_: Any) -> BaseException | None:
-        if call is None or call.client is None:  # it was left already
+    def failed(
+        self, operation: Operation | None, error: BaseException, *_: Any
+    ) -> BaseException | None:
+        if operation is None or operation.client is None:  # it was left already
             return error
-        instead: BaseException | None = self.runtime.end(call, error=error)
+        instead: BaseException | None = self.runtime.end(operation, error=error)
         return instead

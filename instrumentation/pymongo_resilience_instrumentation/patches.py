@@ -18,7 +18,7 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation import cursor_methods, operations
+from pymongo_resilience_instrumentation import cursor_methods, public_operations
 from pymongo_resilience_instrumentation.clients import background_work, by_client
 from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
@@ -29,8 +29,8 @@ from pymongo_resilience_instrumentation.interceptor import (
     Within,
     is_async,
 )
-from pymongo_resilience_instrumentation.operations import PublicOperation
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
+from pymongo_resilience_instrumentation.public_operations import PublicOperation
 from pymongo_resilience_instrumentation.recovery import lost_connections, woken_monitors
 from pymongo_resilience_instrumentation.retries import loop_subclass, stopped_bulks
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -43,12 +43,12 @@ from pymongo_resilience_instrumentation.transactions import session_methods
 from . import cleanup, driver
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
-    (Collection, operations.COLLECTION),
-    (AsyncCollection, operations.COLLECTION),
-    (Database, operations.DATABASE),
-    (AsyncDatabase, operations.DATABASE),
-    (MongoClient, operations.CLIENT),
-    (AsyncMongoClient, operations.CLIENT),
+    (Collection, public_operations.COLLECTION),
+    (AsyncCollection, public_operations.COLLECTION),
+    (Database, public_operations.DATABASE),
+    (AsyncDatabase, public_operations.DATABASE),
+    (MongoClient, public_operations.CLIENT),
+    (AsyncMongoClient, public_operations.CLIENT),
 )
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
 

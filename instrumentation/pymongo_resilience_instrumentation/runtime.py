@@ -1,4 +1,5 @@
-"""What one ``instrument()`` sets up: executors, spans and metrics, and how a call passes them."""
+"""What one ``instrument()`` sets up: executors, spans and metrics, and how an operation passes
+them."""
 
 from __future__ import annotations
 
@@ -24,25 +25,25 @@ from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 from pymongo_resilience_instrumentation.addresses import Address
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import ByClient, ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.interceptor import Sender
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
 from pymongo_resilience_instrumentation.telemetry import decisions
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported
+from pymongo_resilience_instrumentation.telemetry.decisions import OperationLog, Reported
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, timeout_errors
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, transaction_of
 
-from . import calls, driver
+from . import driver, in_progress
 
 SCOPE = "pymongo_resilience"
 API = ("opentelemetry.trace", "opentelemetry.metrics")
@@ -54,7 +55,7 @@ ANY_STRATEGY = NAMED["fast_fail"]
 
 
 class Runtime:
-    """Thread- and task-safe: what changes is on the call, but for ``records``."""
+    """Thread- and task-safe: what changes is on the operation, but for ``records``."""
 
     tracer: trace.Tracer | None = None
     operation_spans: OperationSpans | None = None
@@ -63,7 +64,7 @@ class Runtime:
     driver_metrics: DriverMetrics | None = None
     hedges: Any = None
     """A registry of each client's hedges (hedged_reads/), where the feature is there."""
-    before_batch: Callable[[Call, Any, Any], None] | None = None
+    before_batch: Callable[[Operation, Any, Any], None] | None = None
     """Called with the driver's operation, and what sends it, before each batch of a cursor; a
     feature's."""
 
@@ -81,7 +82,7 @@ class Runtime:
         self.records = False
         """Whether there was an SDK yet: one may be set up at any time."""
         self._looks_at = 0.0
-        """When it is looked for next, on the clock of ``Call.started``."""
+        """When it is looked for next, on the clock of ``Operation.started``."""
         reported = Reported([EventLog(), *settings.listeners])
         listener = Broadcast([*self._telemetry(settings), reported], ours=True)
         self.closings: Closings = Closings() if earlier is None else earlier.closings
@@ -100,7 +101,7 @@ class Runtime:
         self.limits = ByClient(partial(ClientLimits, limited, clock, listener))
         self.admits = self.owns_retries and config.circuit_breaker != OFF
         """Whether attempts may be refused, once their server is selected."""
-        self.shows_calls = config.traces or bool(config.metrics)
+        self.shows_operations = config.traces or bool(config.metrics)
         self.slow_seconds = None if config.slow_ms is None else config.slow_ms / 1000
         """Calls that take as long have their timeline logged; None is off."""
         self.senders: dict[str, list[Sender]] = {}
@@ -112,7 +113,7 @@ class Runtime:
     def _telemetry(self, settings: Settings) -> Iterator[Listener]:
         """What the configuration asks for, and of that what listens to decisions."""
         config = settings.config
-        yield CallLog()
+        yield OperationLog()
         if config.traces:
             self.tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
             hooks = {name: hook for name in HOOKS if (hook := getattr(settings, name)) is not None}
@@ -138,38 +139,40 @@ class Runtime:
         return [made for each in list(self.in_flight.values()) if (made := each()) is not None]
 
     def nested(self, client: object) -> bool:
-        """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
-        of what the library publishes of one."""
-        call = calls.found()
-        if call is None or call.ended:
-            return call is not None and call.reporting
-        return call.client is client and call.has_operations
+        """Whether the caller is inside of an operation of the same client: the outermost wins. Or
+        inside of what the library publishes of one."""
+        operation = in_progress.found()
+        if operation is None or operation.ended:
+            return operation is not None and operation.reporting
+        return operation.client is client and operation.has_operations
 
-    def begin(self, call: Call, *, span: bool = True, whole_timeout: bool = False) -> None:
-        """Make it the call in progress, with a deadline and a span.
+    def begin(
+        self, operation: Operation, *, span: bool = True, whole_timeout: bool = False
+    ) -> None:
+        """Make it the operation in progress, with a deadline and a span.
 
         ``whole_timeout``: it has all of it, whatever has passed of it. Raises InvalidOperation
         (pymongo's) for a timeout of its own inside of with_transaction.
         """
         if pending:
             run_deferred()
-        if calls.found() is not None:
-            calls.clear_inherited()
-        call.started = time.perf_counter()
-        session = call.session
+        if in_progress.found() is not None:
+            in_progress.clear_inherited()
+        operation.started = time.perf_counter()
+        session = operation.session
         if session is not None:
-            call.transaction = transaction_of(session)
-        call.plain = call.within is NOTHING is call.bound and not self.rules.any
-        call.timeout, call.deadline = self.timeouts.of_call(call)
-        if call.timeout is not None and whole_timeout and self.timeouts.csot_available:
-            call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
-        call.token = calls.make_current(call)
-        if self.shows_calls and not self.records and call.started >= self._looks_at:
-            self._looks_at = call.started + LOOKS_EVERY
+            operation.transaction = transaction_of(session)
+        operation.plain = operation.within is NOTHING is operation.bound and not self.rules.any
+        operation.timeout, operation.deadline = self.timeouts.of_call(operation)
+        if operation.timeout is not None and whole_timeout and self.timeouts.csot_available:
+            operation.deadline = driver.csot.Timeout.from_now(operation.timeout).resume()
+        operation.token = in_progress.make_current(operation)
+        if self.shows_operations and not self.records and operation.started >= self._looks_at:
+            self._looks_at = operation.started + LOOKS_EVERY
             self._find_sdk()
         if span and self.records and self.operation_spans is not None:
-            around = call.ends or (None if session is None else parent_of(session))
-            self.operation_spans.start(call, around)
+            around = operation.ends or (None if session is None else parent_of(session))
+            self.operation_spans.start(operation, around)
 
     def _find_sdk(self) -> None:
         tracers, meters = self._providers
@@ -178,63 +181,65 @@ class Runtime:
         # OpenTelemetry's API alone records nothing.
         self.records = not (tracers.startswith(API) and meters.startswith(API))
 
-    def end(self, call: Call, result: Any = None, error: BaseException | None = None) -> Any:
+    def end(
+        self, operation: Operation, result: Any = None, error: BaseException | None = None
+    ) -> Any:
         """Leave it: the spans end, the duration is recorded, whatever happened.
 
         Returns the result, or the error that the application is to get: see ``timeouts.of_call``.
         Raises what a signal handler has raised in a listener: the driver keeps that to itself.
         """
         if error is not None and is_closing(error):
-            self._end_later(call)
+            self._end_later(operation)
             return error
         raises = error is None
-        error = error or call.interruption
+        error = error or operation.interruption
         try:
-            call.reporting = call.ended = True
-            if call.history.waits:
-                bounded_waits.over(call, error)
+            operation.reporting = operation.ended = True
+            if operation.history.waits:
+                bounded_waits.over(operation, error)
             if error is not None:
-                error = self._ends_with(call, error)
-            seconds = time.perf_counter() - call.started
+                error = self._ends_with(operation, error)
+            seconds = time.perf_counter() - operation.started
             if error is not None or self.slow_seconds is not None:
-                with shielded(f"while logging the timeline of {call.operation}"):
-                    decisions.show(call, error, seconds, self.slow_seconds)
+                with shielded(f"while logging the timeline of {operation.name}"):
+                    decisions.show(operation, error, seconds, self.slow_seconds)
             if self.records:
-                self._publish_end(call, error, seconds)
+                self._publish_end(operation, error, seconds)
         finally:
-            calls.leave(call)
+            in_progress.leave(operation)
             # A task that was started inside, and goes on, is treated like any other.
-            call.reporting = False
+            operation.reporting = False
         if error is None:
             return result
         if raises:
             raise error
         return error
 
-    def _end_later(self, call: Call) -> None:
+    def _end_later(self, operation: Operation) -> None:
         """Its coroutine is closed unfinished; see ``deferred``."""
-        seconds, ended_ns = call.elapsed(), time.time_ns()
+        seconds, ended_ns = operation.elapsed(), time.time_ns()
         try:
-            call.history.server, call.history.loop = call.history.address, None
+            operation.history.server, operation.history.loop = operation.history.address, None
         except faults():  # not even a log may be written here
-            call.public = False
-        calls.leave_unfinished(call)
+            operation.public = False
+        in_progress.leave_unfinished(operation)
         if self.records:
-            defer(partial(self._publish_unfinished, call, seconds, ended_ns))
+            defer(partial(self._publish_unfinished, operation, seconds, ended_ns))
 
-    def _publish_unfinished(self, call: Call, seconds: float, ended_ns: int) -> None:
+    def _publish_unfinished(self, operation: Operation, seconds: float, ended_ns: int) -> None:
         # Without the frames of the error that closed it: they hold all that the coroutine did.
         error = GeneratorExit()
-        if call.span is not None:
+        if operation.span is not None:
             # What is measured leads to its trace; the context is the deferred work's own.
-            context.attach(trace.set_span_in_context(call.span))
-        if call.history.waits:
-            bounded_waits.over(call, error)
-        self._publish_end(call, error, seconds, ended_ns)
+            context.attach(trace.set_span_in_context(operation.span))
+        if operation.history.waits:
+            bounded_waits.over(operation, error)
+        self._publish_end(operation, error, seconds, ended_ns)
 
     def _publish_end(
         self,
-        call: Call,
+        operation: Operation,
         error: BaseException | None,
         seconds: float,
         ended_ns: int | None = None,
@@ -242,23 +247,23 @@ class Runtime:
         """``ended_ns``: since the epoch; None is now."""
         try:
             if self.operation_metrics is not None:
-                self.operation_metrics.record(call, error, seconds)
+                self.operation_metrics.record(operation, error, seconds)
         except faults():
-            logger.exception("internal error in pymongo-resilience while recording %s", call)
+            logger.exception("internal error in pymongo-resilience while recording %s", operation)
         try:
-            if self.operation_spans is not None and call.span is not None:
-                self.operation_spans.end(call, error, ended_ns)
-            if call.ends is not None:
-                call.ends.end(error, call.operation, ended_ns)
+            if self.operation_spans is not None and operation.span is not None:
+                self.operation_spans.end(operation, error, ended_ns)
+            if operation.ends is not None:
+                operation.ends.end(error, operation.name, ended_ns)
         except faults():
-            logger.exception("internal error in pymongo-resilience while ending %s", call)
+            logger.exception("internal error in pymongo-resilience while ending %s", operation)
 
-    def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
+    def _ends_with(self, operation: Operation, error: BaseException) -> BaseException | None:
         raised: BaseException | None = error
-        with shielded(f"while preparing the error of {call.operation}"):
+        with shielded(f"while preparing the error of {operation.name}"):
             if self.owns_retries:
-                raised = timeout_errors.of_call(call, error)
-            past = call.history
+                raised = timeout_errors.of_call(operation, error)
+            past = operation.history
             if isinstance(raised, OperationFailure) and past.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 origin = Origin(past.server_text(), Stage.ANSWERED, past.attempts, past.reasons)

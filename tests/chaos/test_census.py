@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import operation
 from pymongo_resilience_instrumentation.clients import client_registry
 from support.chaos.residue import ResidueError, no_residue
 
@@ -46,7 +46,7 @@ def _policy(undo: Undo) -> None:
 
 
 def _call(undo: Undo) -> Any:
-    return calls.Call(None, "forgotten", ("db", "coll"))
+    return operation.Operation(None, "forgotten", ("db", "coll"))
 
 
 def _registered_client(undo: Undo) -> Any:
@@ -65,7 +65,7 @@ LEAKS: dict[str, Leak] = {
     "1 x task: forgotten _for_ever": _task,
     "2 x descriptor: socket  to ": _connection,
     "1 x context variable: pymongo_resilience_policy": _policy,
-    f"1 x object: {OURS}.calls.Call": _call,
+    f"1 x object: {OURS}.operation.Operation": _call,
     f"1 x entry: {OURS}.clients.client_registry.Clients._states": _registered_client,
     f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
 }

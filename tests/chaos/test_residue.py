@@ -134,7 +134,7 @@ def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
 
 
 OF_A_CALL = (
-    r"_instrumentation\.(calls\.(Call|History)|.*\.CleanupCall|.*\.CursorTimeout)"
+    r"_instrumentation\.(operation\.(Operation|History)|.*\.CleanupOperation|.*\.CursorTimeout)"
     r"|timeline\.Run"
 )
 """A context keeps the call that was current in it, and that what it says of a cursor."""
@@ -179,7 +179,10 @@ def test_a_context_kept_from_inside_a_call_keeps_no_timeout_in_force(
     assert len(kept.all) > 4
 
 
-UNCLOSED = rf"descriptor: socket|task: .* {Member._serve.__qualname__}$|_instrumentation\.calls\."
+UNCLOSED = (
+    rf"descriptor: socket|task: .* {Member._serve.__qualname__}$"
+    r"|_instrumentation\.operation\."
+)
 """Of an async client that is never closed, pymongo 4.20 now and then leaves a connection to the
 loop: without this library in 2 of 10 runs. The connection keeps the context that it was made in,
 a call that has ended with it, and the test bed the other end. Sync clients leave nothing."""

@@ -8,7 +8,7 @@ from typing import Any
 import gridfs
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation import public_operations
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, TOO_NEW, Operation, Scene
@@ -81,9 +81,9 @@ def test_every_operation_does_what_the_document_says(
 @pytest.mark.parametrize(
     ("owner", "wrapped"),
     [
-        ("Collection", operations.COLLECTION),
-        ("Database", operations.DATABASE),
-        ("MongoClient", operations.CLIENT),
+        ("Collection", public_operations.COLLECTION),
+        ("Database", public_operations.DATABASE),
+        ("MongoClient", public_operations.CLIENT),
         ("GridFSBucket", None),
         ("GridFS", None),
     ],

@@ -9,7 +9,7 @@ import gridfs
 import pytest
 from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
-from pymongo_resilience_instrumentation import calls, cursor_methods, driver
+from pymongo_resilience_instrumentation import cursor_methods, driver, in_progress
 from pymongo_resilience_instrumentation.features.gridfs import stream_deadlines
 from pymongo_resilience_instrumentation.timeouts import command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
@@ -111,7 +111,7 @@ def test_the_operation_goes_on(
         patch.setattr(owner, name, fail)
         use(side, db)
     assert "internal error in pymongo-resilience" in caplog.text
-    assert calls.current() is None
+    assert in_progress.current() is None
     assert (_csot.TIMEOUT.get(), _csot.DEADLINE.get()) == (None, float("inf"))
 
 

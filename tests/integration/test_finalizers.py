@@ -25,7 +25,7 @@ from opentelemetry.sdk.metrics._internal.measurement_consumer import Synchronous
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo import _csot as pymongo_csot
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.child_programs import ended, run
 from support.clients import POLLING, Side, wait_until
@@ -240,7 +240,7 @@ def _run_with_a_deadline(main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _nothing_is_in_progress() -> None:
-    assert calls.current() is None
+    assert in_progress.current() is None
 
 
 async def _suspended(client: Any, database: str, count: int) -> list[Any]:
@@ -348,7 +348,7 @@ def test_what_was_in_force_for_a_closed_coroutine_is_not_for_what_follows_it(
                 operation.close()
             await asyncio.sleep(0.6)
             await client[database].coll.find_one()
-            return calls.found(), pymongo_csot.get_timeout()
+            return in_progress.found(), pymongo_csot.get_timeout()
 
     assert asyncio.run(main()) == (None, None)
     first, second = [span for span in watcher.ended if span.name == f"find {database}.coll"]

@@ -8,7 +8,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.operations import only_reads
+from pymongo_resilience_instrumentation.public_operations import only_reads
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutBefore
 from support.clients import POLLING, Side
 from support.command_listeners import Inside

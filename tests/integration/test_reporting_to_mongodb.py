@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from support.clients import POLLING, Side, fail_command
 
 import pymongo_resilience
@@ -119,7 +119,7 @@ def test_who_is_told_sends_nothing_that_is_told(
     assert 0 < reporter.told < 4 * RETRIES
     # One line says that it happens, and a log handler is told that one, too.
     assert reporter.deepest == (2 if place == "log" else 1)
-    assert calls.current() is None
+    assert in_progress.current() is None
     said = [
         each for each in caplog.records if "uses MongoDB while it handles telemetry" in each.message
     ]

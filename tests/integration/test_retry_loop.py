@@ -11,7 +11,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
@@ -134,7 +134,7 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_
     runtime = PymongoResilienceInstrumentor()._runtime
     assert runtime is not None
     owner: Any = RetryLoop if prepared else runtime.limits
-    monkeypatch.setattr(owner, "operation" if prepared else "of", broken)
+    monkeypatch.setattr(owner, "retry_state" if prepared else "of", broken)
     proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9 if prepared else 1))
     with pytest.raises(AutoReconnect) if prepared else nullcontext():
         OPERATIONS[name](side, coll)
@@ -161,4 +161,4 @@ def test_an_interruption_while_a_call_ends_ends_it(
     with pytest.raises(KeyboardInterrupt):
         side.do(coll.find_one)
     assert [call.ended for call in ended] == [True]
-    assert calls.found() is None
+    assert in_progress.found() is None

@@ -15,7 +15,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation import public_operations
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support import canary_failures, canary_retries
 from support.canaries import MARK, PASSWORD, USER, leaks, matching
@@ -28,9 +28,9 @@ from pymongo_resilience import OperationTimeoutError
 
 CHANNELS = ("spans", "metrics", "log", "reprs", "warnings", "standard error")
 TABLES = {
-    "Collection": operations.COLLECTION,
-    "Database": operations.DATABASE,
-    "MongoClient": operations.CLIENT,
+    "Collection": public_operations.COLLECTION,
+    "Database": public_operations.DATABASE,
+    "MongoClient": public_operations.CLIENT,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 from pymongo.errors import OperationFailure
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from support.clients import POLLING, fail_command
 from support.engine.retry_strategies import AT_ONCE
 from support.striking import OURS, SoftTimeLimitExceeded
@@ -139,7 +139,7 @@ def test_it_reaches_the_application_and_nothing_stays_in_force(
 
             for _ in range(times):
                 arrived += until_struck(act, rng.uniform(0.0002, 0.004), lost)
-                assert calls.current() is None
+                assert in_progress.current() is None
     finally:
         signal.signal(signal.SIGALRM, before)
     # Of a coroutine that was not awaited yet the interpreter warns.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from support.child_programs import ended
 
 PROGRAM = """
@@ -80,7 +80,7 @@ print(*(name for name in names if not importable(name)))
 
 def test_each_module_can_be_imported_first() -> None:
     """None needs another one that needs it in turn, and so a certain order."""
-    home = str(Path(calls.__file__).parent.parent)
+    home = str(Path(in_progress.__file__).parent.parent)
     status, output, errors = ended([sys.executable, "-c", EACH_FIRST, home], {})
     assert status == 0, errors
     assert output.split() == []

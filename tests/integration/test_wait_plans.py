@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pymongo import _csot
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import calls, driver, runtime
+from pymongo_resilience_instrumentation import driver, in_progress, runtime
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.clients import Side
 from support.engine.fake_clock import FakeClock
@@ -115,7 +115,7 @@ class Stage(FakeClock):
 
     def acts(self) -> bool:
         """For the operation alone: a monitor is left in peace."""
-        return self.plan is not None and calls.current() is not None
+        return self.plan is not None and in_progress.current() is not None
 
     def begin_attempt(self) -> None:
         if self.plan is not None and self.acts():
@@ -252,7 +252,7 @@ def in_force() -> tuple[Any, ...]:
     """All that stands for a timeout. The round-trip time of its server an operation leaves to the
     block of ``pymongo.timeout`` that it is in."""
     csot = _csot.TIMEOUT.get(), _csot.DEADLINE.get()
-    return *csot, blocks.current(), blocks.timed(), calls.current()
+    return *csot, blocks.current(), blocks.timed(), in_progress.current()
 
 
 async def play(stage: Stage, coll: Any, plan: Plan) -> tuple[float, float | None, Any]:

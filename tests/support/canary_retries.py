@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pymongo
 from pymongo import InsertOne, errors
 from support.canaries import MARK, NUMBER, PASSWORD, USER, WRONG_PASSWORD, document, matching, text
-from support.canary_operations import RetryState
+from support.canary_operations import Operation
 from support.clients import fail_command
 from support.every_operation import Scene
 
@@ -37,7 +37,7 @@ class Trouble:
 
     commands: tuple[str, ...]
     data: Mapping[str, Any]
-    call: RetryState
+    call: Operation
     reason: RetryReason | None
     """Of the first decision; None where nothing was decided."""
     kind: type[BaseException] | None = None

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import (
     READS_PER_HEDGE,
     RESERVED_HEDGES,
 )
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
+from pymongo_resilience_instrumentation.operation import Operation
 from support.engine.fake_clock import FakeClock
 
 DELAY = 0.25
@@ -79,7 +79,7 @@ def hedges(monkeypatch: pytest.MonkeyPatch) -> ClientHedges:
 
 def race(hedges: ClientHedges, workers: Workers, read: Read) -> tuple[Race, Signal]:
     runtime: Any = SimpleNamespace(executor=SimpleNamespace(listener=None), clients=None)
-    made = Race(runtime, hedges, Call(None, "find", ("a", "b")), read, workers, delay=DELAY)
+    made = Race(runtime, hedges, Operation(None, "find", ("a", "b")), read, workers, delay=DELAY)
     return made, made._decided
 
 

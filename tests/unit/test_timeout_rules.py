@@ -15,9 +15,9 @@ import pymongo
 import pytest
 from pymongo import _csot
 from pymongo.errors import InvalidOperation
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.driver.csot import Timeout
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, TransactionDeadline
 
 from pymongo_resilience import Config, Policy, override
@@ -45,9 +45,9 @@ def rules(
     return TimeoutRules(namespaces, Config(timeout_ms=default), csot_available=csot)
 
 
-def call(*, client: float | None = None, bound: int | None = None) -> Call:
+def call(*, client: float | None = None, bound: int | None = None) -> Operation:
     options = SimpleNamespace(timeout=client)
-    made = Call(SimpleNamespace(options=options), "find", ("shop", "orders"))
+    made = Operation(SimpleNamespace(options=options), "find", ("shop", "orders"))
     made.bound = Policy(timeout_ms=bound)
     return made
 
@@ -162,4 +162,4 @@ def test_what_a_listener_sends_has_none() -> None:
     def several() -> tuple[float | None, bool]:
         return rules(default=9_000).of_several(client, ("shop", "orders"), Policy())
 
-    assert calls.reported(several) == (None, False)
+    assert in_progress.reported(several) == (None, False)

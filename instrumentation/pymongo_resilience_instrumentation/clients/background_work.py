@@ -13,13 +13,13 @@ from opentelemetry.context import Context
 from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.internal_errors import is_closing, shielded
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.driver.retry_loop import KILL_CURSORS
 from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Function, Interceptor
-from pymongo_resilience_instrumentation.operations import Target
+from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.public_operations import Target
 
 from .by_client import Closings, keep
 
@@ -63,7 +63,7 @@ def _taken(client: Any) -> Iterator[tuple[OpenTransaction, float]]:
         yield left.popleft()
 
 
-class CleanupCall(Call):
+class CleanupOperation(Operation):
     """A killCursors or endSessions: no operation of the public API, though it has a span."""
 
     has_operations = False
@@ -73,7 +73,7 @@ class CleanupCall(Call):
         self.public = self.reads_inside = False
 
 
-class BackgroundCall(CleanupCall):
+class BackgroundOperation(CleanupOperation):
     """One run of the task."""
 
 
@@ -84,34 +84,36 @@ class BackgroundRun(Interceptor):
         self._closings = closings
         self.send = self._send_async if asynchronous else self._send
 
-    def _send(self, _: BackgroundCall, original: Function, client: Any) -> Any:
+    def _send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
         for opened, until in _taken(client):
             with _aborting(client, opened, until):
                 driver.sessions.abort(client, opened)
         return original(client)
 
-    async def _send_async(self, _: BackgroundCall, original: Function, client: Any) -> Any:
+    async def _send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
         for opened, until in _taken(client):
             with _aborting(client, opened, until):
                 await driver.sessions.abort_async(client, opened)
         return await original(client)
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundCall:
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundOperation:
         if pending:
             run_deferred()
-        call = BackgroundCall(given[0], KILL_CURSORS)
-        call.token = calls.make_current(call)
+        operation = BackgroundOperation(given[0], KILL_CURSORS)
+        operation.token = in_progress.make_current(operation)
         if not self._closings.closed(given[0]):
             # The task of an async client inherits the span of the client's first caller.
-            call.outer_context = context.get_current()
+            operation.outer_context = context.get_current()
             context.attach(Context())
-        return call
+        return operation
 
-    def succeeded(self, call: BackgroundCall, result: object) -> Any:
-        calls.leave(call)
+    def succeeded(self, operation: BackgroundOperation, result: object) -> Any:
+        in_progress.leave(operation)
         return result
 
-    def failed(self, call: BackgroundCall | None, error: BaseException, *_: Any) -> BaseException:
-        if call is not None:
-            (calls.leave_unfinished if is_closing(error) else calls.leave)(call)
+    def failed(
+        self, operation: BackgroundOperation | None, error: BaseException, *_: Any
+    ) -> BaseException:
+        if operation is not None:
+            (in_progress.leave_unfinished if is_closing(error) else in_progress.leave)(operation)
         return error

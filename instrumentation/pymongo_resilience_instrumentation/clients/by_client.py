@@ -15,7 +15,7 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
@@ -98,18 +98,19 @@ class Closings(ByClient[Closing]):
 
 
 class ClientClock(MonotonicClock):
-    """A clock whose waits end with the client of the call in progress. Thread- and task-safe."""
+    """A clock whose waits end with the client of the operation in progress. Thread- and
+    task-safe."""
 
     def __init__(self, closings: Closings) -> None:
         self._closings = closings
         self._clock = MonotonicClock()
 
     def _waits(self) -> Closing | MonotonicClock:
-        call = calls.current()
+        operation = in_progress.current()
         # What close() sends itself is repeated while the client is being closed.
-        if call is None or call.client is None or call.operation == END_SESSIONS:
+        if operation is None or operation.client is None or operation.name == END_SESSIONS:
             return self._clock
-        return self._closings.of(call.client)
+        return self._closings.of(operation.client)
 
     def sleep(self, seconds: float, /) -> None:
         self._waits().sleep(seconds)

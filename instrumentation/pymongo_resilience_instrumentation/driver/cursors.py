@@ -24,16 +24,16 @@ def cursor_classes() -> tuple[type, ...]:
 
 
 def run_operation_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The client and the operation that ``_run_operation`` was called with, and the method of the
-    cursor that sends it on a connection."""
-    operation = given[1] if len(given) > 1 else kwargs["operation"]
-    return given[0], operation, given[2] if len(given) > 2 else kwargs["run_with_conn"]  # noqa: PLR2004
+    """The client and the query or getMore that ``_run_operation`` was called with, and the method
+    of the cursor that sends it on a connection."""
+    query = given[1] if len(given) > 1 else kwargs["operation"]
+    return given[0], query, given[2] if len(given) > 2 else kwargs["run_with_conn"]  # noqa: PLR2004
 
 
-def pinned_address(operation: Any) -> Address | None:
+def pinned_address(query: Any) -> Address | None:
     """The server whose connection the cursor keeps, for a batch that does not enter the loop, which
     would note its server; else None."""
-    connection = getattr(getattr(operation, "conn_mgr", None), "conn", None)
+    connection = getattr(getattr(query, "conn_mgr", None), "conn", None)
     return getattr(connection, "address", None)
 
 
@@ -53,25 +53,25 @@ def max_await_time_ms(cursor: Any) -> int | None:
     return getattr(cursor, "_max_await_time_ms", None)
 
 
-def cursor_address(operation: Any, address: Any) -> Any:
+def cursor_address(query: Any, address: Any) -> Any:
     """What a killCursors for the cursor of a getMore is sent to, on the server at ``address``."""
-    return message._CursorAddress(address, f"{operation.db}.{operation.coll}")
+    return message._CursorAddress(address, f"{query.db}.{query.coll}")
 
 
-def may_be_sent_twice(operation: Any, cursor: Any) -> bool:
+def may_be_sent_twice(query: Any, cursor: Any) -> bool:
     """Whether the first batch of the cursor could come from any server: no session of the
     application's, no connection of its own, and no plan of one server's."""
     return not (
-        operation.exhaust
-        or "$explain" in operation.spec
+        query.exhaust
+        or "$explain" in query.spec
         or is_tailable(cursor)
         or cursor.session is not None
     )
 
 
-def with_new_session(client: Any, operation: Any) -> Any:
-    """A copy of the operation of a cursor's first batch, with an implicit session of its own."""
-    made = copy.copy(operation)
+def with_new_session(client: Any, query: Any) -> Any:
+    """A copy of the query of a cursor's first batch, with an implicit session of its own."""
+    made = copy.copy(query)
     made.session = client._ensure_session()
     return made
 
@@ -82,10 +82,10 @@ def swap_session(cursor: Any, session: Any) -> Any:
     return had
 
 
-def opened_by(reply: Any, operation: Any) -> tuple[int, Any]:
+def opened_by(reply: Any, query: Any) -> tuple[int, Any]:
     """The cursor of a first batch, 0 for one that is exhausted, and what it is killed with."""
     cursor_id: int = reply.docs[0]["cursor"]["id"]
-    return cursor_id, cursor_address(operation, reply.address)
+    return cursor_id, cursor_address(query, reply.address)
 
 
 def set_timeout_of_each_next(stream: Any, seconds: float | None) -> None:

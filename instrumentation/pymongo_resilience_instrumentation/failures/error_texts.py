@@ -11,7 +11,7 @@ from pymongo_resilience import redaction
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.operation import Operation
 
 from .classify import attribute
 
@@ -32,12 +32,12 @@ _BY_ERROR = (
 )
 
 
-def outcome_of(call: Call, error: BaseException | None) -> str:
+def outcome_of(operation: Operation, error: BaseException | None) -> str:
     """``ok``, ``retried_ok``, or the reason why the error reached the application."""
     if error is None:
-        return "retried_ok" if call.history.reasons else "ok"
+        return "retried_ok" if operation.history.reasons else "ok"
     rule = next(
-        (rule for cls, rule in _BY_ERROR if isinstance(error, cls)), call.history.declined_by
+        (rule for cls, rule in _BY_ERROR if isinstance(error, cls)), operation.history.declined_by
     )
     return "not_retryable" if rule is None else OUTCOMES.get(rule, "not_retryable")
 

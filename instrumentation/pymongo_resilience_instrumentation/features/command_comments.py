@@ -13,9 +13,9 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.interceptor import Function
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 COMMENTED = frozenset({
@@ -38,23 +38,27 @@ def plug_in(runtime: Runtime, put_on: Any) -> None:
 
     def send(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
         with shielded("before a command was sent"):
-            call = calls.current()
-            if enabled_flag.on and call is not None and connection.max_wire_version >= MONGODB_4_4:
-                _add_comment(call, *driver.connections.passing_command(args, kwargs))
+            operation = in_progress.current()
+            if (
+                enabled_flag.on
+                and operation is not None
+                and connection.max_wire_version >= MONGODB_4_4
+            ):
+                _add_comment(operation, *driver.connections.passing_command(args, kwargs))
         return original(*args, **kwargs)
 
     name = driver.connections.PASSED
     put_on((owner, name, send) for owner in driver.connections.connections_with(name))
 
 
-def _add_comment(call: Call, command: Any, client: Any) -> None:
+def _add_comment(operation: Operation, command: Any, client: Any) -> None:
     # Without a client it is a handshake, an authentication or a monitor's; the document of a
     # runCommand is the application's own: what is put there would stay there.
-    if call.span is None or client is None or call.operation == "runCommand":
+    if operation.span is None or client is None or operation.name == "runCommand":
         return
     if next(iter(command)) in COMMENTED and command.get("comment") is None:
         carrier: dict[str, str] = {}
-        PROPAGATOR.inject(carrier, trace.set_span_in_context(call.span))
+        PROPAGATOR.inject(carrier, trace.set_span_in_context(operation.span))
         carrier.pop("tracestate", None)
         if carrier:
             command["comment"] = carrier

@@ -2,8 +2,8 @@
 
 Those carry a transaction number, so they are repeated and applied once. Django's ``save()`` sends
 such writes. Nothing is asked before: where the server refuses one document alone, before anything
-is written, the call is sent as it is, and its namespace is left alone from then on. Never behind
-mongos, where two shards may have documents of one ``_id``.
+is written, the operation is sent as it is, and its namespace is left alone from then on. Never
+behind mongos, where two shards may have documents of one ``_id``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bson import SON, Binary, Decimal128, Int64, ObjectId, Timestamp
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.interceptor import Function, Send, Sender
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -48,7 +48,7 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
 
 def _sender(public: PublicMethod) -> Send | None:
     """Sends a write to one document where it can."""
-    twin = vars(public.owner).get(TWINS[public.operation.method])
+    twin = vars(public.owner).get(TWINS[public.entry.method])
     if twin is None:
         return None
     signature = inspect.signature(public.found)
@@ -67,38 +67,40 @@ class _Single(NamedTuple):
     signature: inspect.Signature
     asynchronous: bool
 
-    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(self, operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = self.write(given, kwargs)
         try:
             if send is not None:
                 return send()
         except OperationFailure as error:
-            _leave_alone(call, error)
+            _leave_alone(operation, error)
         return original(*given, **kwargs)
 
-    async def send_async(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+    async def send_async(
+        self, operation: Operation, original: Function, *given: Any, **kwargs: Any
+    ) -> Any:
         send = self.write(given, kwargs)
         try:
             if send is not None:
                 return await send()
         except OperationFailure as error:
-            _leave_alone(call, error)
+            _leave_alone(operation, error)
         return await original(*given, **kwargs)
 
     def write(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-        """What sends the call for one document; None where it is to be sent as it is."""
+        """What sends the operation for one document; None where it is to be sent as it is."""
         with shielded("before a write"):
-            call: Any = calls.current()
+            operation: Any = in_progress.current()
             if not pins_id(given[1] if len(given) > 1 else kwargs.get("filter")):
                 return None
-            if call is None or call.instance is not given[0]:
+            if operation is None or operation.instance is not given[0]:
                 return None
             try:
                 (_, target), *values = self.signature.bind(*given, **kwargs).arguments.items()
             except TypeError:  # the driver's to refuse, as is what is no session
                 return None
-            arguments, client = dict(values), call.client
-            session = arguments.get("session") or call.session
+            arguments, client = dict(values), operation.client
+            session = arguments.get("session") or operation.session
             if (
                 self.runtime.enabled_flag.on
                 and arguments.get("collation") is None
@@ -106,20 +108,20 @@ class _Single(NamedTuple):
                 and target.write_concern.acknowledged
                 and client.options.retry_writes
                 and client.topology_description.topology_type_name in REPLICA_SETS
-                and call.target[0] not in ("local", "config")
-                and call.namespace not in left_alone.get(id(client), ())
+                and operation.target[0] not in ("local", "config")
+                and operation.namespace not in left_alone.get(id(client), ())
             ):
                 return partial(self.twin.__get__(target, type(target)), **arguments)
         return None
 
 
-def _leave_alone(call: Call, error: OperationFailure) -> None:
+def _leave_alone(operation: Operation, error: OperationFailure) -> None:
     """Note the namespace; raises the error unless it is a refusal of the only attempt, which shows
     that nothing was written. An earlier attempt may have been executed."""
     details = error.details or {}
-    if error.code not in REFUSALS or details.get("n") or call.history.reasons:
+    if error.code not in REFUSALS or details.get("n") or operation.history.reasons:
         raise error
-    keep(left_alone, call.client, set()).add(call.namespace)
+    keep(left_alone, operation.client, set()).add(operation.namespace)
 
 
 def pins_id(criteria: Any) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import Bound, policy_of
-from pymongo_resilience_instrumentation import calls, cursor_methods, driver
-from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interceptor import CallInterceptor, is_async
-from pymongo_resilience_instrumentation.operations import (
+from pymongo_resilience_instrumentation import cursor_methods, driver, in_progress
+from pymongo_resilience_instrumentation.interceptor import OperationInterceptor, is_async
+from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.public_operations import (
     CHANGES,
     DEFINITIONS,
     WRITES,
@@ -21,75 +21,75 @@ from pymongo_resilience_instrumentation.operations import (
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-class PublicMethod(CallInterceptor):
-    """A method of the public API: one call, one operation span, one deadline."""
+class PublicMethod(OperationInterceptor):
+    """A method of the public API: one operation, one operation span, one deadline."""
 
     runtime: Runtime
 
-    def __init__(self, runtime: Runtime, owner: type, operation: PublicOperation) -> None:
+    def __init__(self, runtime: Runtime, owner: type, entry: PublicOperation) -> None:
         super().__init__(runtime)
         self.owner = owner
-        self.operation = operation
-        self.found: Any = vars(owner).get(operation.method)
+        self.entry = entry
+        self.found: Any = vars(owner).get(entry.method)
         """The attribute of the class, perhaps another library's wrapper."""
         self.asynchronous = is_async(self.found)
         code = getattr(inspect.unwrap(self.found), "__code__", None) if self.found else None
         names = code.co_varnames[1 : code.co_argcount] if code else ()
         self._session_at = names.index("session") if "session" in names else None
         """Where among the positional arguments the session is."""
-        self._after = cursor_methods.after(runtime, operation.gives)
+        self._after = cursor_methods.after(runtime, entry.gives)
         if self._after is not None:
             self.succeeded = self._gave
-        self.plug_in(runtime.senders.get(operation.method, ()))
+        self.plug_in(runtime.senders.get(entry.method, ()))
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        runtime, operation, instance, args = self.runtime, self.operation, given[0], given[1:]
-        client, name = operation.client(instance), operation.name
-        if operation.target is None:
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+        runtime, entry, instance, args = self.runtime, self.entry, given[0], given[1:]
+        client, name = entry.client(instance), entry.name
+        if entry.target is None:
             target = driver.clients.names_of_collection(instance)
         else:
-            target = operation.target(instance, args, kwargs)
+            target = entry.target(instance, args, kwargs)
         if (
-            calls.found() is not None
+            in_progress.found() is not None
             and runtime.nested(client)
             and not (name in CHANGES and _is_the_applications(name, target))
         ):
             return None
-        call = Call(client, name, target, operation.method)
-        call.instance = instance
+        operation = Operation(client, name, target, entry.method)
+        operation.instance = instance
         if isinstance(instance, Bound):
-            call.bound = policy_of(instance)
-        if operation.method == "cursor_command":
-            call.only_reads = only_reads(args, kwargs)
+            operation.bound = policy_of(instance)
+        if entry.method == "cursor_command":
+            operation.only_reads = only_reads(args, kwargs)
         session, at = kwargs.get("session"), self._session_at
         if session is None and at is not None and len(args) > at:
             session = args[at]
         if session is None:
             session = driver.sessions.BOUND[self.asynchronous].get()
-        call.session = session
-        runtime.begin(call)
+        operation.session = session
+        runtime.begin(operation)
         if self._after is not None:
             try:
-                cursor_methods.prepare(runtime, operation.gives, call, args, kwargs)
+                cursor_methods.prepare(runtime, entry.gives, operation, args, kwargs)
             except BaseException as error:
-                runtime.end(call, error=error)
+                runtime.end(operation, error=error)
                 raise
-        return call
+        return operation
 
-    def _gave(self, call: Call, made: Any) -> Any:
+    def _gave(self, operation: Operation, made: Any) -> Any:
         """After a method that gives a cursor or a change stream."""
-        with shielded(f"after {call.operation}"):
+        with shielded(f"after {operation.name}"):
             if self._after is not None:
-                self._after(call, made)
-        return self.runtime.end(call, made)
+                self._after(operation, made)
+        return self.runtime.end(operation, made)
 
 
-def _is_the_applications(operation: str, target: Target) -> bool:
-    """The driver never writes inside of a call, nor changes other collections inside of one: the
-    application does, from a listener or from what it inserts."""
-    call = calls.current()
-    if call is None:
+def _is_the_applications(name: str, target: Target) -> bool:
+    """The driver never writes inside of an operation, nor changes other collections inside of one:
+    the application does, from a listener or from what it inserts."""
+    operation = in_progress.current()
+    if operation is None:
         return False
-    if {operation, call.operation} <= DEFINITIONS:
+    if {name, operation.name} <= DEFINITIONS:
         return False
-    return operation in WRITES or call.target != target
+    return name in WRITES or operation.target != target

@@ -18,7 +18,7 @@ from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.strategy import NAMED
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptInterruptedError,
@@ -114,8 +114,8 @@ class Hello(Interceptor):
     """The handshake of a connection for operations."""
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        if (call := calls.current()) is not None:
-            call.handshaking = given[0]
+        if (operation := in_progress.current()) is not None:
+            operation.handshaking = given[0]
         return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
@@ -144,7 +144,7 @@ def _watch(runtime: Runtime, topology: Any, address: Address) -> None:
 
 
 def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, address: Address) -> None:
-    connection = attempt.connection or attempt.call.handshaking
+    connection = attempt.connection or attempt.operation.handshaking
     if (
         connection is not None
         and driver.connections.is_of(connection, pool)
@@ -161,18 +161,18 @@ def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, address: Address
 def would_be_repeated(runtime: Runtime, attempt: RetryLoop) -> bool:
     """Whether the rules would repeat the attempt, were it interrupted now. In another thread or
     task: what only its own context says counts as no."""
-    call, executor = attempt.call, runtime.executor
-    operation = described(attempt)
-    if call.timeout:
-        operation.deadline = Deadline.after(executor.clock, call.timeout - call.elapsed())
-    if not isinstance(operation.strategy, BUILT_IN):
+    operation, executor = attempt.operation, runtime.executor
+    state = described(attempt)
+    if operation.timeout:
+        state.deadline = Deadline.after(executor.clock, operation.timeout - operation.elapsed())
+    if not isinstance(state.strategy, BUILT_IN):
         return False
-    operation.attempts = len(call.history.reasons)
+    state.attempts = len(operation.history.reasons)
     failure = Failure(
         error=AutoReconnect(),
         stage=Stage.NOT_SENT if attempt.connection is None else Stage.IN_FLIGHT,
         reason=RetryReason.INTERRUPTED,
         carried_txn_number=driver.retry_loop.carries_txn_number(attempt),
     )
-    operation.count(failure)
-    return isinstance(executor.retry_rules.decide(operation, failure), Retry)
+    state.count(failure)
+    return isinstance(executor.retry_rules.decide(state, failure), Retry)

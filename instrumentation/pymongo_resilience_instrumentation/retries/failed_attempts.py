@@ -31,7 +31,7 @@ from pymongo_resilience_instrumentation.clients.by_client import CLOSED
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
-from pymongo_resilience_instrumentation.operations import ABORT
+from pymongo_resilience_instrumentation.public_operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import command_limits, precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
@@ -44,21 +44,21 @@ unanswered: close() must not take long."""
 
 def described(loop: Any) -> RetryState:
     """The operation for the retry rules. Reads nothing of the caller's context."""
-    call, runtime, client = loop.call, loop.runtime, driver.retry_loop.client(loop)
+    operation, runtime, client = loop.operation, loop.runtime, driver.retry_loop.client(loop)
     loop.limits = runtime.limits.of(client)
-    policy = call.policy(runtime.rules)
+    policy = operation.policy(runtime.rules)
     kind = Kind.READ if loop.only_reads else driver.retry_loop.kind(loop)
-    method = call.method
-    if kind is Kind.GET_MORE and call.batch_of is None and method:
+    method = operation.method
+    if kind is Kind.GET_MORE and operation.batch_of is None and method:
         method += "/getMore"  # a method fetches the batches of a cursor of its own
     return RetryState(
-        name=call.operation,
-        namespace=call.namespace,
+        name=operation.name,
+        namespace=operation.namespace,
         kind=kind,
         strategy=runtime.rules.strategy_of(policy),
         retries_enabled=driver.retry_loop.retries_enabled(loop, kind),
         in_transaction=driver.retry_loop.in_transaction(loop),
-        acknowledged=call.acknowledged,
+        acknowledged=operation.acknowledged,
         declared_idempotent=bool(policy.idempotent),
         max_retries=driver.clients.max_retries(client),
         budget=loop.limits.budget,
@@ -70,18 +70,22 @@ def described(loop: Any) -> RetryState:
 
 def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
     """The operation's deadline, and without one the end of repeating, by the caller's context."""
-    call, clock, timeout = loop.call, loop.runtime.executor.clock, driver.csot.timeout_in_force()
+    operation, clock, timeout = (
+        loop.operation,
+        loop.runtime.executor.clock,
+        driver.csot.timeout_in_force(),
+    )
     # This clock first, so never later: the driver would refuse an attempt the rules see time for.
     now, left = clock.now(), driver.csot.remaining()
-    if call.operation == driver.retry_loop.END_SESSIONS:
-        call.attempt_timeout = CLOSING
+    if operation.name == driver.retry_loop.END_SESSIONS:
+        operation.attempt_timeout = CLOSING
         return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
     if timeout is None:
         return None, None
     if left is None:
         return None, Deadline.after(clock, driver.retry_loop.server_selection_timeout(loop))
     # Of two that are in force, the driver keeps the earlier end, but only the inner length.
-    return Deadline(clock, now + left, shorter(timeout, call.timeout or 0)), None
+    return Deadline(clock, now + left, shorter(timeout, operation.timeout or 0)), None
 
 
 def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
@@ -108,7 +112,7 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
     failure = loop.txn_number.known(loop, failure, state, loop.began)
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         stopped_bulks.show_as_answered(error)
-    limited = loop.call.attempt_timeout is not None
+    limited = loop.operation.attempt_timeout is not None
     if limited and failure.timed_out and failure.code is not None:
         failure = command_limits.as_attempt_timeout(failure, state)
     if loop.resumption is not None:
@@ -120,7 +124,7 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
 
 def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> Exception:
     """What the application gets once no attempt follows: which error, and what is added to it."""
-    # The loop's own client: a task may outlive the call that it was started in.
+    # The loop's own client: a task may outlive the operation that it was started in.
     client = driver.retry_loop.client(loop)
     if failure.stage is Stage.NOT_SENT and loop.runtime.closings.closed(client):
         closed = failure.error
@@ -144,12 +148,12 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
             error,
             origin,
             timeout_s=state.deadline.timeout,
-            elapsed_s=elapsed(loop.call),
+            elapsed_s=elapsed(loop.operation),
             name=state.method or state.name,
-            advice=precedence.advice(loop.call),
+            advice=precedence.advice(loop.operation),
         )
     state_origin(error, origin, rule, why_not_repeated(rule, state, raised))
-    loop.call.history.final_error = error
+    loop.operation.history.final_error = error
     return error
 
 

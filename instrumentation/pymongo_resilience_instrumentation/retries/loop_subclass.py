@@ -1,8 +1,8 @@
 """The subclass that runs in place of the driver's retry loop, for every operation of every client.
 
 The first attempt is the driver's own. Once it has failed, the engine's executor decides, and makes
-the next ones. What is no part of a call yet, such as a commit or a method that was bound before
-``instrument()``, gets a call of its own that keeps its deadline.
+the next ones. What is no part of an operation yet, such as a commit or a method that was bound
+before ``instrument()``, gets a call of its own that keeps its deadline.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pymongo_resilience.internal_errors import faults, is_closing, logger, shiel
 from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
 from pymongo_resilience.rules.retry_state import RetryState
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.interceptor import CallInterceptor, Subclass
+from pymongo_resilience_instrumentation.interceptor import OperationInterceptor, Subclass
+from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
@@ -37,7 +37,7 @@ from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError
 Run = Callable[..., Any]
 """A method of the loop."""
 NOT_OURS: Any = None
-"""In place of a call: the driver's own ``run`` does it all."""
+"""In place of an operation: the driver's own ``run`` does it all."""
 
 
 class RetryLoop(driver.retry_loop.DriverLoop):
@@ -48,7 +48,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     runtime: Runtime
     drivers_run: Callable[[], Any]
-    call: Call
+    operation: Operation
     limits: ClientLimits
     """The client's; known where it may refuse attempts, and once one has failed."""
     permit: Permit | None = None
@@ -68,19 +68,19 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def begin(self) -> bool:
         """Before the first attempt. False after an internal error: the driver runs it alone."""
-        call, runtime = self.call, self.runtime
-        call.terminal_detector = None
+        operation, runtime = self.operation, self.runtime
+        operation.terminal_detector = None
         self.connection, self.was_retryable = None, driver.retry_loop.is_retryable(self)
         runtime.in_flight[id(self)] = ref(self)
         try:
-            if call.only_reads:
+            if operation.only_reads:
                 # The runner's own command comes first; what others run inside comes later.
-                self.only_reads, call.only_reads = True, False
-                if call.resumption is not None:
-                    self.resumption, call.resumption = call.resumption, None
+                self.only_reads, operation.only_reads = True, False
+                if operation.resumption is not None:
+                    self.resumption, operation.resumption = operation.resumption, None
                     self.resumption.begin(self)
-                if call.hedge is not None:
-                    call.hedge.began(self)
+                if operation.hedge is not None:
+                    operation.hedge.began(self)
             if runtime.admits:
                 self.limits = runtime.limits.of(self._client)
         except faults():
@@ -91,7 +91,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         return True
 
     def leave_to_driver(self, error: Exception | None = None) -> None:
-        self.call = NOT_OURS
+        self.operation = NOT_OURS
         super().leave_to_driver(error)
 
     def undecided(self, error: Exception) -> Callable[[], Any]:
@@ -102,16 +102,16 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def lost_race(self, error: Exception) -> bool:
         """Whether a try of a hedged read ends with its ``error``, since the other one goes on."""
         self.runtime.in_flight.pop(id(self), None)
-        return self.call.hedge is not None and self.call.hedge.ends(self, error)
+        return self.operation.hedge is not None and self.operation.hedge.ends(self, error)
 
     def release(self, error: BaseException | None) -> None:
         """The run is over. Once more, it changes nothing.
 
         ``error``: what the run ends with, None where its last attempt succeeded.
         """
-        call, runtime = self.call, self.runtime
+        operation, runtime = self.operation, self.runtime
         runtime.in_flight.pop(id(self), None)
-        if call is NOT_OURS:
+        if operation is NOT_OURS:
             return
         unfinished = error is not None and is_closing(error)
         if error is None and not self.began:
@@ -120,14 +120,14 @@ class RetryLoop(driver.retry_loop.DriverLoop):
                 limits.budget.succeeded(retried=False)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
-            no_reply = error is not None or (call.public and not call.acknowledged)
+            no_reply = error is not None or (operation.public and not operation.acknowledged)
             shown = Evidence.NONE if no_reply else Evidence.HEALTHY
             self._end_permit(shown, unfinished=unfinished)
         if self.began:
             # An error's frames hold the loop: nothing may keep the two alive together.
             self.last, self.txn_number.bound_to = None, None
-        if call.history.waits:
-            bounded_waits.over(call, None if self.connection is not None else error)
+        if operation.history.waits:
+            bounded_waits.over(operation, None if self.connection is not None else error)
 
     def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
         """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
@@ -145,7 +145,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         """Of a repeated attempt, the library says whether it is sent as a retryable write; of the
         first, the driver does. Raises TxnNumberLostError where it must not be sent."""
         session, connection, retryable = args
-        if self.call is NOT_OURS:
+        if self.operation is NOT_OURS:
             return self.driver_func(*args)
         try:
             if self.was_retryable is None:
@@ -162,11 +162,11 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def limit_selection(self, own: float) -> AbstractContextManager[None]:
         """In force while a server is selected, for ``own`` seconds (``serverSelectionTimeoutMS``).
         Checkout and connecting have what the selection leaves of them."""
-        if self.call is NOT_OURS:
+        if self.operation is NOT_OURS:
             return NO_DEADLINE
         try:
             # With 0 the servers are looked at once. A connection takes some time.
-            self.call.waits_until = driver.csot.now() + (own or NEVER)
+            self.operation.waits_until = driver.csot.now() + (own or NEVER)
             return driver.csot.within(own) if driver.csot.timeout_in_force() else NO_DEADLINE
         except faults():
             logger.exception("internal error in pymongo-resilience before a selection")
@@ -177,7 +177,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
         Raises CircuitBreakerOpenError, also pymongo's AutoReconnect.
         """
-        if self.call is NOT_OURS or not self.call.has_operations:
+        if self.operation is NOT_OURS or not self.operation.has_operations:
             return
         try:
             if (breakers := self.limits.breakers) is not None:
@@ -196,14 +196,14 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.check_repeated()
         clock = self.runtime.executor.clock
         self.txn_number = TxnNumber(clock)
-        self.began = clock.now() - self.call.elapsed()
+        self.began = clock.now() - self.operation.elapsed()
         state = failed_attempts.described(self)
         state.deadline, state.retry_window = failed_attempts.deadlines(self)
         return state
 
     def attempt(self) -> Any:
         self.runtime.in_flight[id(self)] = ref(self)
-        self.call.terminal_detector = None
+        self.operation.terminal_detector = None
         self.began = self.runtime.executor.clock.now()
         return self.again()
 
@@ -219,8 +219,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def _attempt_ends(self, error: Exception, state: RetryState) -> None:
         self.runtime.in_flight.pop(id(self), None)
-        if self.call.history.waits:
-            bounded_waits.over(self.call, None if self.connection is not None else error)
+        if self.operation.history.waits:
+            bounded_waits.over(self.operation, None if self.connection is not None else error)
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:
             # A bulk has gone on: the retry of its last command has succeeded.
@@ -247,7 +247,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         driver.retry_loop.prepare_retry(self, failure)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             rules = self.runtime.executor.retry_rules
-            command_limits.lift_attempt_timeout(self.call, rules, state, failure)
+            command_limits.lift_attempt_timeout(self.operation, rules, state, failure)
         if self.resumption is not None:
             self.resumption.prepare(self)
         self.txn_number.bind(failure, state)
@@ -278,7 +278,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
-    own_call = OwnCall(runtime)
+    loop_operation = LoopOperation(runtime)
 
     def derive(drivers: Any) -> type:
         name = driver.retry_loop.run_name(drivers)
@@ -291,55 +291,60 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
             return drivers_run(loop)
 
         ours = run(
-            runtime, drivers_run, own_call.around(entered, runtime.enabled_flag, asynchronous)
+            runtime, drivers_run, loop_operation.around(entered, runtime.enabled_flag, asynchronous)
         )
         select = driver.selection.SELECT
         more = {"runtime": runtime, "drivers_run": drivers_run, name: ours}
         more[select] = get_server(runtime, getattr(drivers, select))
-        return driver.retry_loop.subclass(drivers, RetryLoop, ("call",), more)
+        return driver.retry_loop.subclass(drivers, RetryLoop, ("operation",), more)
 
     return Subclass(derive)
 
 
-class OwnCall(CallInterceptor):
-    """For a loop that is no part of a call yet."""
+class LoopOperation(OperationInterceptor):
+    """For a loop that is no part of an operation yet."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:  # noqa: ARG002 - none
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:  # noqa: ARG002 - none
         loop = given[0]
-        around = calls.found()
+        around = in_progress.found()
         if around is not None and around.reporting:
             self.runtime.warn_once(UNREPORTED)
             driver.retry_loop.retry_once_at_most(loop)
             return None
         client = driver.retry_loop.client(loop)
         name, target = driver.retry_loop.operation_name(loop), driver.retry_loop.namespace(loop)
-        call = Call(client, name, target)
-        call.session = driver.retry_loop.session(loop)
-        call.public, call.unknown_concern = False, True
-        self.runtime.begin(call, span=False)
-        return call
+        operation = Operation(client, name, target)
+        operation.session = driver.retry_loop.session(loop)
+        operation.public, operation.unknown_concern = False, True
+        self.runtime.begin(operation, span=False)
+        return operation
 
 
 def _inside(loop: Any) -> bool:
-    """Whether the loop is part of a call, and may be ours."""
-    call = calls.current()
+    """Whether the loop is part of an operation, and may be ours."""
+    operation = in_progress.current()
     return (
-        call is not None
-        and call.client is driver.retry_loop.client(loop)
+        operation is not None
+        and operation.client is driver.retry_loop.client(loop)
         and loop.runtime.enabled_flag.acts()
     )
 
 
 def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
-    """``outside``: what runs a loop that is no part of a call yet."""
-    enabled_flag, found, executor = runtime.enabled_flag, calls.found, runtime.executor
+    """``outside``: what runs a loop that is no part of an operation yet."""
+    enabled_flag, found, executor = runtime.enabled_flag, in_progress.found, runtime.executor
 
     def run(self: RetryLoop) -> Any:
         failed: Exception | None = None
-        call = found()
-        if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
+        operation = found()
+        if (
+            operation is None
+            or operation.ended
+            or not enabled_flag.on
+            or operation.client is not self._client
+        ):
             return outside(self)
-        self.call, call.history.loop = call, self
+        self.operation, operation.history.loop = operation, self
         try:
             if not self.begin():
                 return drivers(self)
@@ -365,21 +370,21 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
 
 
 def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
-    enabled_flag, found, executor = runtime.enabled_flag, calls.found, runtime.async_executor
+    enabled_flag, found, executor = runtime.enabled_flag, in_progress.found, runtime.async_executor
 
     async def run(self: RetryLoop) -> Any:
         failed: Exception | None = None
-        call = found()
+        operation = found()
         if (
-            call is None
-            or call.ended
+            operation is None
+            or operation.ended
             or not enabled_flag.on
-            or call.client is not self._client
+            or operation.client is not self._client
             # The cleanup in a coroutine that is being closed is the driver's alone.
             or (exception() is not None and not enabled_flag.acts())
         ):
             return await outside(self)
-        self.call, call.history.loop = call, self
+        self.operation, operation.history.loop = operation, self
         try:
             if not self.begin():
                 return await drivers(self)

@@ -16,11 +16,11 @@ from pymongo.results import DeleteResult, InsertOneResult, UpdateResult
 
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.rules.strategy import MongoDB
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.interceptor import Function, Row
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 Reply = dict[str, Any]
@@ -45,8 +45,8 @@ def _checked(
     """The reply, as the driver is to see it. ``cmd``: without what is ``sent``."""
     # A reply of another shape is the driver's to refuse.
     with shielded("after a bulk write"), suppress(AttributeError, TypeError, KeyError):
-        call = calls.current()
-        if not runtime.enabled_flag.on or call is None or "error" in reply:
+        operation = in_progress.current()
+        if not runtime.enabled_flag.on or operation is None or "error" in reply:
             return reply
         results: Sequence[Any] = ()
         if "bulkWrite" in cmd:
@@ -57,7 +57,7 @@ def _checked(
             errors = reply.get("writeErrors", ())
         stop = next((each for each in errors if each.get("code") in PASSING), None)
         numbered = "txnNumber" in cmd and "autocommit" not in cmd
-        if stop is not None and numbered and _continued(runtime, call, bulk, cmd, reply):
+        if stop is not None and numbered and _continued(runtime, operation, bulk, cmd, reply):
             return {**reply, "writeConcernError": StoppedBulk(stop, bulk, results)}
         goes_on = not (errors and cmd["ordered"])
         counted = reply.get("n", 0) + len(errors)
@@ -72,11 +72,11 @@ def _checked(
 
 
 def _continued(
-    runtime: Runtime, call: Call, bulk: Any, cmd: Mapping[str, Any], reply: Reply
+    runtime: Runtime, operation: Operation, bulk: Any, cmd: Mapping[str, Any], reply: Reply
 ) -> bool:
     """Whether the retry rules are to decide, and not the driver: for it, an error of a statement is
     final, and an unordered bulk goes on behind it."""
-    strategy = call.wanted(runtime.rules, "strategy") or runtime.rules.strategy
+    strategy = operation.wanted(runtime.rules, "strategy") or runtime.rules.strategy
     if "writeConcernError" in reply or isinstance(strategy, MongoDB):
         return False
     # Without a deadline there is one retry: behind it the rest of an unordered bulk is sent.

@@ -16,8 +16,8 @@ from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.strategy import FastFail
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import causes
+from pymongo_resilience_instrumentation.operation import Operation
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
@@ -86,20 +86,20 @@ class TerminalDetector:
 
 
 class TerminalWaits:
-    """Before a wait for a server of a call with the strategy ``fast_fail``."""
+    """Before a wait for a server of an operation with the strategy ``fast_fail``."""
 
     def __init__(self, rules: NamespaceRules) -> None:
         self._rules = rules
         self._checked: WeakSet[Exception] = WeakSet()
         """The refusals of a password after which the server was checked anew."""
 
-    def __call__(self, call: Call) -> Exception | None:
+    def __call__(self, operation: Operation) -> Exception | None:
         """The error to fail with at once; None to wait."""
-        strategy = call.wanted(self._rules, "strategy") or self._rules.strategy
+        strategy = operation.wanted(self._rules, "strategy") or self._rules.strategy
         if not isinstance(strategy, FastFail):
             return None
-        client, detector = call.client, call.terminal_detector or TerminalDetector()
-        call.terminal_detector = detector
+        client, detector = operation.client, operation.terminal_detector or TerminalDetector()
+        operation.terminal_detector = detector
         topology, now = client.topology_description, driver.csot.now()
         cause = detector.look(topology, now, partial(driver.connections.refused_logins, client))
         refused = [

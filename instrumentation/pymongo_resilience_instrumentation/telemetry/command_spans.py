@@ -1,4 +1,4 @@
-"""One span for each command sent, below the operation span of the call it belongs to.
+"""One span for each command sent, below the operation span of the operation it belongs to.
 
 With ``on_retry`` an operation that sends one command, and succeeds with it, shows on its own span
 what the command's would show; with ``never``, every operation does. A command that is part of no
@@ -28,10 +28,10 @@ from pymongo import monitoring
 
 from pymongo_resilience.config import NEVER, ON_RETRY
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
+from pymongo_resilience_instrumentation.operation import Operation
 
 from . import semconv
 from .operation_spans import error_attributes
@@ -53,7 +53,7 @@ class CommandSpans:
         """What it raises is logged once, and never hurts the operation."""
         if name in self.hooks:
             try:
-                calls.reported(self.hooks[name], span, event)
+                in_progress.reported(self.hooks[name], span, event)
             except Exception:
                 if name not in self._raised:
                     self._raised.add(name)
@@ -75,20 +75,20 @@ class SentCommand:
     started_ns: int = field(default_factory=time.time_ns)
     ended_ns: int = 0
 
-    def start(self, call: Call) -> None:
+    def start(self, operation: Operation) -> None:
         """With a span of its own, unless it is the first one of its operation; the second one
         starts the first one's, too."""
-        call.command_spans[self.event.request_id] = self
-        mode, first = self._spans.mode, call.history.only_command
+        operation.command_spans[self.event.request_id] = self
+        mode, first = self._spans.mode, operation.history.only_command
         if mode == NEVER:
             return
-        if mode == ON_RETRY and first is None and not call.history.has_command_spans:
-            call.history.only_command = self
+        if mode == ON_RETRY and first is None and not operation.history.has_command_spans:
+            operation.history.only_command = self
             return
-        call.history.only_command, call.history.has_command_spans = None, True
+        operation.history.only_command, operation.history.has_command_spans = None, True
         if first is not None:
-            calls.publish(call, first.record if first.ended_ns else first.start_span)
-        calls.publish(call, self.start_span)
+            in_progress.publish(operation, first.record if first.ended_ns else first.start_span)
+        in_progress.publish(operation, self.start_span)
 
     def start_span(self) -> Span:
         self.span = self._spans.tracer.start_span(
@@ -101,7 +101,7 @@ class SentCommand:
         return self.span
 
     def end(
-        self, call: Call, error: BaseException | None = None, ended_ns: int | None = None
+        self, operation: Operation, error: BaseException | None = None, ended_ns: int | None = None
     ) -> None:
         """``error``: of an operation that ends before the driver reports the command's end.
         ``ended_ns``: None is now."""
@@ -109,13 +109,13 @@ class SentCommand:
             self.result |= _error_of(error)
         self.ended_ns = ended_ns or time.time_ns()
         if self._spans.mode == NEVER:
-            call.history.only_command = self
-        elif self is not call.history.only_command:
-            calls.publish(call, self.record)
+            operation.history.only_command = self
+        elif self is not operation.history.only_command:
+            in_progress.publish(operation, self.record)
         elif semconv.ERROR_TYPE in self.result:
             # At once: the process may end before the operation does.
-            call.history.only_command, call.history.has_command_spans = None, True
-            calls.publish(call, self.record)
+            operation.history.only_command, operation.history.has_command_spans = None, True
+            in_progress.publish(operation, self.record)
 
     def record(self) -> None:
         """End its span, which is made now where there is none."""
@@ -126,9 +126,9 @@ class SentCommand:
             span.set_status(Status(StatusCode.ERROR, message))
         span.end(self.ended_ns)
 
-    def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
+    def settle(self, operation: Operation, error: BaseException | None) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""
-        if self._spans.mode != NEVER and (error is not None or call.history.reasons):
+        if self._spans.mode != NEVER and (error is not None or operation.history.reasons):
             self.record()
             return {}
         self.result.pop(semconv.ERROR_TYPE, None)  # of a command's span alone

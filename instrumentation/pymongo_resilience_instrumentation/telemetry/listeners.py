@@ -17,8 +17,8 @@ from pymongo import monitoring
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults, logger
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.operation import Operation
 
 from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
@@ -46,10 +46,10 @@ faulty: set[Any] = set()
 
 def contain(method: Callable[..., None], error: Exception) -> None:
     """Log the first internal error of a listener's method. What a signal handler has raised there
-    the driver would drop: the call in progress keeps it."""
-    call = calls.current()
-    if not isinstance(error, faults()) and call is not None:
-        call.interruption = error
+    the driver would drop: the operation in progress keeps it."""
+    operation = in_progress.current()
+    if not isinstance(error, faults()) and operation is not None:
+        operation.interruption = error
     elif method not in faulty:
         faulty.add(method)
         where = method.__qualname__
@@ -73,7 +73,7 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(eq=False, repr=False)
 class Commands(OurListener, monitoring.CommandListener):
-    """Notes which server a call's command went to, and records its span."""
+    """Notes which server an operation's command went to, and records its span."""
 
     spans: CommandSpans | None
     tracing: Tracing = DEFAULT
@@ -82,51 +82,60 @@ class Commands(OurListener, monitoring.CommandListener):
     """OpenTelemetry's own instrumentation listens to the client, too."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        call = calls.found()
-        if call is None or call.ended or not self.enabled_flag.on:
+        operation = in_progress.found()
+        if operation is None or operation.ended or not self.enabled_flag.on:
             return
-        call.history.server = event.connection_id
-        if self.spans is not None and call.span is not None and call.span.is_recording():
+        operation.history.server = event.connection_id
+        if self.spans is not None and operation.span is not None and operation.span.is_recording():
             try:
-                self._started(event, call, self.spans, call.span)
+                self._started(event, operation, self.spans, operation.span)
             except Exception as error:  # noqa: BLE001 - sorted out there
                 contain(Commands.started, error)
 
     def _started(
-        self, event: monitoring.CommandStartedEvent, call: Call, spans: CommandSpans, around: Span
+        self,
+        event: monitoring.CommandStartedEvent,
+        operation: Operation,
+        spans: CommandSpans,
+        around: Span,
     ) -> None:
         if not event.command or event.command_name.lower() in SENSITIVE:
-            call.history.withholds = True
+            operation.history.withholds = True
             return
         if self.beside_contrib and client_tracing.contrib_is_active():
             return
-        earlier = call.command_spans.pop(event.request_id, None)
+        earlier = operation.command_spans.pop(event.request_id, None)
         if earlier is not None:
-            earlier.end(call)
+            earlier.end(operation)
         result: dict[str, Any] = {}
-        loop = call.history.loop
+        loop = operation.history.loop
         if loop is not None and loop.connection is not None:
             result["db.mongodb.driver_connection_id"] = loop.connection.id
         if self.tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
             result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
         sent = SentCommand(spans, event, around, result)
-        sent.start(call)
+        sent.start(operation)
         if spans.hooks:
             spans.call_hook("request_hook", sent.span or around, event)
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        call = calls.found()
-        if call is not None and call.command_spans and not call.ended:
-            self._ended(event, call, "response_hook")
+        operation = in_progress.found()
+        if operation is not None and operation.command_spans and not operation.ended:
+            self._ended(event, operation, "response_hook")
 
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        call = calls.found()
-        if call is not None and call.command_spans and not call.ended and self.enabled_flag.acts():
-            self._ended(event, call, "failed_hook")
+        operation = in_progress.found()
+        if (
+            operation is not None
+            and operation.command_spans
+            and not operation.ended
+            and self.enabled_flag.acts()
+        ):
+            self._ended(event, operation, "failed_hook")
 
-    def _ended(self, event: Any, call: Call, hook: str) -> None:
-        sent: SentCommand | None = call.command_spans.pop(event.request_id, None)
+    def _ended(self, event: Any, operation: Operation, hook: str) -> None:
+        sent: SentCommand | None = operation.command_spans.pop(event.request_id, None)
         if sent is None or self.spans is None:
             return
         try:
@@ -138,7 +147,7 @@ class Commands(OurListener, monitoring.CommandListener):
                 if self.spans.hooks:
                     self.spans.call_hook(hook, sent.span or sent.around, event)
             finally:
-                sent.end(call)
+                sent.end(operation)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands._ended, error)
 

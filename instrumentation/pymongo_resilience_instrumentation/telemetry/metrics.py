@@ -14,14 +14,14 @@ from opentelemetry.metrics import Histogram, Meter
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import (
     code_name,
     outcome_of,
     qualified_name,
 )
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
@@ -53,7 +53,8 @@ def _seconds(meter: Meter, name: str, description: str) -> Histogram:
 
 
 class OperationMetrics:
-    """Records what one call did; as a listener, counts the decisions. Thread- and task-safe."""
+    """Records what one operation did; as a listener, counts the decisions. Thread- and
+    task-safe."""
 
     def __init__(
         self, meter: Meter, *, by_collection: bool = True, everything: bool = True
@@ -83,35 +84,35 @@ class OperationMetrics:
                 explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
             )
 
-    def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
-        for wait in call.history.waits or ():
+    def record(self, operation: Operation, error: BaseException | None, seconds: float) -> None:
+        for wait in operation.history.waits or ():
             if wait.what is For.SERVER:
-                waited = {semconv.DB_OPERATION_NAME: call.operation}
+                waited = {semconv.DB_OPERATION_NAME: operation.name}
                 waited[semconv.OUTCOME] = wait.outcome or ""
                 self._selection.record(wait.seconds, waited)
-        if not call.public:
+        if not operation.public:
             return
-        database, collection = call.target
+        database, collection = operation.target
         attributes = _duration_attributes(
-            call.operation,
+            operation.name,
             database or "admin",
             collection if self._by_collection else None,
-            call.history.address,
+            operation.history.address,
             None if error is None else error_type(error),
         )
         self._duration.record(seconds, attributes)
         if self._attempts is not None:
             attributes = {
-                semconv.DB_OPERATION_NAME: call.operation,
-                semconv.OUTCOME: outcome_of(call, error),
+                semconv.DB_OPERATION_NAME: operation.name,
+                semconv.OUTCOME: outcome_of(operation, error),
             }
-            self._attempts.record(call.history.attempts, attributes)
+            self._attempts.record(operation.history.attempts, attributes)
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
             return
-        call = calls.current()
-        attributes = {semconv.DB_OPERATION_NAME: call.operation if call else event.operation}
+        operation = in_progress.current()
+        attributes = {semconv.DB_OPERATION_NAME: operation.name if operation else event.operation}
         if isinstance(event, ReadHedged):
             attributes[semconv.HEDGE_WINNER] = event.winner or semconv.NEITHER
             self._hedged.add(1, attributes)

@@ -1,4 +1,4 @@
-"""One span for each call of the public API."""
+"""One span for each operation of the public API."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryEvent, RetryScheduled
 from pymongo_resilience.internal_errors import foreign
 from pymongo_resilience.redaction import stack
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures.error_texts import (
     outcome_of,
     qualified_name,
     safe_message,
 )
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
@@ -32,7 +32,8 @@ EVENTS = {
     For.CONNECTION: "connection.waited",
 }
 SHOWN_WAITS = 32
-"""The last of a call. An SDK keeps the last 128 events of a span; decisions need a place, too."""
+"""The last of an operation. An SDK keeps the last 128 events of a span; decisions need a place,
+too."""
 
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
@@ -47,66 +48,72 @@ def _operation_attributes(
 
 class OperationSpans:
     """Starts and ends the operation span; as a listener, writes the decisions on it. Thread- and
-    task-safe: all state is on the call."""
+    task-safe: all state is on the operation."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def start(self, call: Call, transaction: Any = None) -> None:
+    def start(self, operation: Operation, transaction: Any = None) -> None:
         """``transaction``: the one that it is in."""
-        if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
+        if not (tracing_of(operation.client).enabled and is_instrumentation_enabled()):
             return
         outer = parent = context.get_current()
         if transaction is not None:
             parent = trace.set_span_in_context(transaction.span, outer)
-        database, collection = call.target
+        database, collection = operation.target
         # A transaction's end has no database of its own.
-        name, attributes = _operation_attributes(call.operation, database or "admin", collection)
-        # What samplers and processors send meanwhile is no part of the call.
+        name, attributes = _operation_attributes(operation.name, database or "admin", collection)
+        # What samplers and processors send meanwhile is no part of the operation.
         start = self._tracer.start_span
-        call.span = calls.publish(call, start, name, parent, SpanKind.CLIENT, attributes)
-        call.outer_context = outer
-        context.attach(trace.set_span_in_context(call.span, outer))
+        operation.span = in_progress.publish(
+            operation, start, name, parent, SpanKind.CLIENT, attributes
+        )
+        operation.outer_context = outer
+        context.attach(trace.set_span_in_context(operation.span, outer))
 
-    def end(self, call: Call, error: BaseException | None, ended_ns: int | None = None) -> None:
+    def end(
+        self, operation: Operation, error: BaseException | None, ended_ns: int | None = None
+    ) -> None:
         """``ended_ns``: since the epoch; None is now."""
-        span = call.span
+        span = operation.span
         if span is None or not span.is_recording():
             return
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
-            while call.command_spans:
-                call.command_spans.popitem()[1].end(call, error, ended_ns)
-            for wait in (call.history.waits or ())[-SHOWN_WAITS:]:
+            while operation.command_spans:
+                operation.command_spans.popitem()[1].end(operation, error, ended_ns)
+            for wait in (operation.history.waits or ())[-SHOWN_WAITS:]:
                 waited = {
                     semconv.WAITED: wait.seconds,
                     semconv.OUTCOME: wait.outcome,
                     "pymongo_resilience.connecting": wait.connecting,
                 }
                 _add_event(span, EVENTS[wait.what], waited, wait.ended_ns)
-            attributes = _retry_attributes(call)
-            attributes[semconv.OUTCOME] = outcome_of(call, error)
-            if call.history.only_command is not None:
-                attributes |= call.history.only_command.settle(call, error)
+            attributes = _retry_attributes(operation)
+            attributes[semconv.OUTCOME] = outcome_of(operation, error)
+            if operation.history.only_command is not None:
+                attributes |= operation.history.only_command.settle(operation, error)
             span.set_attributes(attributes)
         finally:
             # A coroutine that is closed unfinished has left its client.
-            hidden = error is None or call.history.withholds or isinstance(error, GeneratorExit)
-            quotes = not hidden and tracing_of(call.client).quotes
+            hidden = (
+                error is None or operation.history.withholds or isinstance(error, GeneratorExit)
+            )
+            quotes = not hidden and tracing_of(operation.client).quotes
             end_span(span, error, quotes, ended_ns)
 
     def on_event(self, event: Event, /) -> None:
-        call = calls.current()
-        if call is None or isinstance(event, BreakerEvent):
+        operation = in_progress.current()
+        if operation is None or isinstance(event, BreakerEvent):
             return
-        span = call.span
+        span = operation.span
         if span is None:
-            if not driver.clients.records_spans(call.client):
+            if not driver.clients.records_spans(operation.client):
                 return
             # The driver's own span of the operation is current around all attempts, and ends
-            # before the call: what is known is added as it happens.
+            # before the operation: what is known is added as it happens.
             span = trace.get_current_span()
-            span.set_attributes(_retry_attributes(call))
+            span.set_attributes(_retry_attributes(operation))
         if isinstance(event, ReadHedged):
             attributes = {
                 semconv.SERVER: event.server,
@@ -137,15 +144,15 @@ def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None
     span.add_event(name, known, at)
 
 
-def _retry_attributes(call: Call) -> dict[str, Any]:
+def _retry_attributes(operation: Operation) -> dict[str, Any]:
     attributes: dict[str, Any] = {semconv.ATTEMPTS: 1}
-    if call.history.reasons:
-        attributes[semconv.ATTEMPTS] = call.history.attempts
-        reasons = tuple(reason.value for reason in call.history.reasons)
+    if operation.history.reasons:
+        attributes[semconv.ATTEMPTS] = operation.history.attempts
+        reasons = tuple(reason.value for reason in operation.history.reasons)
         attributes["pymongo_resilience.retry.reasons"] = reasons
-        attributes["pymongo_resilience.backoff.total"] = call.history.backoff
-    if call.timeout:
-        attributes["pymongo_resilience.deadline"] = call.timeout
+        attributes["pymongo_resilience.backoff.total"] = operation.history.backoff
+    if operation.timeout:
+        attributes["pymongo_resilience.deadline"] = operation.timeout
     return attributes
 
 

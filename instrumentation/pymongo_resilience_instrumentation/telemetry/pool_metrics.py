@@ -15,7 +15,7 @@ from pymongo import monitoring
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrapper
@@ -31,8 +31,8 @@ def wrapped(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Iter
 
 
 def _context() -> Context | None:
-    """What a measurement leads to: the caller's span, of a call alone."""
-    return None if calls.current() else NO_CONTEXT
+    """What a measurement leads to: the caller's span, of an operation alone."""
+    return None if in_progress.current() else NO_CONTEXT
 
 
 def connected(clients: Clients, metrics: DriverMetrics, pool: Any, seconds: float) -> None:
@@ -48,7 +48,7 @@ def _out_of_time(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) ->
 
     def wrapper(original: Function, pool: Any, args: Any, kwargs: Any) -> Any:
         with shielded("after a wait for a connection"):
-            if flag.acts() and not calls.reporting():
+            if flag.acts() and not in_progress.reporting():
                 metrics.timeouts.add(1, clients.attributes(pool) or {})
         return original(*args, **kwargs)
 
@@ -67,7 +67,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
 
     @guarded
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
-        if self.metrics.wait_time is not None and not calls.reporting():
+        if self.metrics.wait_time is not None and not in_progress.reporting():
             self._taken[event.address, event.connection_id] = time.perf_counter()
             seconds = event.duration or 0.0
             self.metrics.wait_time.record(seconds, self.pool_name(event.address), _context())

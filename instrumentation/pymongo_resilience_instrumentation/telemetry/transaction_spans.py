@@ -18,11 +18,11 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import foreign, shielded
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import UNKNOWN_RESULT
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
-from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
+from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
 
 from . import semconv
 from .client_tracing import tracing_of
@@ -70,7 +70,7 @@ class TransactionSpan:
             if session is not None:
                 delattr(session, _SPAN)
             self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-            calls.reported(end_span, self.span, error, self._quotes, ended_ns)
+            in_progress.reported(end_span, self.span, error, self._quotes, ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -104,9 +104,9 @@ class StartTransaction(Interceptor):
 
     def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after start_transaction"):
-            call = calls.current()
+            operation = in_progress.current()
             # An atomic write has its operation's span.
-            if call is None or call.client is not entered.instance.client:
+            if operation is None or operation.client is not entered.instance.client:
                 self._start(entered.instance)
         return result
 
@@ -116,7 +116,7 @@ class StartTransaction(Interceptor):
             before.end()
         tracing = tracing_of(session.client)
         if tracing.enabled and is_instrumentation_enabled():
-            span = calls.reported(foreign, self._start_span)
+            span = in_progress.reported(foreign, self._start_span)
             TransactionSpan(span, session, tracing.quotes)
             # As late as can be: what is registered last runs first, so before an SDK shuts down.
             atexit.unregister(end_all)

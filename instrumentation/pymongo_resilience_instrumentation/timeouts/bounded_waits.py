@@ -27,9 +27,8 @@ from pymongo.errors import (
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.rules.explanations import Symptom
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures.causes import cause_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interceptor import (
@@ -39,6 +38,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     Row,
     Wrapper,
 )
+from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
 
 GRACE = 0.005
 """Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
@@ -71,13 +71,13 @@ def wrapped(
         yield lock, "wait_for", _kept_while_waiting(enabled_flag)
 
 
-def time_to_wait(call: Call | None) -> float | None:
+def time_to_wait(operation: Operation | None) -> float | None:
     """Seconds that selection, checkout and connecting still have, under a timeout of 0 the
     selection's own limit; None where nothing limits them."""
     timeout = driver.csot.TIMEOUT.get()
     if timeout is None:
         return None
-    ends = NEVER if call is None else call.waits_until
+    ends = NEVER if operation is None else operation.waits_until
     if timeout:
         ends = min(ends, driver.csot.DEADLINE.get())
     return None if ends == NEVER else ends - driver.csot.now()
@@ -121,38 +121,38 @@ class Wait:
             self.outcome = "interrupted"
 
 
-Hopeless = Callable[[Call], Exception | None]
-"""Called before a wait for a server, with the topology's lock held; returns what the call fails
-with at once where the wait could not help."""
+Hopeless = Callable[[Operation], Exception | None]
+"""Called before a wait for a server, with the topology's lock held; returns what the operation
+fails with at once where the wait could not help."""
 Connected = Callable[[Any, float], None]
 """Called with the pool that has made a connection, and the seconds that it took."""
 
 
-def over(call: Call, error: BaseException | None) -> None:
+def over(operation: Operation, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
     try:
-        if call.history.waits and call.history.waits[-1].outcome is None:
-            call.history.waits[-1].end(error)
+        if operation.history.waits and operation.history.waits[-1].outcome is None:
+            operation.history.waits[-1].end(error)
     except faults():
         logger.exception("internal error in pymongo-resilience after a wait")
 
 
 class _Waiting(Entered):
-    __slots__ = ("began", "call", "error", "seconds")
+    __slots__ = ("began", "error", "operation", "seconds")
 
     def __init__(
         self,
         place: Any,
         seconds: float | None,
         deadline: AbstractContextManager[None] = NO_DEADLINE,
-        call: Call | None = None,
+        operation: Operation | None = None,
         error: Exception | None = None,
     ) -> None:
         self.instance = place
         self.deadline = deadline
         self.seconds = seconds
         """None is without end."""
-        self.call = call
+        self.operation = operation
         """The one that waits, if any."""
         self.error = error
         """Raised in place of a wait that cannot help."""
@@ -163,9 +163,9 @@ class _MeasuredWait(Interceptor):
     def __init__(self, what: For) -> None:
         self._what = what
 
-    def _begin(self, call: Call) -> None:
-        waits: list[Wait] = call.history.waits or []
-        call.history.waits = waits
+    def _begin(self, operation: Operation) -> None:
+        waits: list[Wait] = operation.history.waits or []
+        operation.history.waits = waits
         if waits and waits[-1].outcome is None and waits[-1].what is not self._what:
             waits[-1].end(None)  # one follows the other
         if not waits or waits[-1].outcome is not None:
@@ -181,11 +181,11 @@ class _MeasuredWait(Interceptor):
         return error
 
     def _add(self, waiting: _Waiting) -> None:
-        if (call := waiting.call) is None or not call.history.waits:
+        if (operation := waiting.operation) is None or not operation.history.waits:
             return
-        call.handshaking = None
+        operation.handshaking = None
         try:
-            call.history.waits[-1].add(
+            operation.history.waits[-1].add(
                 driver.csot.now() - waiting.began, connecting=isinstance(self, Handshake)
             )
         except faults():
@@ -201,21 +201,21 @@ class ConditionWait(_MeasuredWait):
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
         condition, timeout = given
-        call = calls.current()
-        left = time_to_wait(call)
+        operation = in_progress.current()
+        left = time_to_wait(operation)
         if left is not None:
             left = max(left, RESOLUTION)
             # Under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which any timeout
             # sets aside.
             aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
             timeout = left if timeout is None or aside else min(timeout, left)
-        if call is None:
+        if operation is None:
             return _Waiting(condition, timeout)
-        error = None if self._hopeless is None else self._hopeless(call)
+        error = None if self._hopeless is None else self._hopeless(operation)
         if error is not None:
             return _Waiting(condition, timeout, error=error)
-        self._begin(call)
-        return _Waiting(condition, timeout, call=call)
+        self._begin(operation)
+        return _Waiting(condition, timeout, operation=operation)
 
     def send(self, waiting: _Waiting, original: Function, *_given: Any, **_kwargs: Any) -> Any:
         if waiting.error is not None:
@@ -234,8 +234,11 @@ class Handshake(_MeasuredWait):
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
         # Monitors, and what keeps minPoolSize, have no handler.
         handler = given[1] if len(given) > 1 else kwargs.get("handler")
-        pool, call = given[0], None if handler is None else calls.current()
-        left, attempt = time_to_wait(call), None if call is None else call.attempt_timeout
+        pool, operation = given[0], None if handler is None else in_progress.current()
+        left, attempt = (
+            time_to_wait(operation),
+            None if operation is None else operation.attempt_timeout,
+        )
         if attempt is not None:
             attempt = max(attempt, CONNECTING)
             if left is None or attempt <= left:
@@ -247,14 +250,14 @@ class Handshake(_MeasuredWait):
             limit = driver.csot.within(left)
         elif left is not None:
             limit = driver.csot.Timeout.from_now(left if left > 0 else RESOLUTION).resume()
-        if call is not None:
-            self._begin(call)
-        return _Waiting(pool, attempt, limit, call)
+        if operation is not None:
+            self._begin(operation)
+        return _Waiting(pool, attempt, limit, operation)
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
         self._add(waiting)
         driver.connections.count_login(waiting.instance, refused=False)
-        if self._connected is not None and not calls.reporting():
+        if self._connected is not None and not in_progress.reporting():
             self._connected(waiting.instance, driver.csot.now() - waiting.began)
         return connection
 
@@ -350,7 +353,7 @@ def _kept_while_waiting(enabled_flag: EnabledFlag) -> Wrapper:
 
 
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names
-    """``asyncio.wait_for`` as it is from 3.12 on, and without a task for each call."""
+    """``asyncio.wait_for`` as it is from 3.12 on, and without a task for each operation."""
     if timeout is not None and timeout <= 0:
         fut.close()
         raise TimeoutError

@@ -18,8 +18,7 @@ from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.retry_state import RetryState
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.driver.connections import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, unsent
@@ -31,6 +30,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     Wrapper,
     is_async,
 )
+from pymongo_resilience_instrumentation.operation import Operation
 
 IGNORED = (
     "ignored where an operation has a timeout (timeout_ms, timeoutMS or pymongo.timeout): %s; "
@@ -50,12 +50,12 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
 
     A cursor's first command has none by iteration; an attempt may have a shorter one.
     """
-    timeout_in_force, found = driver.csot.TIMEOUT.get, calls.found
+    timeout_in_force, found = driver.csot.TIMEOUT.get, in_progress.found
     warned: dict[int, object] = {}
 
     def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
-        timeout, call = timeout_in_force(), found()
-        attempt = None if call is None else call.attempt_timeout
+        timeout, operation = timeout_in_force(), found()
+        attempt = None if operation is None else operation.attempt_timeout
         if (timeout is None and attempt is None) or not enabled_flag.on:
             return original(*given, **kwargs)
         # None for a getMore, which gets no limit: it may wait for news.
@@ -68,13 +68,19 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
             raise
         try:
             # Most commands are of no cursor, and have time.
-            plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
+            plain = (
+                timeout
+                and command
+                and command.get(LIMIT)
+                and operation
+                and operation.cursor is None
+            )
             if timeout is not None and not plain:
-                _adjust(connection, command, own, timeout, call)
-            if timeout is not None and own is not None and call is not None:
-                _warn_once(warned, call)
-            if call is not None and attempt is not None:
-                call.reply_within = None if command is None else attempt
+                _adjust(connection, command, own, timeout, operation)
+            if timeout is not None and own is not None and operation is not None:
+                _warn_once(warned, operation)
+            if operation is not None and attempt is not None:
+                operation.reply_within = None if command is None else attempt
                 if command is not None:
                     driver.connections.limit_attempt(connection, command, attempt)
         except ExecutionTimeout:
@@ -86,23 +92,23 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
     return wrapper
 
 
-def _warn_once(warned: dict[int, object], call: Call) -> None:
+def _warn_once(warned: dict[int, object], operation: Operation) -> None:
     mark = object()
-    if call.operation != "runCommand" and keep(warned, call.client, mark) is mark:
+    if operation.name != "runCommand" and keep(warned, operation.client, mark) is mark:
         logger.warning(IGNORED, "maxTimeMS")
 
 
 def _adjust(
-    connection: Any, command: Any, own: int | None, timeout: float, call: Call | None
+    connection: Any, command: Any, own: int | None, timeout: float, operation: Operation | None
 ) -> None:
     # What is in a document for command() is the application's affair.
-    document = call is not None and call.operation == "runCommand"
+    document = operation is not None and operation.name == "runCommand"
     if not timeout:
         if not document:
             driver.connections.lift_limits(connection, command)
     elif command is None:
         return
-    elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
+    elif operation is not None and operation.cursor is not None and operation.cursor.omits_max_time:
         command.pop(LIMIT, None)
         if document and own is not None:
             command[LIMIT] = own
@@ -115,13 +121,13 @@ def _adjust(
 
 def reply(enabled_flag: EnabledFlag, asynchronous: bool) -> Wrapper:
     """A reply is awaited no longer than ``attempt_timeout_ms``."""
-    limited, found = Reply().wrapper(enabled_flag, asynchronous), calls.found
+    limited, found = Reply().wrapper(enabled_flag, asynchronous), in_progress.found
 
     def wrapper(original: Function, _module: Any, given: Any, kwargs: Any) -> Any:
-        call = found()
-        if call is None or call.reply_within is None:
+        operation = found()
+        if operation is None or operation.reply_within is None:
             return original(*given, **kwargs)
-        return limited(original, call, given, kwargs)
+        return limited(original, operation, given, kwargs)
 
     return wrapper
 
@@ -130,8 +136,8 @@ class Reply(Interceptor):
     """The one that a command with a limit waits for."""
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        call = given[0]
-        seconds, call.reply_within = call.reply_within, None
+        operation = given[0]
+        seconds, operation.reply_within = operation.reply_within, None
         return Entered(seconds, driver.csot.within(seconds))
 
     def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
@@ -155,12 +161,12 @@ def as_attempt_timeout(failure: Failure, state: RetryState) -> Failure:
 
 
 def lift_attempt_timeout(
-    call: Call, rules: RetryRules, state: RetryState, failure: Failure
+    operation: Operation, rules: RetryRules, state: RetryState, failure: Failure
 ) -> None:
     """Before an attempt that follows one without an answer: with the client's budget spent it has
     all the time that is left, since each that is given up costs a connection and work."""
     if rules.holds_back(state, failure):
-        call.attempt_timeout = call.reply_within = None
+        operation.attempt_timeout = operation.reply_within = None
 
 
 def warn_of_ignored_options(client: Any, default_ms: int | None) -> None:

@@ -1,5 +1,5 @@
 """Who says how long an operation may take: here, and nowhere else; and the timeout of a cursor,
-which outlives the call that made it.
+which outlives the operation that made it.
 
 The first row that applies holds:
 
@@ -39,9 +39,9 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import Block
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy, shorter
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.operations import Target
+from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.public_operations import Target
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
 _TRANSACTION = "_pymongo_resilience_transaction"
@@ -59,40 +59,40 @@ class TimeoutRules:
         self._attempt_ms = config.attempt_timeout_ms
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
 
-    def of_call(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
-        """The seconds that a call has, and what puts them in force where that is ours to do. Sets
-        ``configured`` and ``own_timeout``. Raises InvalidOperation for one of its own inside of
-        with_transaction."""
-        if call.transaction is not None:
-            if call.public:
-                call.transaction.refuse_others()
-            return call.transaction.timeout.seconds, call.transaction.timeout.resume()
+    def of_call(self, operation: Operation) -> tuple[float | None, AbstractContextManager[None]]:
+        """The seconds that an operation has, and what puts them in force where that is ours to do.
+        Sets ``configured`` and ``own_timeout``. Raises InvalidOperation for one of its own inside
+        of with_transaction."""
+        if operation.transaction is not None:
+            if operation.public:
+                operation.transaction.refuse_others()
+            return operation.transaction.timeout.seconds, operation.transaction.timeout.resume()
         if not self.csot_available:
-            return call.client.options.timeout, NO_DEADLINE
-        around, in_force = call.within, driver.csot.TIMEOUT.get()
+            return operation.client.options.timeout, NO_DEADLINE
+        around, in_force = operation.within, driver.csot.TIMEOUT.get()
         by_rule = NOTHING
         if self._have_timeouts:
-            by_rule = call.rule(self._rules)
-        own, bound = around.attempt_timeout_ms, call.bound.attempt_timeout_ms
+            by_rule = operation.rule(self._rules)
+        own, bound = around.attempt_timeout_ms, operation.bound.attempt_timeout_ms
         attempt_ms = own or bound or by_rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
-            call.attempt_timeout = attempt_ms / 1000
+            operation.attempt_timeout = attempt_ms / 1000
         milliseconds = around.timeout_ms
         if milliseconds is None:
-            milliseconds = call.bound.timeout_ms
+            milliseconds = operation.bound.timeout_ms
         configured = milliseconds is None and by_rule.timeout_ms is not None
         if configured:
             milliseconds = by_rule.timeout_ms
         if milliseconds is None:
-            seconds: float | None = call.client.options.timeout
+            seconds: float | None = operation.client.options.timeout
             if seconds is None and self._default is not None:
                 seconds, configured = self._default, True
         else:
             seconds = milliseconds / 1000
-        call.own_timeout = seconds, configured
+        operation.own_timeout = seconds, configured
         if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
             return self._within_another(around.timeout_ms, in_force)
-        call.configured = configured
+        operation.configured = configured
         # Also where it is the client's own: pymongo's loop over several batches has none.
         return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
 
@@ -111,22 +111,22 @@ class TimeoutRules:
     def of_several(
         self, client: object, target: Target, bound: Policy
     ) -> tuple[float | None, bool]:
-        """The seconds that several calls have together, a with_transaction's or those of a stream
-        of GridFS; and whether they are by iteration."""
-        if calls.reporting():
+        """The seconds that several operations have together, a with_transaction's or those of a
+        stream of GridFS; and whether they are by iteration."""
+        if in_progress.reporting():
             return None, False
-        calls.clear_inherited()
-        call = Call(client, "", target)
-        call.public = False
-        call.bound = bound
-        seconds = self.of_call(call)[0] if self.csot_available else None
-        mode = call.rule(self._rules).timeout_mode
-        return seconds, call.configured and (mode or self.timeout_mode) != CURSOR_LIFETIME
+        in_progress.clear_inherited()
+        operation = Operation(client, "", target)
+        operation.public = False
+        operation.bound = bound
+        seconds = self.of_call(operation)[0] if self.csot_available else None
+        mode = operation.rule(self._rules).timeout_mode
+        return seconds, operation.configured and (mode or self.timeout_mode) != CURSOR_LIFETIME
 
-    def mode_of(self, call: Call) -> str | None:
+    def mode_of(self, operation: Operation) -> str | None:
         """What policies say: of a block, of what the cursor is made from, of a rule."""
-        mode = call.within.timeout_mode or call.bound.timeout_mode
-        return mode or call.rule(self._rules).timeout_mode
+        mode = operation.within.timeout_mode or operation.bound.timeout_mode
+        return mode or operation.rule(self._rules).timeout_mode
 
 
 class TransactionDeadline(NamedTuple):
@@ -142,8 +142,9 @@ class TransactionDeadline(NamedTuple):
         """Raises InvalidOperation where the callback gives an operation a timeout of its own."""
         timed = blocks.timed()
         inside = timed is not None and timed is not self.timed
-        # What a call puts in force, for those inside of it as well, is none of the callback's.
-        if not inside and calls.current() is None:
+        # What an operation puts in force, for those inside of it as well, is none of the
+        # callback's.
+        if not inside and in_progress.current() is None:
             inside = driver.csot.timeout_in_force() is not None and not driver.csot.runs_already()
         if inside:
             raise InvalidOperation(
@@ -233,9 +234,9 @@ def keep(cursor: object, timeout: CursorTimeout | None) -> None:
 
 
 def cursor_timeout(
-    rules: TimeoutRules, call: Call, cursor: Any = None, writes: str | None = None
+    rules: TimeoutRules, operation: Operation, cursor: Any = None, writes: str | None = None
 ) -> CursorTimeout | None:
-    """What a cursor keeps that ``call`` makes; None without a timeout.
+    """What a cursor keeps that ``operation`` makes; None without a timeout.
 
     Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
     for an aggregate by iteration that ``writes`` ($out or $merge), and for a server that would wait
@@ -244,15 +245,15 @@ def cursor_timeout(
     """
     if not rules.csot_available:
         return None
-    mode, tailable = rules.mode_of(call), driver.cursors.is_tailable(cursor)
+    mode, tailable = rules.mode_of(operation), driver.cursors.is_tailable(cursor)
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
-    if mode is not None and call.timeout is None:
+    if mode is not None and operation.timeout is None:
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
         raise ConfigurationError([f"timeout_mode={mode}: expected iteration for a tailable cursor"])
     check_writes(mode, writes)
-    check_max_await(call, max_await_ms)
-    if call.timeout is None:
+    check_max_await(operation, max_await_ms)
+    if operation.timeout is None:
         return None
     # What a method or a stream of GridFS reads is within the one deadline that it has.
     within_another = driver.csot.runs_already()
@@ -261,14 +262,14 @@ def cursor_timeout(
     elif within_another or writes:
         mode = CURSOR_LIFETIME
     blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
-    default = ITERATION if call.configured else CURSOR_LIFETIME
+    default = ITERATION if operation.configured else CURSOR_LIFETIME
     return CursorTimeout(
-        seconds=None if blocked or within_another else call.own_timeout[0],
+        seconds=None if blocked or within_another else operation.own_timeout[0],
         mode=mode or rules.timeout_mode or default,
         began=driver.csot.now(),
-        to_close=call.timeout,
+        to_close=operation.timeout,
         wait=wait_for_news(cursor)
-        if driver.cursors.awaits_data(cursor) and call.configured
+        if driver.cursors.awaits_data(cursor) and operation.configured
         else 0.0,
     )
 
@@ -279,21 +280,21 @@ def wait_for_news(cursor: Any) -> float:
     return max_await_ms / 1000 if max_await_ms else DEFAULT_WAIT
 
 
-def advice(call: Call) -> str:
+def advice(operation: Operation) -> str:
     """Why the timeout of a batch was over, where it is not the batch's own; "" for its own."""
-    kept = call.cursor
-    if kept is None or call.operation != "getMore" or not kept.seconds:
+    kept = operation.cursor
+    if kept is None or operation.name != "getMore" or not kept.seconds:
         return ""
-    return OF_A_LIFE if kept.ends is not None and call.timeout == kept.seconds else ""
+    return OF_A_LIFE if kept.ends is not None and operation.timeout == kept.seconds else ""
 
 
-def check_max_await(call: Call, max_await_ms: object) -> None:
+def check_max_await(operation: Operation, max_await_ms: object) -> None:
     """Raises ConfigurationError where a getMore that finds nothing could not but time out, unless
     the timeout is the configuration's, which leaves the wait for news alone."""
-    if not isinstance(max_await_ms, int) or not call.timeout or call.configured:
+    if not isinstance(max_await_ms, int) or not operation.timeout or operation.configured:
         return
-    if max_await_ms >= call.timeout * 1000:
-        expected = f"expected less than the timeout of {call.timeout * 1000:g} ms"
+    if max_await_ms >= operation.timeout * 1000:
+        expected = f"expected less than the timeout of {operation.timeout * 1000:g} ms"
         raise ConfigurationError([f"max_await_time_ms={max_await_ms}: {expected}"])
 
 

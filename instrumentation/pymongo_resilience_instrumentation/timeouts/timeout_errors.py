@@ -12,9 +12,9 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, attempts_text
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
 
 from . import precedence
 
@@ -49,35 +49,41 @@ def timed_out(
     return _again(type(cause), (text,), vars(cause) | facts, cause)
 
 
-def of_call(call: Call, error: BaseException | None) -> BaseException | None:
-    """What a call ends with: a timeout under a deadline is an OperationTimeoutError, also where it
-    was raised outside of the driver's loop; anything else is what it was."""
-    if not call.timeout or error is call.history.final_error or not isinstance(error, PyMongoError):
+def of_call(operation: Operation, error: BaseException | None) -> BaseException | None:
+    """What an operation ends with: a timeout under a deadline is an OperationTimeoutError, also
+    where it was raised outside of the driver's loop; anything else is what it was."""
+    if (
+        not operation.timeout
+        or error is operation.history.final_error
+        or not isinstance(error, PyMongoError)
+    ):
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error
-    history = call.history
+    history = operation.history
     return timed_out(
         error,
         Origin(history.server_text(), classify.stage_of(error), history.attempts, history.reasons),
-        timeout_s=call.timeout,
-        elapsed_s=elapsed(call),
-        name=call.method or call.operation,
-        advice=precedence.advice(call),
+        timeout_s=operation.timeout,
+        elapsed_s=elapsed(operation),
+        name=operation.method or operation.name,
+        advice=precedence.advice(operation),
     )
 
 
-def elapsed(call: Call) -> float:
-    """Seconds of its timeout that are gone, which may have begun before the call."""
-    lasting = call.transaction
-    if call.cursor is not None and call.cursor.ends is not None:
-        lasting = call.cursor
+def elapsed(operation: Operation) -> float:
+    """Seconds of its timeout that are gone, which may have begun before the operation."""
+    lasting = operation.transaction
+    if operation.cursor is not None and operation.cursor.ends is not None:
+        lasting = operation.cursor
     if lasting is not None:
         return float(driver.csot.now() - lasting.began)
-    own = call.elapsed()
-    if call.deadline is NO_DEADLINE and driver.csot.timeout_in_force() == call.timeout:
+    own = operation.elapsed()
+    if operation.deadline is NO_DEADLINE and driver.csot.timeout_in_force() == operation.timeout:
         left = driver.csot.remaining()
-        return own if left is None or call.timeout is None else max(own, call.timeout - left)
+        return (
+            own if left is None or operation.timeout is None else max(own, operation.timeout - left)
+        )
     return own
 
 

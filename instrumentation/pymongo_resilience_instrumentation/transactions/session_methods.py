@@ -19,21 +19,21 @@ from pymongo_resilience.internal_errors import is_closing, shielded
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, Policy
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_commit
 from pymongo_resilience_instrumentation.interceptor import (
-    CallInterceptor,
     Entered,
     Function,
     Interceptor,
+    OperationInterceptor,
     Row,
     Wrapper,
 )
-from pymongo_resilience_instrumentation.operations import ABORT, COMMIT
+from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import precedence
@@ -75,7 +75,7 @@ def start_session() -> Wrapper:
     return wrapper
 
 
-class EndTransaction(CallInterceptor):
+class EndTransaction(OperationInterceptor):
     """A commit or an abort. An abort has the whole timeout, whatever has passed: pymongo 4.20 sends
     none once the deadline is over, without an error, and the transaction keeps its locks."""
 
@@ -99,25 +99,25 @@ class EndTransaction(CallInterceptor):
 
         return abort
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | Call | None:
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | Operation | None:
         session, runtime = given[0], self.runtime
-        if calls.reporting():
+        if in_progress.reporting():
             return None
         if _atomic_write_of(session) is not None:
             seconds = driver.csot.timeout_in_force()
             if self._operation == COMMIT or not seconds:
                 return Entered(session)
             return Entered(session, driver.csot.Timeout.from_now(seconds).resume())
-        call = Call(session.client, self._operation, NOWHERE)
-        call.unknown_concern = True
-        call.bound = default_of(session)
-        call.ends = transaction_spans.span_of(session)
-        call.session = session
-        runtime.begin(call, whole_timeout=self._operation == ABORT)
-        return call
+        operation = Operation(session.client, self._operation, NOWHERE)
+        operation.unknown_concern = True
+        operation.bound = default_of(session)
+        operation.ends = transaction_spans.span_of(session)
+        operation.session = session
+        runtime.begin(operation, whole_timeout=self._operation == ABORT)
+        return operation
 
-    def succeeded(self, entered: Entered | Call, result: Any) -> Any:
-        return self.runtime.end(entered, result) if isinstance(entered, Call) else result
+    def succeeded(self, entered: Entered | Operation, result: Any) -> Any:
+        return self.runtime.end(entered, result) if isinstance(entered, Operation) else result
 
     def failed(
         self, entered: Any, error: BaseException, given: Any, _kwargs: Any
@@ -130,7 +130,7 @@ class EndTransaction(CallInterceptor):
             elif self._operation == ABORT:
                 opened = driver.sessions.open_transaction(session, aborted=True)
                 defer(partial(leave_open, session.client, opened))
-        return super().failed(entered, error) if isinstance(entered, Call) else error
+        return super().failed(entered, error) if isinstance(entered, Operation) else error
 
 
 def _state_outcome(error: PyMongoError) -> None:
@@ -209,8 +209,8 @@ class WithTransaction(Interceptor):
         seconds, _ = self._runtime.timeouts.of_several(session.client, NOWHERE, default)
         if seconds is None:
             return None
-        call = _atomic_write_of(session)
-        return _Transaction(session, seconds, call.method if call else "with_transaction")
+        operation = _atomic_write_of(session)
+        return _Transaction(session, seconds, operation.method if operation else "with_transaction")
 
     def send(
         self, transaction: _Transaction, original: Function, session: Any, *args: Any, **kwargs: Any
@@ -254,10 +254,10 @@ def within_time_limit(runtime: Runtime) -> Wrapper:
     return wrapper
 
 
-def _atomic_write_of(session: Any) -> Call | None:
-    """The call that the session's transaction is a part of."""
-    call = calls.current()
-    return call if call is not None and call.client is session.client else None
+def _atomic_write_of(session: Any) -> Operation | None:
+    """The operation that the session's transaction is a part of."""
+    operation = in_progress.current()
+    return operation if operation is not None and operation.client is session.client else None
 
 
 def default_of(session: Any) -> Policy:

@@ -1,4 +1,4 @@
-"""update_many, delete_many and bulk_write, where ``atomic`` holds for the call."""
+"""update_many, delete_many and bulk_write, where ``atomic`` holds for the operation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.transactions.retry_transaction import run, run_async
@@ -43,18 +43,18 @@ class AtomicWrites:
         self._runtime = public.runtime
         self._found = public.found
         self._asynchronous = public.asynchronous
-        self._is_bulk = public.operation.method == "bulk_write"
+        self._is_bulk = public.entry.method == "bulk_write"
 
-    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(self, operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
         """In place of the original, for an interceptor."""
-        if not call.policy(self._runtime.rules).atomic:
+        if not operation.policy(self._runtime.rules).atomic:
             return original(*given, **kwargs)
-        session = call.session
+        session = operation.session
         if session is not None and getattr(session, "in_transaction", True):
             return original(*given, **kwargs)
         signature = inspect.signature(self._found)
         if "session" not in signature.parameters:
-            raise _refusal(call, HIDDEN)
+            raise _refusal(operation, HIDDEN)
         try:
             bound = signature.bind(*given, **kwargs)
         except TypeError:
@@ -68,11 +68,11 @@ class AtomicWrites:
             # The first error ends a transaction: what follows it would seem to be transient.
             arguments["ordered"] = True
         concern = arguments.pop("write_concern", None) or target.write_concern
-        _refuse(call, session, concern)
+        _refuse(operation, session, concern)
 
         def send(session: Any) -> Any:
-            # The failure of a try that was repeated is not the call's.
-            call.history.declined_by = None
+            # The failure of a try that was repeated is not the operation's.
+            operation.history.declined_by = None
             arguments["session"] = session
             return original(*bound.args, **bound.kwargs)
 
@@ -82,7 +82,9 @@ class AtomicWrites:
             "read_preference": ReadPreference.PRIMARY,
             "write_concern": concern,
         }
-        return (_transact_async if self._asynchronous else _transact)(call.client, send, options)
+        return (_transact_async if self._asynchronous else _transact)(
+            operation.client, send, options
+        )
 
 
 def _transact(client: Any, send: Callable[[Any], Any], options: dict[str, Any]) -> Any:
@@ -97,24 +99,24 @@ async def _transact_async(
         return await run_async(client, send, options, causal_consistency=False)
 
 
-def _refuse(call: Call, session: Any, concern: Any) -> None:
+def _refuse(operation: Operation, session: Any, concern: Any) -> None:
     """Raises ConfigurationError for what cannot run in a transaction, as far as the client knows:
     the rest the server refuses."""
     if session is not None:
-        raise _refusal(call, SESSION)
+        raise _refusal(operation, SESSION)
     if not concern.acknowledged:
-        raise _refusal(call, UNACKNOWLEDGED)
-    database, collection = call.target
+        raise _refusal(operation, UNACKNOWLEDGED)
+    database, collection = operation.target
     if collection is not None and (database in OF_THE_SERVER or collection.startswith("system.")):
-        text = f"{call.namespace} belongs to the server: no transaction can write it"
-        raise _refusal(call, text)
-    servers = call.client.topology_description.server_descriptions().values()
+        text = f"{operation.namespace} belongs to the server: no transaction can write it"
+        raise _refusal(operation, text)
+    servers = operation.client.topology_description.server_descriptions().values()
     if any(each.server_type_name == "Standalone" for each in servers):
-        raise _refusal(call, STANDALONE)
+        raise _refusal(operation, STANDALONE)
 
 
-def _refusal(call: Call, reason: str) -> ConfigurationError:
-    return ConfigurationError([f"{call.method} with atomic=True was not sent: {reason}"])
+def _refusal(operation: Operation, reason: str) -> ConfigurationError:
+    return ConfigurationError([f"{operation.method} with atomic=True was not sent: {reason}"])
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin
 from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Wrapper
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
@@ -36,7 +36,7 @@ OPENING = (
     "open_download_stream", "open_download_stream_by_name",
     "open_upload_stream", "open_upload_stream_with_id",
 )  # fmt: skip
-"""What they return is a stream, whose life begins with the call."""
+"""What they return is a stream, whose life begins with the operation."""
 WHOLE = (
     "delete", "delete_by_name", "download_to_stream", "download_to_stream_by_name", "exists",
     "find_one", "list", "put", "rename", "rename_by_name",

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.by_client import ByClient
 from pymongo_resilience_instrumentation.cursor_methods import Batch
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.precedence import write_stage
@@ -41,24 +41,24 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
 
 def _send(
     runtime: Runtime,
-    call: Call,
+    operation: Operation,
     wanted: int,
     unhedged: Callable[[], Any],
     read: Callable[[], Read],
     *,
     asynchronous: bool,
 ) -> Any:
-    hedges = runtime.hedges.of(call.client)
-    delay = hedges.delay(wanted, call.namespace)
+    hedges = runtime.hedges.of(operation.client)
+    delay = hedges.delay(wanted, operation.namespace)
     if delay is None:
         if asynchronous:
-            return _observed_async(hedges, call.namespace, unhedged)
-        with _observed(hedges, call.namespace):
+            return _observed_async(hedges, operation.namespace, unhedged)
+        with _observed(hedges, operation.namespace):
             return unhedged()
     hedges.budget.read()
     workers = hedges.workers(asynchronous=asynchronous)
     race = AsyncRace if asynchronous else Race
-    return race(runtime, hedges, call, read(), workers, delay=delay).run()
+    return race(runtime, hedges, operation, read(), workers, delay=delay).run()
 
 
 @contextmanager
@@ -93,19 +93,19 @@ def of_method(public: PublicMethod) -> Any:
     """Sends a method that reads, maybe to two servers."""
     runtime = public.runtime
 
-    def may_hedge(call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        writes = public.operation.gives and write_stage(given[1:], kwargs)
-        if call.session is not None or writes:
+    def may_hedge(operation: Operation, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        writes = public.entry.gives and write_stage(given[1:], kwargs)
+        if operation.session is not None or writes:
             return False
-        return driver.selection.may_choose(call.client, given[0].read_preference)
+        return driver.selection.may_choose(operation.client, given[0].read_preference)
 
-    def send(call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
         unhedged = partial(original, *given, **kwargs)
-        wanted = call.wanted(runtime.rules, "hedge")
-        if not wanted or not may_hedge(call, given, kwargs):
+        wanted = operation.wanted(runtime.rules, "hedge")
+        if not wanted or not may_hedge(operation, given, kwargs):
             return unhedged()
         read = partial(MethodRead, unhedged)
-        return _send(runtime, call, wanted, unhedged, read, asynchronous=public.asynchronous)
+        return _send(runtime, operation, wanted, unhedged, read, asynchronous=public.asynchronous)
 
     return send
 
@@ -149,19 +149,19 @@ def of_batch(batch: Batch) -> Any:
     """Sends a batch of a cursor, the first one maybe to two servers."""
     runtime = batch.runtime
 
-    def send(call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
         unhedged = partial(original, *given, **kwargs)
-        once = call.operation != "find" or call.resumption is not None
-        wanted = None if once else call.wanted(runtime.rules, "hedge")
+        once = operation.name != "find" or operation.resumption is not None
+        wanted = None if once else operation.wanted(runtime.rules, "hedge")
         if not wanted:
             return unhedged()
-        _, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
+        _, query, method = driver.cursors.run_operation_arguments(given, kwargs)
         if not (
-            driver.cursors.may_be_sent_twice(operation, method.__self__)
-            and driver.selection.may_choose(call.client, operation.read_preference)
+            driver.cursors.may_be_sent_twice(query, method.__self__)
+            and driver.selection.may_choose(operation.client, query.read_preference)
         ):
             return unhedged()
         read = partial(BatchRead, original, given, kwargs)
-        return _send(runtime, call, wanted, unhedged, read, asynchronous=batch.asynchronous)
+        return _send(runtime, operation, wanted, unhedged, read, asynchronous=batch.asynchronous)
 
     return send

@@ -1,8 +1,8 @@
 """A read's two tries, and which of them the caller gets: the first answer.
 
-Each try is a run of the driver's method by a worker of its own, with a copy of the call. The first
-has the retry rules of any read, and its error is the read's. The second is one attempt, on another
-server, and nothing repeats it or waits for it.
+Each try is a run of the driver's method by a worker of its own, with a copy of the operation. The
+first has the retry rules of any read, and its error is the read's. The second is one attempt, on
+another server, and nothing repeats it or waits for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, History
+from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE, History, Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .hedge_registry import ClientHedges
@@ -42,19 +42,19 @@ class Read(Protocol):
 class Try:
     """One of the two. Belongs to its worker; how it ended is the race's."""
 
-    def __init__(self, race: Race, name: str, around: Call) -> None:
+    def __init__(self, race: Race, name: str, around: Operation) -> None:
         self.name = name
         self.result: Any = None
         self.error: BaseException | None = None
         self.begun = self.failed = self.over = False
         self.history = History()
-        """The call's, if it is the one that ends it."""
+        """The operation's, if it is the one that ends it."""
         self.server: str | None = None
         """``"host:port"`` of the last one, once it is over."""
         self.loop: Any = None
         """The driver's retry loop, while it runs."""
-        self.call = Call.__new__(Call)
-        vars(self.call).update(
+        self.operation = Operation.__new__(Operation)
+        vars(self.operation).update(
             vars(around),
             hedge=self,
             only_reads=True,  # has its loop call began()
@@ -79,20 +79,20 @@ class Try:
             return False
         with shielded("after a hedged read"):
             # That server failed, whichever answers first: breakers and budgets count it.
-            operation = loop.operation()
-            loop.report(loop.classify(error, operation), operation)
+            state = loop.retry_state()
+            loop.report(loop.classify(error, state), state)
         return True
 
     def leave(self) -> None:
-        """Its call is over; a command that was interrupted ends with it."""
-        call = self.call
-        for sent in [*call.command_spans.values()]:
+        """Its operation is over; a command that was interrupted ends with it."""
+        operation = self.operation
+        for sent in [*operation.command_spans.values()]:
             with shielded("after a hedged read"):
-                sent.end(call, self.error)
-        call.ended = True
+                sent.end(operation, self.error)
+        operation.ended = True
         # The two would keep each other alive, with all that the read needed, and the error both.
-        call.client = call.instance = call.session = call.hedge = None
-        call.history = History()
+        operation.client = operation.instance = operation.session = operation.hedge = None
+        operation.history = History()
         if self.name == HEDGE or (self._race is not None and self._race.ended):
             self.error = None
         self._race = self.loop = None
@@ -105,7 +105,7 @@ class Race:
         self,
         runtime: Runtime,
         hedges: ClientHedges,
-        call: Call,
+        operation: Operation,
         read: Read,
         workers: Any,
         *,
@@ -118,8 +118,8 @@ class Race:
         """The same, the driver's."""
         self._runtime = runtime
         self._hedges = hedges
-        self._call = call
-        self._namespace = call.namespace
+        self._operation = operation
+        self._namespace = operation.namespace
         self._read = read
         self._workers = workers
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class Race:
         self._began = time.perf_counter()
         self._waited = 0.0
         self._delay, self._unanswered = delay, 0.0
-        self._first = Try(self, FIRST, call)
+        self._first = Try(self, FIRST, operation)
         self._second: Try | None = None
 
     def run(self) -> Any:
@@ -151,7 +151,7 @@ class Race:
     def _try(self, tried: Try) -> Any:
         """A worker's part."""
         try:
-            calls.make_current(tried.call)
+            in_progress.make_current(tried.operation)
             try:
                 tried.result = self._read.send(tried)
             except BaseException as error:  # noqa: BLE001 - the caller's, or ignored
@@ -215,7 +215,7 @@ class Race:
             return False
         self.slow, self.slow_server = slow, driver.retry_loop.server(loop)
         self._waited = time.perf_counter() - self._began
-        second = self._second = Try(self, HEDGE, self._call)
+        second = self._second = Try(self, HEDGE, self._operation)
         # Two commands, so each has a span of its own.
         self._first.history.has_command_spans = second.history.has_command_spans = True
         self._first.history.only_command = None
@@ -226,7 +226,7 @@ class Race:
         with self._lock:
             self.ended = True
             winner, error, self._first.error = self._winner, self._first.error, None
-        self._call.history = (self._first if winner is None else winner).history
+        self._operation.history = (self._first if winner is None else winner).history
         self._publish(winner)
         self._first.history = History()
         try:
@@ -262,7 +262,7 @@ class Race:
                 server = driver.retry_loop.server_address(second.loop)
             name = None if winner is None else winner.name
             event = ReadHedged(
-                self._call.operation, self._namespace, self.slow, server, self._waited, name
+                self._operation.name, self._namespace, self.slow, server, self._waited, name
             )
             self._runtime.executor.listener.on_event(event)
 
@@ -283,7 +283,7 @@ class AsyncRace(Race):
 
     async def _try(self, tried: Try) -> None:
         try:
-            calls.make_current(tried.call)
+            in_progress.make_current(tried.operation)
             try:
                 tried.result = await self._read.send(tried)
             except BaseException as error:  # noqa: BLE001 - the caller's, or ignored

@@ -21,7 +21,7 @@ from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import rules
@@ -37,11 +37,11 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
         runtime.before_batch = partial(begin, runtime)
 
 
-def begin(runtime: Runtime, call: Call, query: Any, method: Any) -> None:
+def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> None:
     """Before a batch. Raises ConfigurationError for a find that is to be resumable and cannot."""
     cursor = method.__self__
-    if call.batch_of is None:
-        position = _first(runtime, call, query, cursor)
+    if operation.batch_of is None:
+        position = _first(runtime, operation, query, cursor)
         if position is not getattr(cursor, ATTRIBUTE, None):
             setattr(cursor, ATTRIBUTE, position)
     else:
@@ -49,14 +49,14 @@ def begin(runtime: Runtime, call: Call, query: Any, method: Any) -> None:
         if position is not None and not position.is_of(query.cursor_id, cursor.retrieved):
             position = None
     if position is not None:
-        fetch = AsyncFetch if isinstance(call.client, AsyncMongoClient) else Fetch
-        call.resumption = fetch(position, query, method)
+        fetch = AsyncFetch if isinstance(operation.client, AsyncMongoClient) else Fetch
+        operation.resumption = fetch(position, query, method)
         # So the driver's loop prepares it, and the rules see a read.
-        call.only_reads = True
+        operation.only_reads = True
 
 
-def _first(runtime: Runtime, call: Call, query: Any, cursor: Any) -> Position | None:
-    if not call.wanted(runtime.rules, "resumable") or driver.finds.reads_chunks(query):
+def _first(runtime: Runtime, operation: Operation, query: Any, cursor: Any) -> Position | None:
+    if not operation.wanted(runtime.rules, "resumable") or driver.finds.reads_chunks(query):
         return None
     find = rules.Find(**driver.finds.read(query))
     if not find.has_cursor:

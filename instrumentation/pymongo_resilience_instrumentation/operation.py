@@ -1,22 +1,19 @@
-"""The call of the public API in progress: what its wrapper knows and what its telemetry gathers."""
+"""The operation of the public API in progress: what its wrapper knows and what its telemetry
+gathers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar, Token
+from contextvars import Token
 from typing import Any, TypeVar
 
-from bson.errors import BSONError
-from opentelemetry import context
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 from pymongo.asynchronous.cursor import AsyncCursor
-from pymongo.errors import PyMongoError
 from pymongo.synchronous.cursor import Cursor
 
-from pymongo_resilience.internal_errors import catch_also, foreign, logger
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy
@@ -25,18 +22,18 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.timeline import Run
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text, namespace_text
-from pymongo_resilience_instrumentation.operations import ABORT, COMMIT, WRITES, Target
+from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT, WRITES, Target
 
 T = TypeVar("T")
 NEVER = float("inf")
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
-"""The deadline of ours of a call that has ended: a task that inherited it must drop it."""
+"""The deadline of ours of an operation that has ended: a task that inherited it must drop it."""
 
 
 class History:
-    """What has happened to a call, for its error and its telemetry. Each try of a hedged read has
-    its own; the read has that of the try which ends it."""
+    """What has happened to an operation, for its error and its telemetry. Each try of a hedged read
+    has its own; the read has that of the try which ends it."""
 
     withholds = False
     """A command with credentials was sent: no text of an error may leave."""
@@ -80,20 +77,20 @@ class History:
 
 
 LEFT = History()
-"""That of calls which are over: nothing is written to it."""
+"""That of operations which are over: nothing is written to it."""
 
 
-class Call:
+class Operation:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
     Plain facts. What is the state of a folder above is Any; the docstring names class and folder.
 
-    What not every call sets is an attribute of the class until it does.
+    What not every operation sets is an attribute of the class until it does.
     """
 
     has_operations = True
     """The driver calls its own public operations inside; where it does not, an application's
-    listener does, and those are calls of their own."""
+    listener does, and those are operations of their own."""
 
     reporting = False
     """It is being published, or its end was: see ``reported``."""
@@ -111,9 +108,9 @@ class Call:
     reply_within: float | None = None
     """The same, of the command that is being sent. A later batch of a cursor may wait for news."""
     cursor: Any = None
-    """A CursorTimeout (timeouts/), where this call makes a cursor or fetches a batch."""
+    """A CursorTimeout (timeouts/), where this operation makes a cursor or fetches a batch."""
     stream: Any = None
-    """The same of a change stream, where this call resumes one."""
+    """The same of a change stream, where this operation resumes one."""
     resumption: Any = None
     """A Fetch (features/resumable_finds/), of a batch, until the driver's loop begins."""
     transaction: Any = None
@@ -129,20 +126,20 @@ class Call:
     only_reads = False
     """A command runner was given a command that can only read; or it is a try of a hedged read."""
     hedge: Any = None
-    """A Try (hedged_reads/): the one of two that this copy of a call is for."""
+    """A Try (hedged_reads/): the one of two that this copy of an operation is for."""
     handshaking: Any = None
     """The driver's connection that its attempt is making, from the first hello on."""
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
     interruption: Exception | None = None
-    """What a signal handler has raised in a listener of ours: raised once the call ends."""
+    """What a signal handler has raised in a listener of ours: raised once the operation ends."""
     public = True
     """False without a wrapper around the driver's loop: no telemetry."""
     ended = False
     started = 0.0
     timeout: float | None = None
-    """Seconds the whole call has; 0 disables the timeout, None is no deadline."""
+    """Seconds the whole operation has; 0 disables the timeout, None is no deadline."""
     deadline = NO_DEADLINE
     """Puts the timeout in force, where that is ours to do."""
     span: Span | None = None
@@ -150,19 +147,17 @@ class Call:
     """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
     terminal_detector: Any = None
     """A TerminalDetector (selection/), of the selection in progress."""
-    token: Token[Call | None] | None = None
+    token: Token[Operation | None] | None = None
     outer_context: Context | None = None
-    """OpenTelemetry's context around the call."""
+    """OpenTelemetry's context around the operation."""
 
-    def __init__(
-        self, client: Any, operation: str, target: Target, public_method: str = ""
-    ) -> None:
+    def __init__(self, client: Any, name: str, target: Target, public_method: str = "") -> None:
         self.client = client
-        self.operation = operation
+        self.name = name
         self.target = target
         self.public_method = public_method
         """The driver's, by which the application began it; empty for none."""
-        self.reads_inside = operation not in WRITES
+        self.reads_inside = name not in WRITES
         """The driver fetches batches for it, as it does for all but writes: they are no calls of
         their own."""
         self.within = NOTHING if blocks.innermost() is None else blocks.current()
@@ -172,7 +167,7 @@ class Call:
         """Each a SentCommand (telemetry/) in flight, by request id."""
 
     def __str__(self) -> str:
-        return self.operation
+        return self.name
 
     @property
     def method(self) -> str:
@@ -197,14 +192,14 @@ class Call:
     def rule(self, rules: NamespaceRules) -> Policy:
         """What rules say on its namespace; a client's bulk write goes to many, and ``admin`` is
         none of them."""
-        if self.operation == "bulkWrite" and self.target[1] is None:
+        if self.name == "bulkWrite" and self.target[1] is None:
             return rules.policy_of("", None)
         return rules.policy_of(*self.target)
 
     @property
     def namespace(self) -> str:
         """Empty where it is unknown: of a method that was bound before ``instrument()``."""
-        return "admin" if self.operation in {COMMIT, ABORT} else namespace_text(*self.target)
+        return "admin" if self.name in {COMMIT, ABORT} else namespace_text(*self.target)
 
     @property
     def acknowledged(self) -> bool:
@@ -217,129 +212,3 @@ class Call:
     def elapsed(self) -> float:
         """Seconds since it was entered."""
         return time.perf_counter() - self.started
-
-
-REPORTING = Call(None, "", ("", None))
-"""In place of a call, while foreign code is called."""
-REPORTING.reporting = REPORTING.ended = True
-REPORTING.public = REPORTING.reads_inside = False
-
-_current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", default=None)
-
-
-found = _current.get
-"""The call around the caller, one that has ended included."""
-
-
-def current() -> Call | None:
-    """The call that the caller's thread or task is in."""
-    call = _current.get()
-    return None if call is None or call.ended else call
-
-
-def reporting() -> bool:
-    """Whether the library called the caller: a listener, hook, log handler or span processor.
-
-    Its own operations are left to the driver, or it would be called for those as well.
-    """
-    call = _current.get()
-    return call is not None and call.reporting
-
-
-def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call foreign code; ``reporting()`` is true inside. A task that it starts reports nothing."""
-    before = _current.get()
-    _current.set(REPORTING)
-    try:
-        return function(*args, **kwargs)
-    finally:
-        _current.set(before)
-
-
-def publish(call: Call, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call ``reported`` code in a block that catches our faults; ``call`` is in progress.
-
-    Raises ForeignError.
-    """
-    before = call.reporting, call.ended
-    call.reporting = call.ended = True
-    try:
-        return foreign(function, *args, **kwargs)
-    finally:
-        call.reporting, call.ended = before
-
-
-make_current = _current.set
-
-
-def leave(call: Call) -> None:
-    """The caller's own span is the current one again.
-
-    Where an exception of a signal handler strikes half-way, it may be called once more: so what is
-    in force ends first, and the call is forgotten last.
-    """
-    call.ended = True
-    if _current.get() is call:
-        if isinstance(call.deadline, driver.csot.InForce) and call.deadline.before is not None:
-            call.deadline.__exit__(None, None, None)
-        if call.outer_context is not None:
-            # Not by detaching, which takes any exception for its own fault.
-            context.attach(call.outer_context)
-        if call.token is not None:
-            _current.reset(call.token)
-    if call.deadline is not NO_DEADLINE:
-        # A context that outlives the call, a connection's or a task's, keeps the call.
-        call.deadline = PAST_DEADLINE
-    call.history = LEFT
-    call.interruption = call.terminal_detector = None
-    call.command_spans.clear()
-    call.client = call.instance = call.session = None
-
-
-def unwind(around: Call | None) -> None:
-    """What was begun inside of ``around``, by this thread or task, was interrupted before it was
-    stored: restore what was before."""
-    call = _current.get()
-    if call is None or call is around:
-        return
-    leave(call)
-    if _current.get() is call:
-        _current.set(around)
-
-
-def leave_unfinished(call: Call) -> None:
-    """A coroutine is closed unfinished, in whatever context: see ``deferred``. Nothing is set or
-    reset; an operation that begins in its own context finds the call among what is inherited."""
-    call.ended = True
-    call.client = call.instance = call.session = None
-    call.history.loop = call.history.final_error = call.terminal_detector = None
-    call.token = None
-
-
-def detach_in_child() -> None:
-    """In a forked child: the call in progress is the parent's, which ends and counts it."""
-    call = current()
-    if call is None:
-        return
-    call.ended = True
-    call.public = call.reads_inside = False
-    call.span = None
-    call.command_spans.clear()
-
-
-def clear_inherited() -> None:
-    """Detach a task or forked child that was started inside of a call from the call's span and
-    deadline, which end with the call: a task keeps the context that it was started in."""
-    call = _current.get()
-    if call is None or not call.ended:
-        return
-    if call.outer_context is not None:
-        context.attach(call.outer_context)
-    ours = call.deadline is not NO_DEADLINE
-    if ours and driver.csot.timeout_in_force() == call.timeout:
-        driver.csot.forget_timeout()
-    _current.set(None)
-
-
-logger.within = reported
-catch_also(PyMongoError, BSONError)
