@@ -1,9 +1,8 @@
-"""The operation that the caller's thread or task is in, and how it is entered and left."""
+"""The operation that the caller's thread or task is in; and what the library publishes of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from bson.errors import BSONError
@@ -12,7 +11,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience.internal_errors import catch_also, foreign, logger
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.operation import LEFT, NO_DEADLINE, PAST_DEADLINE, Operation
+from pymongo_resilience_instrumentation.operation import CURRENT, NO_DEADLINE, Operation
 
 T = TypeVar("T")
 
@@ -21,16 +20,13 @@ REPORTING = Operation(None, "", ("", None))
 REPORTING.reporting = REPORTING.ended = True
 REPORTING.public = REPORTING.reads_inside = False
 
-_current: ContextVar[Operation | None] = ContextVar("pymongo_resilience_call", default=None)
-
-
-found = _current.get
+found = CURRENT.get
 """The operation around the caller, one that has ended included."""
 
 
 def current() -> Operation | None:
     """The operation that the caller's thread or task is in."""
-    operation = _current.get()
+    operation = CURRENT.get()
     return None if operation is None or operation.ended else operation
 
 
@@ -39,18 +35,18 @@ def reporting() -> bool:
 
     Its own operations are left to the driver, or it would be called for those as well.
     """
-    operation = _current.get()
+    operation = CURRENT.get()
     return operation is not None and operation.reporting
 
 
 def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call foreign code; ``reporting()`` is true inside. A task that it starts reports nothing."""
-    before = _current.get()
-    _current.set(REPORTING)
+    before = CURRENT.get()
+    CURRENT.set(REPORTING)
     try:
         return function(*args, **kwargs)
     finally:
-        _current.set(before)
+        CURRENT.set(before)
 
 
 def publish(operation: Operation, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -66,55 +62,15 @@ def publish(operation: Operation, function: Callable[..., T], *args: Any, **kwar
         operation.reporting, operation.ended = before
 
 
-make_current = _current.set
-
-
-def leave(operation: Operation) -> None:
-    """The caller's own span is the current one again.
-
-    Where an exception of a signal handler strikes half-way, it may be called once more: so what is
-    in force ends first, and the operation is forgotten last.
-    """
-    operation.ended = True
-    if _current.get() is operation:
-        if (
-            isinstance(operation.deadline, driver.csot.InForce)
-            and operation.deadline.before is not None
-        ):
-            operation.deadline.__exit__(None, None, None)
-        if operation.outer_context is not None:
-            # Not by detaching, which takes any exception for its own fault.
-            context.attach(operation.outer_context)
-        if operation.token is not None:
-            _current.reset(operation.token)
-    if operation.deadline is not NO_DEADLINE:
-        # A context that outlives the operation, a connection's or a task's, keeps the operation.
-        operation.deadline = PAST_DEADLINE
-    operation.history = LEFT
-    operation.interruption = operation.terminal_detector = None
-    operation.command_spans.clear()
-    operation.client = operation.instance = operation.session = None
-
-
 def unwind(around: Operation | None) -> None:
     """What was begun inside of ``around``, by this thread or task, was interrupted before it was
     stored: restore what was before."""
-    operation = _current.get()
+    operation = CURRENT.get()
     if operation is None or operation is around:
         return
-    leave(operation)
-    if _current.get() is operation:
-        _current.set(around)
-
-
-def leave_unfinished(operation: Operation) -> None:
-    """A coroutine is closed unfinished, in whatever context: see ``deferred``. Nothing is set or
-    reset; an operation that begins in its own context finds the operation among what is
-    inherited."""
-    operation.ended = True
-    operation.client = operation.instance = operation.session = None
-    operation.history.loop = operation.history.final_error = operation.terminal_detector = None
-    operation.token = None
+    operation.leave()
+    if CURRENT.get() is operation:
+        CURRENT.set(around)
 
 
 def detach_in_child() -> None:
@@ -132,7 +88,7 @@ def clear_inherited() -> None:
     """Detach a task or forked child that was started inside of an operation from the operation's
     span and deadline, which end with the operation: a task keeps the context that it was started
     in."""
-    operation = _current.get()
+    operation = CURRENT.get()
     if operation is None or not operation.ended:
         return
     if operation.outer_context is not None:
@@ -140,7 +96,7 @@ def clear_inherited() -> None:
     ours = operation.deadline is not NO_DEADLINE
     if ours and driver.csot.timeout_in_force() == operation.timeout:
         driver.csot.forget_timeout()
-    _current.set(None)
+    CURRENT.set(None)
 
 
 logger.within = reported

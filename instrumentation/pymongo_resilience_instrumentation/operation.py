@@ -1,14 +1,14 @@
-"""The operation of the public API in progress: what its wrapper knows and what its telemetry
-gathers."""
+"""What the application called: the facts, what is in force for it, and what has happened to it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import Token
+from contextvars import ContextVar, Token
 from typing import Any, TypeVar
 
+from opentelemetry import context
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 from pymongo.asynchronous.cursor import AsyncCursor
@@ -63,7 +63,7 @@ class History:
     @property
     def selected(self) -> Any:
         """The driver's server that the last loop selected; None without one."""
-        return None if self.loop is None else driver.retry_loop.server(self.loop)
+        return None if self.loop is None else self.loop.server
 
     @property
     def address(self) -> Address | None:
@@ -111,8 +111,6 @@ class Operation:
     """A CursorTimeout (timeouts/), where this operation makes a cursor or fetches a batch."""
     stream: Any = None
     """The same of a change stream, where this operation resumes one."""
-    resumption: Any = None
-    """A Fetch (features/resumable_finds/), of a batch, until the driver's loop begins."""
     transaction: Any = None
     """A TransactionDeadline (timeouts/): its with_transaction's, inside of whose callback it is."""
     own_timeout: tuple[float | None, bool] = None, False
@@ -121,12 +119,10 @@ class Operation:
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
+    read_only: Any = None
+    """A ReadOnly (retries/), until the first loop that it runs begins."""
     batch_of: type | None = None
     """The class of the cursor that a later batch is fetched for."""
-    only_reads = False
-    """A command runner was given a command that can only read; or it is a try of a hedged read."""
-    hedge: Any = None
-    """A Try (hedged_reads/): the one of two that this copy of an operation is for."""
     handshaking: Any = None
     """The driver's connection that its attempt is making, from the first hello on."""
     waits_until = NEVER
@@ -212,3 +208,40 @@ class Operation:
     def elapsed(self) -> float:
         """Seconds since it was entered."""
         return time.perf_counter() - self.started
+
+    def leave(self) -> None:
+        """The caller's own span is the current one again.
+
+        Where an exception of a signal handler strikes half-way, it may be called once more: so what
+        is in force ends first, and the operation is forgotten last.
+        """
+        self.ended = True
+        if CURRENT.get() is self:
+            deadline = self.deadline
+            if isinstance(deadline, driver.csot.InForce) and deadline.before is not None:
+                deadline.__exit__(None, None, None)
+            if self.outer_context is not None:
+                # Not by detaching, which takes any exception for its own fault.
+                context.attach(self.outer_context)
+            if self.token is not None:
+                CURRENT.reset(self.token)
+        if self.deadline is not NO_DEADLINE:
+            # A context that outlives the operation, a connection's or a task's, keeps it.
+            self.deadline = PAST_DEADLINE
+        self.history = LEFT
+        self.interruption = self.terminal_detector = None
+        self.command_spans.clear()
+        self.client = self.instance = self.session = None
+
+    def leave_unfinished(self) -> None:
+        """A coroutine is closed unfinished, in whatever context: see ``deferred``. Nothing is set
+        or reset; an operation that begins in its own context finds the operation among what is
+        inherited."""
+        self.ended = True
+        self.client = self.instance = self.session = None
+        self.history.loop = self.history.final_error = self.terminal_detector = None
+        self.token = None
+
+
+CURRENT: ContextVar[Operation | None] = ContextVar("pymongo_resilience_operation", default=None)
+"""See ``in_progress``."""

@@ -30,7 +30,7 @@ from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.interceptor import Sender
-from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
@@ -166,7 +166,7 @@ class Runtime:
         operation.timeout, operation.deadline = self.timeouts.of_call(operation)
         if operation.timeout is not None and whole_timeout and self.timeouts.csot_available:
             operation.deadline = driver.csot.Timeout.from_now(operation.timeout).resume()
-        operation.token = in_progress.make_current(operation)
+        operation.token = CURRENT.set(operation)
         if self.shows_operations and not self.records and operation.started >= self._looks_at:
             self._looks_at = operation.started + LOOKS_EVERY
             self._find_sdk()
@@ -207,7 +207,7 @@ class Runtime:
             if self.records:
                 self._publish_end(operation, error, seconds)
         finally:
-            in_progress.leave(operation)
+            operation.leave()
             # A task that was started inside, and goes on, is treated like any other.
             operation.reporting = False
         if error is None:
@@ -223,7 +223,7 @@ class Runtime:
             operation.history.server, operation.history.loop = operation.history.address, None
         except faults():  # not even a log may be written here
             operation.public = False
-        in_progress.leave_unfinished(operation)
+        operation.leave_unfinished()
         if self.records:
             defer(partial(self._publish_unfinished, operation, seconds, ended_ns))
 

@@ -21,6 +21,7 @@ from pymongo_resilience_instrumentation.features.hedged_reads import hedge_budge
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import AsyncRace, Race, Try
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.tools.testbed import Fail, Reset
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import DRIVER_COMMANDS
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
@@ -38,7 +39,7 @@ from support.telemetry import Instrument, Telemetry
 from pymongo_resilience import OperationTimeoutError, Policy, override, status
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import RetryReason
-from pymongo_resilience.events import BreakerOpened, ReadHedged, RetryScheduled
+from pymongo_resilience.events import BreakerOpened, Broadcast, ReadHedged, RetryScheduled
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
@@ -748,7 +749,9 @@ def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MOST_THREADS", 1)
-    registry = ByClient(lambda _: ClientHedges(MonotonicClock(), None))
+    clock = MonotonicClock()
+    limits = ClientLimits(None, clock, Broadcast([]), None)
+    registry = ByClient(lambda _: ClientHedges(clock, limits))
     kept, done = registry.of(registry), threading.Event()
 
     assert kept.threads.start(done.wait)

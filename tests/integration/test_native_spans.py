@@ -29,7 +29,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     tracer = provider.get_tracer("PyMongo")
 
     def around(loop: Any) -> Any:
-        return tracer.start_as_current_span(str(driver.retry_loop.operation_name(loop)))
+        return tracer.start_as_current_span(str(getattr(loop._operation, "value", loop._operation)))
 
     def run(loop: Any) -> Any:
         with around(loop):

@@ -15,7 +15,10 @@ from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget impor
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
 from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from support.engine.fake_clock import FakeClock
+
+from pymongo_resilience.events import Broadcast
 
 DELAY = 0.25
 
@@ -71,7 +74,8 @@ class Read:
 @pytest.fixture
 def hedges(monkeypatch: pytest.MonkeyPatch) -> ClientHedges:
     monkeypatch.setattr(ClientHedges, "may_go_elsewhere", lambda *_: True)
-    made = ClientHedges(FakeClock(), None)
+    clock = FakeClock()
+    made = ClientHedges(clock, ClientLimits(None, clock, Broadcast([]), None))
     for _ in range(READS_PER_HEDGE * (1 + RESERVED_HEDGES)):
         made.budget.read()
     return made
@@ -101,17 +105,13 @@ def test_what_has_no_hedge_asks_after_twice_the_time_and_so_on(hedges: ClientHed
     assert hedges.budget.sent == 0
 
 
-def test_a_first_try_that_has_failed_is_not_hedged_any_more(
-    hedges: ClientHedges, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_try_that_has_failed_is_not_hedged_any_more(hedges: ClientHedges) -> None:
     """It is repeated by the rules: a third command would be one too many."""
     workers = Workers()
     made, signal = race(hedges, workers, Read())
-    monkeypatch.setattr(
-        "pymongo_resilience_instrumentation.driver.retry_loop.server_address", lambda _: "a:1"
-    )
-    made._first.loop = object()
-    signal.answers = [lambda: made._first.ends(None, OSError()), strike]
+    loop: Any = SimpleNamespace(server=None, server_address=lambda: "a:1")
+    made._first.loop = loop
+    signal.answers = [lambda: made._first.gives_up(loop, OSError()), strike]
     with pytest.raises(KeyboardInterrupt):
         made.run()
     assert signal.waits == [DELAY, None]

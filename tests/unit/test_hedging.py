@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -16,12 +17,15 @@ from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry imp
     REMEMBERED_NAMESPACES,
     ClientHedges,
 )
+from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from support.engine.fake_clock import FakeClock
+
+from pymongo_resilience.events import Broadcast
 
 
 @pytest.fixture
 def budget(clock: FakeClock) -> HedgeBudget:
-    return HedgeBudget(clock)
+    return HedgeBudget(clock, lambda: -math.inf)
 
 
 def reads(budget: HedgeBudget, count: int) -> None:
@@ -74,7 +78,7 @@ def test_what_has_become_slower_is_known_soon() -> None:
 
 
 def test_the_delay_is_what_the_policy_names_or_what_was_observed(clock: FakeClock) -> None:
-    hedging = ClientHedges(clock, None)
+    hedging = ClientHedges(clock, ClientLimits(None, clock, Broadcast([]), None))
     assert hedging.delay(1, "a.b") == 0.001
     assert hedging.delay(True, "a.b") is None
     for _ in range(LEAST_READS):
@@ -85,7 +89,7 @@ def test_the_delay_is_what_the_policy_names_or_what_was_observed(clock: FakeCloc
 
 
 def test_the_namespaces_that_are_kept_are_the_last_ones(clock: FakeClock) -> None:
-    hedging = ClientHedges(clock, None)
+    hedging = ClientHedges(clock, ClientLimits(None, clock, Broadcast([]), None))
     for _ in range(LEAST_READS):
         hedging.observe("a.used", 0.01)
     for number in range(REMEMBERED_NAMESPACES):

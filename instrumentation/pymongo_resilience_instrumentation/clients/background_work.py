@@ -13,12 +13,12 @@ from opentelemetry.context import Context
 from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.internal_errors import is_closing, shielded
-from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.driver.retry_loop import KILL_CURSORS
 from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Function, Interceptor
-from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 from pymongo_resilience_instrumentation.public_operations import Target
 
 from .by_client import Closings, keep
@@ -100,7 +100,7 @@ class BackgroundRun(Interceptor):
         if pending:
             run_deferred()
         operation = BackgroundOperation(given[0], KILL_CURSORS)
-        operation.token = in_progress.make_current(operation)
+        operation.token = CURRENT.set(operation)
         if not self._closings.closed(given[0]):
             # The task of an async client inherits the span of the client's first caller.
             operation.outer_context = context.get_current()
@@ -108,12 +108,13 @@ class BackgroundRun(Interceptor):
         return operation
 
     def succeeded(self, operation: BackgroundOperation, result: object) -> Any:
-        in_progress.leave(operation)
+        operation.leave()
         return result
 
     def failed(
         self, operation: BackgroundOperation | None, error: BaseException, *_: Any
     ) -> BaseException:
         if operation is not None:
-            (in_progress.leave_unfinished if is_closing(error) else in_progress.leave)(operation)
+            leave = operation.leave_unfinished if is_closing(error) else operation.leave
+            leave()
         return error

@@ -35,9 +35,22 @@ def bulk_classes() -> Iterator[tuple[type, bool]]:
         yield from zip(classes(module, name), (False, True), strict=True)
 
 
+_PREFERRED = frozenset({PrimaryPreferred().mode, SecondaryPreferred().mode})
+
+
+class _ErrorContext(NamedTuple):
+    """What the driver's topology reads of an error."""
+
+    error: Exception
+    max_wire_version: int
+    sock_generation: int
+    completed_handshake: bool
+    service_id: Any
+
+
 class DriverLoop:
-    """What a subclass of the driver's loop has. ``first_write`` and ``again`` return a coroutine in
-    async clients."""
+    """The driver's loop by public names; RetryLoop (retries/) adds what the library does.
+    ``first_attempt`` and ``again`` return a coroutine in async clients."""
 
     driver_func: Callable[..., Any]
     """What the driver calls with a connection."""
@@ -46,18 +59,35 @@ class DriverLoop:
     all further attempts pass ``checked``."""
     connection: Any
     """The last attempt's, once it has one: a command may have been sent."""
+    progress: tuple[Any, int] | None
+    """Of a bulk, where it stood after the last failure."""
     _bulk: Any
     _client: Any
+    _deprioritized_servers: Any
+    _is_aggregate_write: bool
     _is_read: bool
-    _last_error: Exception | None
+    _is_run_command: bool
+    _operation: Any
     _read: Callable[[], Any]
     _retryable: bool
     _server: Any
+    _server_selector: Any
     _session: Any
     _write: Callable[[], Any]
 
-    def first_write(self) -> Any:
-        """The first attempt of a write, with what the driver's ``run`` does before it, once."""
+    client = property(attrgetter("_client"))
+    server = property(attrgetter("_server"), lambda loop, server: setattr(loop, "_server", server))
+    """The driver's server that is selected; None before."""
+    session = property(attrgetter("_session"))
+    is_retryable = property(attrgetter("_retryable"))
+    """Whether the attempt to be made is a retryable write, or a read that may be repeated."""
+    server_selection_timeout = property(attrgetter("_client.options.server_selection_timeout"))
+    """Seconds."""
+
+    def first_attempt(self) -> Any:
+        """It, with what the driver's ``run`` does before a write, once."""
+        if self._is_read:
+            return self._read()
         session = self._session
         if self._retryable and session is not None and not session.in_transaction:
             session._start_retryable_write()
@@ -79,7 +109,7 @@ class DriverLoop:
     def check_repeated(self) -> None:
         """After the first failure: further attempts of a write that is to have a transaction number
         pass ``checked``. The end of a transaction has the transaction's."""
-        if self.was_retryable and not self._is_read and not in_transaction(self):
+        if self.was_retryable and not self._is_read and not self.in_transaction():
             self.was_retryable = None
 
     def note_completed(self) -> None:
@@ -107,6 +137,212 @@ class DriverLoop:
         transaction number."""
         raise NotImplementedError
 
+    def command_name(self) -> str:
+        """The command's name, where it is not the application's word; the driver keeps a str or an
+        enum that is one."""
+        if self._is_run_command:
+            return "runCommand"
+        return str(getattr(self._operation, "value", self._operation))
+
+    def namespace(self) -> tuple[str, str | None]:
+        """Database and collection of a collection's bulk write; of anything else nothing is
+        known."""
+        collection = getattr(self._bulk, "collection", None)
+        return ("", None) if collection is None else (collection.database.name, collection.name)
+
+    def in_transaction(self) -> bool:
+        return self._session is not None and bool(self._session.in_transaction)
+
+    def kind(self) -> Kind:
+        """What the operation is to the retry rules.
+
+        The driver's read flag alone proves nothing: command runners, aggregates with a write stage
+        and getMore use its read path too, and other attributes distinguish them.
+        """
+        name = self.command_name()
+        if name in ("commitTransaction", "abortTransaction"):
+            return Kind.TRANSACTION_END
+        if name in (KILL_CURSORS, END_SESSIONS):
+            return Kind.CLEANUP
+        if self._is_run_command:
+            return Kind.COMMAND
+        if not self._is_read:
+            return Kind.WRITE
+        if name == "getMore":
+            return Kind.GET_MORE
+        if self._is_aggregate_write:
+            return Kind.AGGREGATE_WRITE
+        if self._retryable or not self._client.options.retry_reads or self.in_transaction():
+            return Kind.READ
+        return Kind.AGGREGATE_WRITE if name == "aggregate" else Kind.COMMAND
+
+    def retries_enabled(self, what: Kind) -> bool:
+        """retryReads, retryWrites, or both for a command runner and endSessions."""
+        options = self._client.options
+        if what in (Kind.COMMAND, Kind.CLEANUP) and self.command_name() != KILL_CURSORS:
+            return bool(options.retry_reads and options.retry_writes)
+        reads = what in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
+        return bool(options.retry_reads if reads else options.retry_writes)
+
+    def prefers_members(self) -> bool:
+        """Whether it reads with primaryPreferred or secondaryPreferred. A write has no mode."""
+        return getattr(self._server_selector, "mode", None) in _PREFERRED
+
+    def carries_txn_number(self) -> bool:
+        """Whether the attempt just made was a retryable write: the loop takes that back on a server
+        that does not support it."""
+        return bool(self._retryable) and not self._is_read and not self.in_transaction()
+
+    def server_address(self) -> str | None:
+        """``"host:port"`` of the selected server, if one was selected."""
+        return None if self._server is None else address_text(self._server.description.address)
+
+    def supports_txn_number(self, connection: Any) -> bool:
+        """Whether the selected server takes a retryable write on this connection.
+
+        As the driver decides it, but for a connection to a standalone, which the server's
+        description may not show yet.
+        """
+        return bool(
+            self._session
+            and self._server.description.retryable_writes_supported
+            and connection.supports_sessions
+            and not connection.is_standalone
+        )
+
+    def lost_its_txn_number(self, connection: Any) -> bool:
+        """The server turned Unknown, or secondary, between selection and sending: the driver would
+        now send a retryable write as one that is not.
+
+        A standalone server knows no retryable writes at all; and a direct connection is to that one
+        server, secondary or not.
+        """
+        if self._is_read or self.in_transaction() or not connection.supports_sessions:
+            return False
+        if self.topology_type() != "Single":
+            return True
+        return (
+            not connection.is_standalone and self._server.description.server_type_name == "Unknown"
+        )
+
+    def set_retryable(self, retryable: bool) -> None:
+        """Whether the attempt to be made is a retryable write."""
+        self._retryable = retryable
+
+    def bulk_progress(self) -> tuple[Any, int] | None:
+        """Where a bulk stands: its run, and the first operation of it that is still to be done.
+
+        None for what is no bulk, and for a bulk that has not begun.
+        """
+        bulk = self._bulk
+        run = getattr(bulk, "current_run", bulk)
+        return None if run is None else (run, run.idx_offset)
+
+    def topology_type(self) -> str:
+        return str(self._client.topology_description.topology_type_name)
+
+    def needed_release(self, failure: Failure) -> Callable[[], Any] | None:
+        """The driver's own method to call after a failed attempt, a coroutine function in async
+        clients; None where there is nothing to do.
+
+        The topology's, to take a server for unknown until it is checked, where one of a write's
+        statements says that it is no primary: there the driver ignores it, and the next attempt
+        would go to the same server. Not of what a router relays, which is not the router's state.
+        Or the session's, to leave its server after a failed write, as in the driver's loop.
+        """
+        in_statement = failure.executed and not isinstance(failure.error, WriteConcernError)
+        if (
+            failure.reason is RetryReason.NOT_PRIMARY
+            and in_statement
+            and self.topology_type() != "Sharded"
+        ):
+            connection, error = self.connection, NotPrimaryError("", {"code": failure.code})
+            context = _ErrorContext(
+                error,
+                connection.max_wire_version,
+                connection.generation,
+                True,
+                connection.service_id,
+            )
+            topology = self._client._topology
+            return partial(topology.handle_error, self._server.description.address, context)
+        method: Callable[[], Any] | None = None
+        if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
+            is_write = not self._is_read and self._session is not None
+            method = self._session._unpin if is_write and not self.stays_pinned(failure) else None
+        return method
+
+    def stays_pinned(self, failure: Failure) -> bool:
+        """Whether a retry must go to the router that the transaction was begun through.
+
+        No other one knows it. An end that was not plainly rejected may go to another: it takes a
+        recovery token along (Transactions, "When to unpin").
+        """
+        if not self.in_transaction():
+            return False
+        transaction = self._session._transaction
+        if self.kind() is not Kind.TRANSACTION_END:
+            return bool(transaction.sharded and transaction.has_completed_command)
+        return (
+            transaction.pinned_address is not None
+            and failure.retryable_overload
+            and failure.stage is Stage.ANSWERED
+        )
+
+    def pin_again(self) -> None:
+        """The driver unpins for any error with the label TransientTransactionError, which it gives
+        to each connection that cannot be made."""
+        transaction = self._session._transaction
+        if transaction.pinned_address is None:
+            transaction.pinned_address = self._server.description.address
+
+    def retry_once_at_most(self) -> None:
+        """Limit a loop that pymongo runs by itself, under a deadline of another operation's: it
+        would repeat without a pause until that is over."""
+        if hasattr(self, "_max_retries"):
+            self._max_retries = 1
+
+    def prepare_retry(self, failure: Failure) -> None:
+        """Bring the loop's state to what its own code has before it repeats an attempt."""
+        # Without it, the loop raises the last error again where it does not count the attempt as
+        # retryable itself, inside of the checkout: which clears the pool, for everybody.
+        self._always_retryable = True
+        if self.progress is not None:
+            # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never
+            # asks for the next run: the rest of a mixed bulk would be lost.
+            self._bulk.retrying = True
+            _forget_in_result(failure.error)
+        if failure.overloaded and not failure.executed and self.in_transaction():
+            self._rejected_in_transaction(failure)
+
+    def _rejected_in_transaction(self, failure: Failure) -> None:
+        """Nothing was executed: the transaction has still to begin, or its end to be tried.
+
+        The driver's own loop forgets all attempts to commit, those whose reply was lost as well,
+        which must be followed by one with a majority; and it sends an end that would begin a
+        transaction.
+        """
+        transaction = self._session._transaction
+        if self.kind() is not Kind.TRANSACTION_END:
+            if not transaction.has_completed_command:
+                transaction.set_starting()
+        elif failure.stage is Stage.ANSWERED:
+            transaction.attempt -= 1
+
+    def deprioritize(self, server: Any) -> None:
+        """The loop's next selection avoids the server, where there is another.
+
+        Not where that could read what is too old: pymongo 4.20 measures a maximum staleness against
+        the primary, or else the newest member, of those that it does not avoid.
+        """
+        if server is None:
+            return
+        if getattr(self._server_selector, "max_staleness", NO_LIMIT) != NO_LIMIT:
+            has_primary = self.topology_type() == "ReplicaSetWithPrimary"
+            if not has_primary or server.description.is_writable:
+                return
+        self._deprioritized_servers = [*(self._deprioritized_servers or ()), server]
+
 
 RUN = "run"
 _RUN_IN_SPAN = "_run"
@@ -133,234 +369,6 @@ def subclass(
     return type(LOOP, bases, {"__module__": base.__module__, "_func": func, **more})
 
 
-client = attrgetter("_client")
-server = attrgetter("_server")
-"""The one that is selected; None before."""
-session = attrgetter("_session")
-is_retryable = attrgetter("_retryable")
-"""Whether the attempt to be made is a retryable write, or a read that may be repeated."""
-
-
-def operation_name(loop: Any) -> str:
-    """The command's name, where it is not the application's word; the driver keeps a str or an enum
-    that is one."""
-    if loop._is_run_command:
-        return "runCommand"
-    return str(getattr(loop._operation, "value", loop._operation))
-
-
-def namespace(loop: Any) -> tuple[str, str | None]:
-    """Database and collection of a collection's bulk write; of anything else nothing is known."""
-    collection = getattr(loop._bulk, "collection", None)
-    return ("", None) if collection is None else (collection.database.name, collection.name)
-
-
-def in_transaction(loop: Any) -> bool:
-    return loop._session is not None and bool(loop._session.in_transaction)
-
-
-def kind(loop: Any) -> Kind:
-    """What the operation is to the retry rules.
-
-    The driver's read flag alone proves nothing: command runners, aggregates with a write stage
-    and getMore use its read path too, and other attributes distinguish them.
-    """
-    name = operation_name(loop)
-    if name in ("commitTransaction", "abortTransaction"):
-        return Kind.TRANSACTION_END
-    if name in (KILL_CURSORS, END_SESSIONS):
-        return Kind.CLEANUP
-    if loop._is_run_command:
-        return Kind.COMMAND
-    if not loop._is_read:
-        return Kind.WRITE
-    if name == "getMore":
-        return Kind.GET_MORE
-    if loop._is_aggregate_write:
-        return Kind.AGGREGATE_WRITE
-    if loop._retryable or not loop._client.options.retry_reads or in_transaction(loop):
-        return Kind.READ
-    return Kind.AGGREGATE_WRITE if name == "aggregate" else Kind.COMMAND
-
-
-def retries_enabled(loop: Any, what: Kind) -> bool:
-    """retryReads, retryWrites, or both for a command runner and endSessions."""
-    options = loop._client.options
-    if what in (Kind.COMMAND, Kind.CLEANUP) and operation_name(loop) != KILL_CURSORS:
-        return bool(options.retry_reads and options.retry_writes)
-    reads = what in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
-    return bool(options.retry_reads if reads else options.retry_writes)
-
-
-_PREFERRED = frozenset({PrimaryPreferred().mode, SecondaryPreferred().mode})
-
-
-def prefers_members(loop: Any) -> bool:
-    """Whether it reads with primaryPreferred or secondaryPreferred. A write has no mode."""
-    return getattr(loop._server_selector, "mode", None) in _PREFERRED
-
-
-server_selection_timeout = attrgetter("_client.options.server_selection_timeout")
-"""Seconds."""
-
-
-def carries_txn_number(loop: Any) -> bool:
-    """Whether the attempt just made was a retryable write: the loop takes that back on a server
-    that does not support it."""
-    return bool(loop._retryable) and not loop._is_read and not in_transaction(loop)
-
-
-def server_address(loop: Any) -> str | None:
-    """``"host:port"`` of the selected server, if one was selected."""
-    return None if loop._server is None else address_text(loop._server.description.address)
-
-
-def supports_txn_number(loop: Any, connection: Any) -> bool:
-    """Whether the selected server takes a retryable write on this connection.
-
-    As the driver decides it, but for a connection to a standalone, which the server's description
-    may not show yet.
-    """
-    return bool(
-        loop._session
-        and loop._server.description.retryable_writes_supported
-        and connection.supports_sessions
-        and not connection.is_standalone
-    )
-
-
-def lost_its_txn_number(loop: Any, connection: Any) -> bool:
-    """The server turned Unknown, or secondary, between selection and sending: the driver would
-    now send a retryable write as one that is not.
-
-    A standalone server knows no retryable writes at all; and a direct connection is to that one
-    server, secondary or not.
-    """
-    if loop._is_read or in_transaction(loop) or not connection.supports_sessions:
-        return False
-    if topology_type(loop) != "Single":
-        return True
-    return not connection.is_standalone and loop._server.description.server_type_name == "Unknown"
-
-
-def set_retryable(loop: Any, retryable: bool) -> None:
-    """Whether the attempt to be made is a retryable write."""
-    loop._retryable = retryable
-
-
-def bulk_progress(loop: Any) -> tuple[Any, int] | None:
-    """Where a bulk stands: its run, and the first operation of it that is still to be done.
-
-    None for what is no bulk, and for a bulk that has not begun.
-    """
-    bulk = loop._bulk
-    run = getattr(bulk, "current_run", bulk)
-    return None if run is None else (run, run.idx_offset)
-
-
-def topology_type(loop: Any) -> str:
-    return str(loop._client.topology_description.topology_type_name)
-
-
-class _ErrorContext(NamedTuple):
-    """What the driver's topology reads of an error."""
-
-    error: Exception
-    max_wire_version: int
-    sock_generation: int
-    completed_handshake: bool
-    service_id: Any
-
-
-def needed_release(loop: Any, failure: Failure) -> Callable[[], Any] | None:
-    """The driver's own method to call after a failed attempt, a coroutine function in async
-    clients; None where there is nothing to do.
-
-    The topology's, to take a server for unknown until it is checked, where one of a write's
-    statements says that it is no primary: there the driver ignores it, and the next attempt would
-    go to the same server. Not of what a router relays, which is not the router's state. Or the
-    session's, to leave its server after a failed write, as in the driver's loop.
-    """
-    in_statement = failure.executed and not isinstance(failure.error, WriteConcernError)
-    if (
-        failure.reason is RetryReason.NOT_PRIMARY
-        and in_statement
-        and topology_type(loop) != "Sharded"
-    ):
-        connection, error = loop.connection, NotPrimaryError("", {"code": failure.code})
-        context = _ErrorContext(
-            error, connection.max_wire_version, connection.generation, True, connection.service_id
-        )
-        topology = loop._client._topology
-        return partial(topology.handle_error, loop._server.description.address, context)
-    method: Callable[[], Any] | None = None
-    if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
-        is_write = not loop._is_read and loop._session is not None
-        method = loop._session._unpin if is_write and not stays_pinned(loop, failure) else None
-    return method
-
-
-def stays_pinned(loop: Any, failure: Failure) -> bool:
-    """Whether a retry must go to the router that the transaction was begun through.
-
-    No other one knows it. An end that was not plainly rejected may go to another: it takes a
-    recovery token along (Transactions, "When to unpin").
-    """
-    if not in_transaction(loop):
-        return False
-    transaction = loop._session._transaction
-    if kind(loop) is not Kind.TRANSACTION_END:
-        return bool(transaction.sharded and transaction.has_completed_command)
-    return (
-        transaction.pinned_address is not None
-        and failure.retryable_overload
-        and failure.stage is Stage.ANSWERED
-    )
-
-
-def pin_again(loop: Any) -> None:
-    """The driver unpins for any error with the label TransientTransactionError, which it gives to
-    each connection that cannot be made."""
-    transaction = loop._session._transaction
-    if transaction.pinned_address is None:
-        transaction.pinned_address = loop._server.description.address
-
-
-def retry_once_at_most(loop: Any) -> None:
-    """Limit a loop that pymongo runs by itself, under a deadline of another operation's: it would
-    repeat without a pause until that is over."""
-    if hasattr(loop, "_max_retries"):
-        loop._max_retries = 1
-
-
-def prepare_retry(loop: Any, failure: Failure) -> None:
-    """Bring the loop's state to what its own code has before it repeats an attempt."""
-    # Without it, the loop raises the last error again where it does not count the attempt as
-    # retryable itself, inside of the checkout: which clears the pool, for everybody.
-    loop._always_retryable = True
-    if loop.progress is not None:
-        # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never asks
-        # for the next run: the rest of a mixed bulk would be lost.
-        loop._bulk.retrying = True
-        _forget_in_result(failure.error)
-    if failure.overloaded and not failure.executed and in_transaction(loop):
-        _rejected_in_transaction(loop, failure)
-
-
-def _rejected_in_transaction(loop: Any, failure: Failure) -> None:
-    """Nothing was executed: the transaction has still to begin, or its end to be tried.
-
-    The driver's own loop forgets all attempts to commit, those whose reply was lost as well, which
-    must be followed by one with a majority; and it sends an end that would begin a transaction.
-    """
-    transaction = loop._session._transaction
-    if kind(loop) is not Kind.TRANSACTION_END:
-        if not transaction.has_completed_command:
-            transaction.set_starting()
-    elif failure.stage is Stage.ANSWERED:
-        transaction.attempt -= 1
-
-
 def _forget_in_result(error: Exception) -> None:
     """Take the error of the failed attempt out of the result of a client's bulk write.
 
@@ -376,18 +384,3 @@ def _forget_in_result(error: Exception) -> None:
         for name, value in result.items()
     }
     result["error"] = None
-
-
-def deprioritize(loop: Any, server: Any) -> None:
-    """The loop's next selection avoids the server, where there is another.
-
-    Not where that could read what is too old: pymongo 4.20 measures a maximum staleness against
-    the primary, or else the newest member, of those that it does not avoid.
-    """
-    if server is None:
-        return
-    if getattr(loop._server_selector, "max_staleness", NO_LIMIT) != NO_LIMIT:
-        has_primary = topology_type(loop) == "ReplicaSetWithPrimary"
-        if not has_primary or server.description.is_writable:
-            return
-    loop._deprioritized_servers = [*(loop._deprioritized_servers or ()), server]

@@ -17,8 +17,6 @@ from pymongo.server_selectors import Selection, any_server_selector
 from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import Address
 
-from .retry_loop import kind
-
 PRIMARY = Primary().mode
 SELECTOR = "server_selector"
 """The option of a client: a callable that leaves servers out."""
@@ -53,7 +51,7 @@ def selecting(loop: Any) -> tuple[Any, Any]:
 def is_bound(loop: Any) -> bool:
     """Nothing was selected: a cursor's batch goes where its cursor is, and a transaction, its end
     included, where its first command was sent."""
-    if loop._address is not None or kind(loop) is Kind.TRANSACTION_END:
+    if loop._address is not None or loop.kind() is Kind.TRANSACTION_END:
         return True
     session = loop._session
     return (

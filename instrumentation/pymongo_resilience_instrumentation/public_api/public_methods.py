@@ -18,6 +18,7 @@ from pymongo_resilience_instrumentation.public_operations import (
     Target,
     only_reads,
 )
+from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 
@@ -60,7 +61,7 @@ class PublicMethod(OperationInterceptor):
         if isinstance(instance, Bound):
             operation.bound = policy_of(instance)
         if entry.method == "cursor_command":
-            operation.only_reads = only_reads(args, kwargs)
+            operation.read_only = ReadOnly() if only_reads(args, kwargs) else None
         session, at = kwargs.get("session"), self._session_at
         if session is None and at is not None and len(args) > at:
             session = args[at]

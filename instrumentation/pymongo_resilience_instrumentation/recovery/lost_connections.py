@@ -34,7 +34,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     Wrapper,
 )
 from pymongo_resilience_instrumentation.retries.failed_attempts import described
-from pymongo_resilience_instrumentation.retries.loop_subclass import RetryLoop
+from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 ANSWERS_WITHIN = 0.2
@@ -172,7 +172,7 @@ def would_be_repeated(runtime: Runtime, attempt: RetryLoop) -> bool:
         error=AutoReconnect(),
         stage=Stage.NOT_SENT if attempt.connection is None else Stage.IN_FLIGHT,
         reason=RetryReason.INTERRUPTED,
-        carried_txn_number=driver.retry_loop.carries_txn_number(attempt),
+        carried_txn_number=attempt.carries_txn_number(),
     )
     state.count(failure)
     return isinstance(executor.retry_rules.decide(state, failure), Retry)

@@ -44,10 +44,10 @@ unanswered: close() must not take long."""
 
 def described(loop: Any) -> RetryState:
     """The operation for the retry rules. Reads nothing of the caller's context."""
-    operation, runtime, client = loop.operation, loop.runtime, driver.retry_loop.client(loop)
+    operation, runtime, client = loop.operation, loop.runtime, loop.client
     loop.limits = runtime.limits.of(client)
     policy = operation.policy(runtime.rules)
-    kind = Kind.READ if loop.only_reads else driver.retry_loop.kind(loop)
+    kind = Kind.READ if loop.read_only is not None else loop.kind()
     method = operation.method
     if kind is Kind.GET_MORE and operation.batch_of is None and method:
         method += "/getMore"  # a method fetches the batches of a cursor of its own
@@ -56,13 +56,13 @@ def described(loop: Any) -> RetryState:
         namespace=operation.namespace,
         kind=kind,
         strategy=runtime.rules.strategy_of(policy),
-        retries_enabled=driver.retry_loop.retries_enabled(loop, kind),
-        in_transaction=driver.retry_loop.in_transaction(loop),
+        retries_enabled=loop.retries_enabled(kind),
+        in_transaction=loop.in_transaction(),
         acknowledged=operation.acknowledged,
         declared_idempotent=bool(policy.idempotent),
         max_retries=driver.clients.max_retries(client),
         budget=loop.limits.budget,
-        once=driver.retry_loop.operation_name(loop) == ABORT,
+        once=loop.command_name() == ABORT,
         method=method,
         data=NO_DATA if policy.data is None else policy.data,
     )
@@ -83,7 +83,7 @@ def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
     if timeout is None:
         return None, None
     if left is None:
-        return None, Deadline.after(clock, driver.retry_loop.server_selection_timeout(loop))
+        return None, Deadline.after(clock, loop.server_selection_timeout)
     # Of two that are in force, the driver keeps the earlier end, but only the inner length.
     return Deadline(clock, now + left, shorter(timeout, operation.timeout or 0)), None
 
@@ -103,9 +103,9 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
         error,
         classify.Attempt(
             reached_connection=loop.connection is not None,
-            carried_txn_number=driver.retry_loop.carries_txn_number(loop),
+            carried_txn_number=loop.carries_txn_number(),
             # The loop still has that of the attempt before.
-            server=None if unselected else driver.retry_loop.server_address(loop),
+            server=None if unselected else loop.server_address(),
             min_rtt=driver.csot.min_rtt(),
         ),
     )
@@ -115,17 +115,13 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
     limited = loop.operation.attempt_timeout is not None
     if limited and failure.timed_out and failure.code is not None:
         failure = command_limits.as_attempt_timeout(failure, state)
-    if loop.resumption is not None:
-        own = state.max_retries
-        most = loop.runtime.executor.retry_rules.max_retries if own is None else own
-        failure = loop.resumption.reclassified(failure, state, most)
-    return failure
+    return failure if loop.read_only is None else loop.read_only.reclassified(loop, failure, state)
 
 
 def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> Exception:
     """What the application gets once no attempt follows: which error, and what is added to it."""
     # The loop's own client: a task may outlive the operation that it was started in.
-    client = driver.retry_loop.client(loop)
+    client = loop.client
     if failure.stage is Stage.NOT_SENT and loop.runtime.closings.closed(client):
         closed = failure.error
         if not isinstance(closed, InvalidOperation):
@@ -133,9 +129,9 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
             closed = InvalidOperation(CLOSED)
             closed.__cause__ = failure.error
         return closed
-    name = driver.retry_loop.operation_name(loop)
+    name = loop.command_name()
     if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
-        session = driver.retry_loop.session(loop)
+        session = loop.session
         background_work.leave_open(client, driver.sessions.open_transaction(session))
     raised = _chosen(loop.last, failure)
     error = raised.error

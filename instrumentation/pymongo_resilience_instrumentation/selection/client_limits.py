@@ -7,6 +7,7 @@ never refused, but counted. killCursors and endSessions are neither refused nor 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.internal_errors import faults
 from pymongo_resilience.rules.budget import UNLIMITED, RatioBudget, RetryBudget, TokenBucket
-from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients import client_options
@@ -42,11 +43,20 @@ class ClientLimits:
         self, config: Config | None, clock: Clock, listener: Listener, client: object
     ) -> None:
         """``config``: None where pymongo's own loop decides, and nothing is limited."""
+        self.overloaded_at = -math.inf
+        """When an attempt was last rejected as overloaded, on the clock."""
+        self._clock = clock
         if config is None:
             return
         self.budget = _budget(client_options.adaptive.get(id(client)), config, clock)
         if config.circuit_breaker != OFF:
             self.breakers = ClientBreakers(client, config, clock, listener)
+
+    def failed(self, failure: Failure, *, retried: bool) -> None:
+        """An attempt has failed; ``retried``: not the first one."""
+        if failure.overloaded:
+            self.overloaded_at = self._clock.now()
+        self.budget.failed(failure, retried=retried)
 
     def reset_after_fork(self) -> None:
         """In a forked child: new locks, full budgets, and no breaker is open."""
@@ -174,9 +184,9 @@ def breaker_error(
     return error
 
 
-def _transient(loop: object) -> list[str]:
+def _transient(loop: Any) -> list[str]:
     """The label that pymongo gives where no server could be selected."""
-    return [TRANSIENT_TRANSACTION] if driver.retry_loop.in_transaction(loop) else []
+    return [TRANSIENT_TRANSACTION] if loop.in_transaction() else []
 
 
 class ServerSelector:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 from pymongo_resilience.clock import Clock
 
@@ -30,12 +31,13 @@ REMEMBERED_READS = 500
 class HedgeBudget:
     """How many reads of one client may be hedged. Thread- and task-safe: a reentrant lock."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, overloaded_at: Callable[[], float]) -> None:
+        """``overloaded_at``: when an attempt was last rejected as overloaded, on the clock."""
         self._clock = clock
+        self._overloaded_at = overloaded_at
         self._lock = threading.RLock()
         self._left = 0
         """In reads, so that nothing is rounded."""
-        self._paused_until = -math.inf
         self.reads = 0
         """Those that might be hedged."""
         self.sent = 0
@@ -49,8 +51,10 @@ class HedgeBudget:
     def take(self, *, again: bool) -> bool:
         """Whether one of them may be hedged now, and counts as that; ``again``: it asked before."""
         reserved = 0 if again else READS_PER_HEDGE * RESERVED_HEDGES
+        if self._clock.now() < self._overloaded_at() + OVERLOAD_PAUSE_S:
+            return False
         with self._lock:
-            if self._left - reserved < READS_PER_HEDGE or self._clock.now() < self._paused_until:
+            if self._left - reserved < READS_PER_HEDGE:
                 return False
             self._left -= READS_PER_HEDGE
             self.sent += 1
@@ -61,11 +65,6 @@ class HedgeBudget:
         with self._lock:
             self._left += READS_PER_HEDGE
             self.sent -= 1
-
-    def overloaded(self) -> None:
-        """A server has rejected an attempt as overloaded: no hedges for ``OVERLOAD_PAUSE_S``."""
-        with self._lock:
-            self._paused_until = self._clock.now() + OVERLOAD_PAUSE_S
 
     def reset_after_fork(self) -> None:
         """In a forked child: a lock that no thread of the parent's holds."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.clock import Clock
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
 from .hedge_budget import HedgeBudget, Latencies
 from .workers import TaskWorkers, ThreadWorkers
@@ -23,8 +22,8 @@ REMEMBERED_NAMESPACES = 256
 class ClientHedges:
     """Belongs to one client. Thread- and task-safe."""
 
-    def __init__(self, clock: Clock, limits: ByClient[ClientLimits]) -> None:
-        self.budget = HedgeBudget(clock)
+    def __init__(self, clock: Clock, limits: ClientLimits) -> None:
+        self.budget = HedgeBudget(clock, lambda: limits.overloaded_at)
         self.won = 0
         """How many hedges have answered first."""
         self._latencies: dict[str, Latencies] = {}
@@ -55,7 +54,7 @@ class ClientHedges:
     def may_go_elsewhere(self, loop: Any, server: str) -> bool:
         """Whether the loop's read could be sent to another server than this ``"host:port"``: by its
         read preference, in the latency window, with no breaker open."""
-        breakers = self._limits.of(driver.retry_loop.client(loop)).breakers
+        breakers = self._limits.breakers
         narrowed = None if breakers is None else breakers.without_open
         found = driver.selection.choices(loop, narrowed or (lambda servers: servers))
         return any(address_text(each) != server for each in found)

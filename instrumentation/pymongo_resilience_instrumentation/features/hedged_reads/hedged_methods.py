@@ -32,7 +32,7 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
     if not runtime.owns_retries:
         return
     clock, limits = runtime.executor.clock, runtime.limits
-    runtime.hedges = ByClient(lambda _: ClientHedges(clock, limits))
+    runtime.hedges = ByClient(lambda client: ClientHedges(clock, limits.of(client)))
     for name in METHODS:
         runtime.senders.setdefault(name, []).append(Sender(of_method, by_policy=True))
     batches = runtime.senders.setdefault(driver.cursors.RUN_OPERATION, [])
@@ -151,7 +151,7 @@ def of_batch(batch: Batch) -> Any:
 
     def send(operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
         unhedged = partial(original, *given, **kwargs)
-        once = operation.name != "find" or operation.resumption is not None
+        once = operation.name != "find" or operation.read_only is not None
         wanted = None if once else operation.wanted(runtime.rules, "hedge")
         if not wanted:
             return unhedged()

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE, History, Operation
+from pymongo_resilience_instrumentation.operation import CURRENT, NO_DEADLINE, History, Operation
+from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly, RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .hedge_registry import ClientHedges
@@ -39,7 +39,7 @@ class Read(Protocol):
         called for it, in async clients awaited."""
 
 
-class Try:
+class Try(ReadOnly):
     """One of the two. Belongs to its worker; how it ended is the race's."""
 
     def __init__(self, race: Race, name: str, around: Operation) -> None:
@@ -56,8 +56,7 @@ class Try:
         self.operation = Operation.__new__(Operation)
         vars(self.operation).update(
             vars(around),
-            hedge=self,
-            only_reads=True,  # has its loop call began()
+            read_only=self,
             history=self.history,
             command_spans={},
             token=None,
@@ -66,14 +65,13 @@ class Try:
         )
         self._race: Race | None = race
 
-    def began(self, loop: Any) -> None:
-        """The driver's loop is about to select a server."""
+    def begin(self, loop: RetryLoop) -> None:
         self.loop = loop
         if self.name == HEDGE and self._race is not None:
-            driver.retry_loop.deprioritize(loop, self._race.slow_server)
+            loop.deprioritize(self._race.slow_server)
 
-    def ends(self, loop: Any, error: Exception) -> bool:
-        """After a failed attempt: whether the try ends with that error, and is not repeated."""
+    def gives_up(self, loop: RetryLoop, error: Exception) -> bool:
+        """The second try is not repeated."""
         if self.name == FIRST:
             self.failed = True
             return False
@@ -91,7 +89,7 @@ class Try:
                 sent.end(operation, self.error)
         operation.ended = True
         # The two would keep each other alive, with all that the read needed, and the error both.
-        operation.client = operation.instance = operation.session = operation.hedge = None
+        operation.client = operation.instance = operation.session = operation.read_only = None
         operation.history = History()
         if self.name == HEDGE or (self._race is not None and self._race.ended):
             self.error = None
@@ -151,7 +149,7 @@ class Race:
     def _try(self, tried: Try) -> Any:
         """A worker's part."""
         try:
-            in_progress.make_current(tried.operation)
+            CURRENT.set(tried.operation)
             try:
                 tried.result = self._read.send(tried)
             except BaseException as error:  # noqa: BLE001 - the caller's, or ignored
@@ -184,7 +182,7 @@ class Race:
             self._hedges.observe(self._namespace, time.perf_counter() - self._began)
         with self._lock:
             if tried.loop is not None:
-                tried.server = driver.retry_loop.server_address(tried.loop)
+                tried.server = tried.loop.server_address()
             tried.over = True
             if not self.ended and self._winner is None and tried.error is None:
                 self._winner = tried
@@ -210,10 +208,10 @@ class Race:
 
     def _begin_second(self) -> bool:
         loop = self._first.loop
-        slow = None if loop is None else driver.retry_loop.server_address(loop)
+        slow = None if loop is None else loop.server_address()
         if slow is None or self._first.over or not self._hedges.may_go_elsewhere(loop, slow):
             return False
-        self.slow, self.slow_server = slow, driver.retry_loop.server(loop)
+        self.slow, self.slow_server = slow, loop.server
         self._waited = time.perf_counter() - self._began
         second = self._second = Try(self, HEDGE, self._operation)
         # Two commands, so each has a span of its own.
@@ -259,7 +257,7 @@ class Race:
                 self._hedges.won += 1
             server = second.server
             if server is None and second.loop is not None:
-                server = driver.retry_loop.server_address(second.loop)
+                server = second.loop.server_address()
             name = None if winner is None else winner.name
             event = ReadHedged(
                 self._operation.name, self._namespace, self.slow, server, self._waited, name
@@ -283,7 +281,7 @@ class AsyncRace(Race):
 
     async def _try(self, tried: Try) -> None:
         try:
-            in_progress.make_current(tried.operation)
+            CURRENT.set(tried.operation)
             try:
                 tried.result = await self._read.send(tried)
             except BaseException as error:  # noqa: BLE001 - the caller's, or ignored

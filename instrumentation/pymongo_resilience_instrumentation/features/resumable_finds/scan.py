@@ -22,6 +22,7 @@ from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly, RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import rules
@@ -50,9 +51,7 @@ def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> No
             position = None
     if position is not None:
         fetch = AsyncFetch if isinstance(operation.client, AsyncMongoClient) else Fetch
-        operation.resumption = fetch(position, query, method)
-        # So the driver's loop prepares it, and the rules see a read.
-        operation.only_reads = True
+        operation.read_only = fetch(position, query, method)
 
 
 def _first(runtime: Runtime, operation: Operation, query: Any, cursor: Any) -> Position | None:
@@ -137,7 +136,7 @@ class Names:
         self.found = None if found is None or self.found is None else [*self.found, found]
 
 
-class Fetch:
+class Fetch(ReadOnly):
     """One batch, while the driver's loop fetches it. Belongs to one thread or task."""
 
     def __init__(self, position: Position, query: Any, method: Any) -> None:
@@ -154,8 +153,7 @@ class Fetch:
         self._find = position.find
         """What is sent next."""
 
-    def begin(self, loop: Any) -> None:
-        """Before the loop's first attempt."""
+    def begin(self, loop: RetryLoop) -> None:
         loop.driver_func = partial(self._fetch, loop.driver_func)
         address: Address = self._cursor.address
         if self._later and not driver.finds.is_known(self._client, address):
@@ -208,8 +206,7 @@ class Fetch:
             names.note(driver.finds.run_command(query, names.command(), given))
         return names.found
 
-    def reclassified(self, failure: Failure, state: RetryState, max_retries: int) -> Failure:
-        """The failure that the rules are to see."""
+    def reclassified(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:
         if not self._later:
             return failure
         unknown = replace(failure, reason=RetryReason.UNKNOWN)
@@ -219,12 +216,13 @@ class Fetch:
             return failure
         if not self._finds_query():
             return failure if failure.retryable_overload else unknown
-        failure, self._anew = rules.reclassified(failure, state, max_retries)
+        own = state.max_retries
+        most = loop.runtime.executor.retry_rules.max_retries if own is None else own
+        failure, self._anew = rules.reclassified(failure, state, most)
         self._lost = failure.reason is RetryReason.CURSOR_LOST
         return failure
 
-    def prepare(self, loop: Any) -> None:
-        """Before an attempt that is made after a failure."""
+    def prepare(self, loop: RetryLoop) -> None:
         if self._anew and not self._resumed:
             self._resumed = True
             loop.driver_func = self._resume
