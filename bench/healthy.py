@@ -35,11 +35,19 @@ TIMEOUT_MS = 20_000
 NO_SDK, OFF, ON, ON_START = "no SDK", "sampled out", "SDK on", "SDK on, processor on start"
 PLAIN, CONTRIB, BY_HAND, OURS = "plain pymongo", "contrib", "by hand", "ours"
 TIMED = f"{PLAIN}, timeoutMS"
+EMPTY = f"{TIMED}, empty wrappers"
+"""The floor of what wraps with wrapt where the library does: none of its wrappers does anything."""
+WRAPPED = (
+    ("collection", "{A}Collection.find_one"), ("cursor", "{A}Cursor.__init__"),
+    ("cursor", "{A}Cursor.close"), ("mongo_client", "{A}MongoClient._run_operation"),
+    ("pool", "{A}Connection.apply_timeout"), ("pool", "{a}receive_message"),
+)  # fmt: skip
 EXECUTOR = f"{OURS}, traces and metrics off"
 SETUPS = (
     PLAIN,
     f"{PLAIN} again",
     TIMED,
+    EMPTY,
     *(f"{CONTRIB}, {sdk}" for sdk in (NO_SDK, OFF, ON)),
     *(f"{BY_HAND}, {sdk}" for sdk in (ON, ON_START)),
     EXECUTOR,
@@ -64,12 +72,23 @@ def prepare(setup: str) -> None:
         from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 
         PymongoInstrumentor().instrument()
+    elif setup == EMPTY:
+        from wrapt import wrap_function_wrapper
+
+        for module, name in WRAPPED:
+            own, awaited = name.format(A="", a=""), name.format(A="Async", a="async_")
+            wrap_function_wrapper(f"pymongo.synchronous.{module}", own, _pass_through)
+            wrap_function_wrapper(f"pymongo.asynchronous.{module}", awaited, _pass_through)
     elif setup.startswith(OURS):
         from pymongo_resilience import Config, instrument
 
         shown = not setup.startswith(EXECUTOR)
         timeout_ms = TIMEOUT_MS if setup.endswith(", timeout") else None
         instrument(Config(timeout_ms=timeout_ms, traces=shown, metrics=shown))
+
+
+def _pass_through(original: Any, _instance: Any, args: Any, kwargs: Any) -> Any:
+    return original(*args, **kwargs)
 
 
 def _set_up_sdk(*, sampled: bool, on_start: bool) -> None:
@@ -104,7 +123,7 @@ class Work:
         from pymongo import AsyncMongoClient, MongoClient
 
         kind: Any = MongoClient if side == SIDES[0] else AsyncMongoClient
-        options: dict[str, Any] = {"timeoutMS": TIMEOUT_MS} if setup == TIMED else {}
+        options: dict[str, Any] = {"timeoutMS": TIMEOUT_MS} if setup.startswith(TIMED) else {}
         self._at_once = at_once
         self._loop = None if side == SIDES[0] else asyncio.new_event_loop()
         if setup.startswith(BY_HAND):
