@@ -293,7 +293,7 @@ def next_of_stream(stream: Any) -> AbstractContextManager[None]:
 
 
 class Resume(OperationInterceptor):
-    """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
+    """The aggregate of a change stream: nested in ``watch`` the first time, an operation when
     it resumes, under the policy that the stream carries."""
 
     runtime: Runtime

@@ -50,7 +50,7 @@ def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def publish(operation: Operation, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Operation ``reported`` code in a block that catches our faults; ``operation`` is in progress.
+    """Call ``reported`` code in a block that catches our faults; ``operation`` is in progress.
 
     Raises ForeignError.
     """

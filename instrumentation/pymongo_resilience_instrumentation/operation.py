@@ -154,8 +154,8 @@ class Operation:
         self.public_method = public_method
         """The driver's, by which the application began it; empty for none."""
         self.reads_inside = name not in WRITES
-        """The driver fetches batches for it, as it does for all but writes: they are no calls of
-        their own."""
+        """The driver fetches batches for it, as it does for all but writes: they are no operations
+        of their own."""
         self.within = NOTHING if blocks.innermost() is None else blocks.current()
         """The policy of the blocks around it."""
         self.history = History()
