@@ -225,7 +225,7 @@ class Sender(NamedTuple):
     """What a feature puts around a method of the public API."""
 
     make: Callable[[Any], Send | None]
-    """From an OperationInterceptor to what sends its operations in place of the original, if anything."""
+    """From an OperationInterceptor to what sends in place of the original, if anything."""
     by_policy: bool
     """An operation that no policy holds for is sent as it is."""
 

@@ -168,7 +168,8 @@ def test_config_shows_every_option_its_value_and_its_source(
     assert cli.main(["config"]) == 0
     output = capsys.readouterr().out
     for option in OPTIONS:
-        assert option.variable in output
+        assert option.name in output
+        assert (option.variable in output) is option.has_variable
         assert option.sentence in output
         assert option.kind.allowed in output
     blocks = output.split("\n\n")

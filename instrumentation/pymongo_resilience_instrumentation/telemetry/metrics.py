@@ -61,7 +61,7 @@ class OperationMetrics:
     ) -> None:
         self._by_collection = by_collection
         self._duration = _seconds(
-            meter, "db.client.operation.duration", "Duration of a call, its retries included."
+            meter, "db.client.operation.duration", "Duration of an operation, its retries included."
         )
         self._retries = meter.create_counter(
             "pymongo_resilience.retries", "{decision}", "Failed attempts, by what was decided."
@@ -80,7 +80,7 @@ class OperationMetrics:
             self._attempts = meter.create_histogram(
                 semconv.ATTEMPTS,
                 "{attempt}",
-                "Attempts that one call took.",
+                "Attempts that one operation took.",
                 explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
             )
 

@@ -248,8 +248,9 @@ def _place(option: Option, source: str | None) -> str:
 
 
 def _described(option: Option, value: object, place: str) -> str:
+    name = option.variable if option.has_variable else option.name
     return (
-        f"{option.variable} = {as_text(value)}\n"
+        f"{name} = {as_text(value)}\n"
         f"    {option.sentence}\n"
         f"    from: {place}\n"
         f"    option: {option.name}, default: {as_text(option.default)}\n"

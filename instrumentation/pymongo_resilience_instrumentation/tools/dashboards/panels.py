@@ -88,12 +88,12 @@ def panel(title: str, unit: str, description: str, *queries: Query) -> Panel:
 ROWS = {
     "At a glance": (
         panel(
-            "Error ratio", "percentunit", "The part of calls that raised.",
+            "Error ratio", "percentunit", "The part of operations that raised.",
             Query(f"({total(FAILED)} or 0 * {total(OPERATION)}) / ({total(OPERATION)} > 0)",
                   "errors"),
         ),
         panel(
-            "Duration (p99)", "s", "How long all but one in a hundred calls take.",
+            "Duration (p99)", "s", "How long all but one in a hundred operations take.",
             Query(quantile(0.99, OPERATIONS, labels=OPERATION), "p99", True),
         ),
         panel(
@@ -107,19 +107,19 @@ ROWS = {
     ),
     "Operations": (
         panel(
-            "Operations", "ops", "Calls of the public API, their retries included.",
+            "Operations", "ops", "Operations of the public API, their retries included.",
             rate(f"{OPERATIONS}_count", "db_operation_name", OPERATION),
         ),
         panel(
             "Duration", "s",
-            "How long calls take, their retries included. Points are exemplars: they lead to "
+            "How long operations take, their retries included. Points are exemplars: they lead to "
             "traces.",
             *(Query(quantile(share, OPERATIONS, labels=OPERATION), f"p{share * 100:g}", True)
               for share in (0.5, 0.95, 0.99)),
         ),
         panel(
             "Errors", "ops",
-            "Calls that raised, by the server's name of its code, else by the exception's class.",
+            "What raised, by the server's name of the code, else by the exception's class.",
             rate(f"{OPERATIONS}_count", "error_type", FAILED),
         ),
         panel(
@@ -144,7 +144,7 @@ ROWS = {
         ),
         panel(
             "Outcomes", "ops",
-            "How calls ended; ok and retried_ok are the good ways. " + ONLY_ALL,
+            "How operations ended; ok and retried_ok are the good ways. " + ONLY_ALL,
             rate("pymongo_resilience_attempts_count", "pymongo_resilience_outcome"),
         ),
         panel(
