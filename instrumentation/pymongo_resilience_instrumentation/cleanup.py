@@ -56,7 +56,7 @@ class KillCursors(OperationInterceptor):
         # closes by itself is within that one's own time, in with_transaction within what is left of
         # it.
         operation.session, operation.transaction = session, transaction_of(session)
-        refreshed = outer is None is operation.transaction and not driver.csot.runs_already()
+        refreshed = outer is None is operation.transaction and not driver.csot.is_ours()
         self.runtime.begin(operation, whole_timeout=refreshed)
         if not refreshed and operation.transaction is None:
             operation.deadline = NO_DEADLINE

@@ -204,9 +204,9 @@ def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) 
     if kept is None:
         return
     kept.in_use = True
-    in_force = kept.for_a_batch()
-    if in_force is not None:
-        operation.timeout, operation.deadline = in_force
+    timeout = kept.for_a_batch()
+    if timeout is not None:
+        operation.limit_to(timeout)
 
 
 def _kill_later(given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -241,13 +241,13 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
         coll = cursor.collection
         operation = Operation(coll.database.client, "find", (coll.database.name, coll.name))
         operation.bound = policy_of_cursor(cursor)
-        operation.timeout, _ = runtime.timeouts.of_call(operation)
+        runtime.timeouts.set_timeout(operation)
         kept = precedence.cursor_timeout(runtime.timeouts, operation, cursor)
         if kept is not None:
             kept.in_use = False
             keep(cursor, kept)
-    in_force = None if kept is None else kept.for_a_batch()
-    return NO_DEADLINE if in_force is None else in_force[1]
+    timeout = None if kept is None else kept.for_a_batch()
+    return NO_DEADLINE if timeout is None else timeout.resume()
 
 
 def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -289,7 +289,7 @@ def next_of_stream(stream: Any) -> AbstractContextManager[None]:
     own = driver.cursors.timeout_of_each_next(stream)
     seconds = shorter((around or 0) / 1000, own or 0)
     longer = in_force is not None and shorter(seconds, in_force) == in_force
-    return NO_DEADLINE if longer else driver.csot.InForce(seconds)
+    return NO_DEADLINE if longer else driver.csot.Timeout.begin(seconds).resume()
 
 
 class Resume(OperationInterceptor):

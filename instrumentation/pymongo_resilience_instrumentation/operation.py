@@ -205,6 +205,10 @@ class Operation:
         concern = getattr(self.instance, "write_concern", None)
         return concern is None or bool(concern.acknowledged)
 
+    def limit_to(self, timeout: driver.csot.Timeout) -> None:
+        """It has this timeout, which is put in force while the driver runs."""
+        self.timeout, self.deadline = timeout.seconds, timeout.resume()
+
     def elapsed(self) -> float:
         """Seconds since it was entered."""
         return time.perf_counter() - self.started
@@ -217,9 +221,7 @@ class Operation:
         """
         self.ended = True
         if CURRENT.get() is self:
-            deadline = self.deadline
-            if isinstance(deadline, driver.csot.InForce) and deadline.before is not None:
-                deadline.__exit__(None, None, None)
+            self.deadline.__exit__(None, None, None)
             if self.outer_context is not None:
                 # Not by detaching, which takes any exception for its own fault.
                 context.attach(self.outer_context)

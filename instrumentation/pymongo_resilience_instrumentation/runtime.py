@@ -163,9 +163,9 @@ class Runtime:
         if session is not None:
             operation.transaction = transaction_of(session)
         operation.plain = operation.within is NOTHING is operation.bound and not self.rules.any
-        operation.timeout, operation.deadline = self.timeouts.of_call(operation)
-        if operation.timeout is not None and whole_timeout and self.timeouts.csot_available:
-            operation.deadline = driver.csot.Timeout.from_now(operation.timeout).resume()
+        self.timeouts.set_timeout(operation)
+        if operation.timeout is not None and whole_timeout:
+            operation.limit_to(driver.csot.Timeout.from_now(operation.timeout))
         operation.token = CURRENT.set(operation)
         if self.shows_operations and not self.records and operation.started >= self._looks_at:
             self._looks_at = operation.started + LOOKS_EVERY

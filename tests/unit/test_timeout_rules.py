@@ -102,12 +102,12 @@ def test_the_first_row_that_applies_holds(row: str) -> None:
     around, configured, made, seconds, ends, by_iteration = ROWS[row]
     with around():
         operation = call(**made)
-        found, deadline = rules(**configured).of_call(operation)
-        with deadline:
+        rules(**configured).set_timeout(operation)
+        with operation.deadline:
             assert driver.csot.DEADLINE.get() == ends
             if row != "a pymongo without CSOT":
                 assert driver.csot.timeout_in_force() == seconds
-    assert found == seconds
+    assert operation.timeout == seconds
     assert operation.configured is by_iteration
     assert driver.csot.DEADLINE.get() == math.inf
 
@@ -116,25 +116,27 @@ def test_the_first_row_that_applies_holds(row: str) -> None:
 def test_without_a_timeout_of_ours_nothing_is_put_in_force(row: str) -> None:
     around, configured, made, *_ = ROWS[row]
     with around():
-        assert rules(**configured).of_call(call(**made))[1] is NO_DEADLINE
+        operation = call(**made)
+        rules(**configured).set_timeout(operation)
+        assert operation.deadline is NO_DEADLINE
 
 
 def test_in_a_transaction_what_is_left_of_it_is_all_there_is() -> None:
     operation = call(client=1.0, bound=1)
     operation.transaction = TransactionDeadline(Timeout(9.0, NOW + 3), blocks.timed(), NOW - 6)
-    seconds, deadline = rules(rule=1, default=1).of_call(operation)
-    assert seconds == 9.0
-    with deadline:
+    rules(rule=1, default=1).set_timeout(operation)
+    assert operation.timeout == 9.0
+    with operation.deadline:
         assert driver.csot.remaining() == pytest.approx(3.0)
     with override(timeout_ms=1), pytest.raises(InvalidOperation):
-        rules().of_call(operation)
+        rules().set_timeout(operation)
 
 
 def test_cursors_need_what_would_hold_without_pymongo_timeout() -> None:
     with pymongo.timeout(1):
         by_default, bound = call(), call(bound=2_000)
-        rules(default=9_000).of_call(by_default)
-        rules(rule=9_000).of_call(bound)
+        rules(default=9_000).set_timeout(by_default)
+        rules(rule=9_000).set_timeout(bound)
     assert by_default.own_timeout == (9.0, True)
     assert bound.own_timeout == (2.0, False)
 

@@ -30,65 +30,13 @@ def now() -> float:
 
 timeout_in_force = TIMEOUT.get
 """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
-
-
-def forget_timeout() -> None:
-    """In this task or thread, no timeout is in force any more."""
-    InForce(None, math.inf).__enter__()
+min_rtt = RTT.get
+"""The minimum round-trip time of the selected server, under a deadline; else 0."""
 
 
 def remaining() -> float | None:
     """Seconds until the driver's deadline; None without one."""
     return DEADLINE.get() - time.monotonic() if TIMEOUT.get() else None
-
-
-min_rtt = RTT.get
-"""The minimum round-trip time of the selected server, under a deadline; else 0."""
-
-
-class _Ours(float):
-    """The length of a ``Timeout`` that was resumed; a plain float is that of a pymongo.timeout."""
-
-    __slots__ = ()
-
-
-class InForce(AbstractContextManager[None]):
-    """Puts a length and an end in force, in one thread or task; ``__exit__`` may be repeated."""
-
-    __slots__ = ("_ends", "_seconds", "before")
-
-    before: tuple[float | None, float, float] | None
-    """What it is in place of; None while it is not in force."""
-
-    def __init__(self, seconds: float | None, ends: float | None = None) -> None:
-        """Without ``ends`` as ``pymongo.timeout``: from now on, and it ends with the one in force
-        at the latest."""
-        if ends is None:
-            ends = DEADLINE.get()
-            if seconds:
-                ends = min(ends, time.monotonic() + seconds)
-        self._seconds = seconds
-        self._ends = ends
-        self.before = None
-
-    def __enter__(self) -> None:
-        self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get()
-        TIMEOUT.set(self._seconds)
-        DEADLINE.set(self._ends)
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # A coroutine that is closed unfinished may be so in another context.
-        before = self.before
-        if before is not None and (error is None or not is_closing(error)):
-            TIMEOUT.set(before[0])
-            DEADLINE.set(before[1])
-            RTT.set(before[2])
-            self.before = None
-
-
-def within(seconds: float) -> InForce:
-    """The deadline in force ends within so many seconds from now; its length stays."""
-    return InForce(TIMEOUT.get(), min(DEADLINE.get(), time.monotonic() + seconds))
 
 
 class Timeout(NamedTuple):
@@ -122,14 +70,57 @@ class Timeout(NamedTuple):
         around = Timeout.in_force()
         return self if self.ends <= around.ends else around
 
-    def resume(self) -> AbstractContextManager[None]:
+    def resume(self) -> InForce:
         """Puts what is left of it in force, in place of what is, even if that ends sooner."""
-        return InForce(None if self.seconds is None else _Ours(self.seconds), self.ends)
+        return InForce(self)
 
 
-def runs_already() -> bool:
-    """Whether the timeout in force is one that was resumed."""
-    return isinstance(TIMEOUT.get(), _Ours)
+_OURS: ContextVar[Timeout | None] = ContextVar("pymongo_resilience_timeout", default=None)
+"""The timeout that the library has put in force last; see ``is_ours``."""
+
+
+class InForce(AbstractContextManager[None]):
+    """A timeout of ours is in force in one thread or task; ``__exit__`` may be repeated."""
+
+    __slots__ = ("_before", "_timeout")
+
+    def __init__(self, timeout: Timeout) -> None:
+        self._timeout = timeout
+        self._before: tuple[float | None, float, float, Timeout | None] | None = None
+        """What it is in place of; None while it is not in force."""
+
+    def __enter__(self) -> None:
+        self._before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _OURS.get()
+        TIMEOUT.set(self._timeout.seconds)
+        DEADLINE.set(self._timeout.ends)
+        _OURS.set(self._timeout)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # A coroutine that is closed unfinished may be so in another context.
+        before = self._before
+        if before is not None and (error is None or not is_closing(error)):
+            TIMEOUT.set(before[0])
+            DEADLINE.set(before[1])
+            RTT.set(before[2])
+            _OURS.set(before[3])
+            self._before = None
+
+
+def within(seconds: float) -> InForce:
+    """The deadline in force ends within so many seconds from now; its length stays."""
+    return Timeout.in_force().until(now() + seconds).resume()
+
+
+def forget_timeout() -> None:
+    """In this task or thread, no timeout is in force any more."""
+    Timeout(None, math.inf).resume().__enter__()
+
+
+def is_ours() -> bool:
+    """Whether the library has put the timeout in force, and no ``pymongo.timeout`` inside of that
+    has changed it."""
+    timeout = Timeout.in_force()
+    return timeout.seconds is not None and timeout == _OURS.get()
 
 
 def hidden_timeout() -> Timeout | None:

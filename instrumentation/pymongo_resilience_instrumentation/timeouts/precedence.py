@@ -26,7 +26,7 @@ Source: Client Side Operations Timeout, "timeoutMS", "Convenient Transactions AP
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from pymongo_resilience.policies.blocks import Block
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy, shorter
 from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.operation import NEVER, Operation
 from pymongo_resilience_instrumentation.public_operations import Target
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
@@ -59,59 +59,56 @@ class TimeoutRules:
         self._attempt_ms = config.attempt_timeout_ms
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
 
-    def of_call(self, operation: Operation) -> tuple[float | None, AbstractContextManager[None]]:
-        """The seconds that an operation has, and what puts them in force where that is ours to do.
-        Sets ``configured`` and ``own_timeout``. Raises InvalidOperation for one of its own inside
-        of with_transaction."""
+    def set_timeout(self, operation: Operation) -> None:
+        """Sets what an operation keeps of the table: its timeout, what puts that in force where
+        that is ours to do, and its attempts'. Raises InvalidOperation for one of its own inside of
+        with_transaction."""
         if operation.transaction is not None:
             if operation.public:
                 operation.transaction.refuse_others()
-            return operation.transaction.timeout.seconds, operation.transaction.timeout.resume()
+            operation.limit_to(operation.transaction.timeout)
+            return
         if not self.csot_available:
-            return operation.client.options.timeout, NO_DEADLINE
-        around, in_force = operation.within, driver.csot.TIMEOUT.get()
-        by_rule = NOTHING
-        if self._have_timeouts:
-            by_rule = operation.rule(self._rules)
-        own, bound = around.attempt_timeout_ms, operation.bound.attempt_timeout_ms
-        attempt_ms = own or bound or by_rule.attempt_timeout_ms or self._attempt_ms
+            operation.timeout = operation.client.options.timeout
+            return
+        within, bound = operation.within, operation.bound
+        rule = operation.rule(self._rules) if self._have_timeouts else NOTHING
+        attempt_ms = within.attempt_timeout_ms or bound.attempt_timeout_ms
+        attempt_ms = attempt_ms or rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
             operation.attempt_timeout = attempt_ms / 1000
-        milliseconds = around.timeout_ms
+        seconds, configured = operation.own_timeout = self._own(operation, rule)
+        in_force, block_ms = driver.csot.timeout_in_force(), within.timeout_ms
+        if in_force is None and driver.csot.DEADLINE.get() == NEVER:
+            operation.configured = configured
+            # Also where it is the client's own: pymongo's loop over several batches has none.
+            if seconds is not None:
+                operation.limit_to(driver.csot.Timeout.begin(seconds))
+        elif not block_ms and (hidden := driver.csot.hidden_timeout()) is not None:
+            operation.limit_to(hidden)
+        elif block_ms and shorter(in_force or 0, block_ms / 1000) != in_force:
+            operation.limit_to(driver.csot.Timeout.begin(block_ms / 1000))
+        else:
+            operation.timeout = in_force
+
+    def _own(self, operation: Operation, rule: Policy) -> tuple[float | None, bool]:
+        """``Operation.own_timeout``, by the rows below those of ``pymongo.timeout``."""
+        milliseconds = operation.within.timeout_ms
         if milliseconds is None:
             milliseconds = operation.bound.timeout_ms
-        configured = milliseconds is None and by_rule.timeout_ms is not None
-        if configured:
-            milliseconds = by_rule.timeout_ms
-        if milliseconds is None:
-            seconds: float | None = operation.client.options.timeout
-            if seconds is None and self._default is not None:
-                seconds, configured = self._default, True
-        else:
-            seconds = milliseconds / 1000
-        operation.own_timeout = seconds, configured
-        if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
-            return self._within_another(around.timeout_ms, in_force)
-        operation.configured = configured
-        # Also where it is the client's own: pymongo's loop over several batches has none.
-        return seconds, NO_DEADLINE if seconds is None else driver.csot.InForce(seconds)
-
-    def _within_another(
-        self, own: int | None, in_force: float | None
-    ) -> tuple[float | None, AbstractContextManager[None]]:
-        """``own``: milliseconds that blocks give, inside of a ``pymongo.timeout``."""
-        hidden = driver.csot.hidden_timeout()
-        if hidden is not None and not own:
-            return hidden.seconds, hidden.resume()
-        if not own or (in_force and shorter(in_force, own / 1000) == in_force):
-            return in_force, NO_DEADLINE
-        # pymongo keeps the earlier of both ends.
-        return own / 1000, driver.csot.InForce(own / 1000)
+        if milliseconds is not None:
+            return milliseconds / 1000, False
+        if rule.timeout_ms is not None:
+            return rule.timeout_ms / 1000, True
+        of_client: float | None = operation.client.options.timeout
+        if of_client is not None:
+            return of_client, False
+        return self._default, self._default is not None
 
     def of_several(
         self, client: object, target: Target, bound: Policy
     ) -> tuple[float | None, bool]:
-        """The seconds that several operations have together, a with_transaction's or those of a
+        """The seconds that several operations have together, those of a with_transaction or of a
         stream of GridFS; and whether they are by iteration."""
         if in_progress.reporting():
             return None, False
@@ -119,9 +116,9 @@ class TimeoutRules:
         operation = Operation(client, "", target)
         operation.public = False
         operation.bound = bound
-        seconds = self.of_call(operation)[0] if self.csot_available else None
-        mode = operation.rule(self._rules).timeout_mode
-        return seconds, operation.configured and (mode or self.timeout_mode) != CURSOR_LIFETIME
+        self.set_timeout(operation)
+        mode = operation.rule(self._rules).timeout_mode or self.timeout_mode
+        return operation.timeout, operation.configured and mode != CURSOR_LIFETIME
 
     def mode_of(self, operation: Operation) -> str | None:
         """What policies say: of a block, of what the cursor is made from, of a rule."""
@@ -145,7 +142,7 @@ class TransactionDeadline(NamedTuple):
         # What an operation puts in force, for those inside of it as well, is none of the
         # callback's.
         if not inside and in_progress.current() is None:
-            inside = driver.csot.timeout_in_force() is not None and not driver.csot.runs_already()
+            inside = driver.csot.timeout_in_force() is not None and not driver.csot.is_ours()
         if inside:
             raise InvalidOperation(
                 "inside of with_transaction an operation with its session has what remains of the "
@@ -198,30 +195,28 @@ class CursorTimeout:
         return self.mode == ITERATION
 
     @property
-    def ends(self) -> float | None:
-        """The end of the cursor's life; None where it has none."""
+    def ends(self) -> float:
+        """The end of the cursor's life; ``NEVER`` where it has none."""
         if self.mode == ITERATION or not self.seconds:
-            return None
+            return NEVER
         return self.began + self.seconds
 
-    def for_a_batch(self) -> tuple[float, AbstractContextManager[None]] | None:
-        """The seconds that a batch has, and what puts them in force; None adds nothing.
+    def for_a_batch(self) -> driver.csot.Timeout | None:
+        """What a batch that begins now has; None adds nothing to what is in force.
 
-        A block around it, of ``override`` or of ``pymongo.timeout``, can only shorten them.
+        A block around it, of ``override`` or of ``pymongo.timeout``, can only shorten it.
         """
         if self.seconds is None:
             return None
-        around = blocks.current().timeout_ms
         own = self.seconds and self.seconds + self.wait
-        seconds = shorter(own, (around or 0) / 1000)
+        seconds = shorter(own, (blocks.current().timeout_ms or 0) / 1000)
         in_force = driver.csot.timeout_in_force()
         if not seconds and (in_force is not None or driver.csot.hidden_timeout() is not None):
             return None
-        known = seconds if in_force is None else shorter(seconds, in_force)
-        end = self.ends
-        if end is None:
-            return None if known == in_force else (known, driver.csot.InForce(seconds))
-        return known, driver.csot.Timeout.begin(seconds).until(end).resume()
+        seconds = shorter(seconds, in_force or 0)
+        if seconds == in_force and self.ends == NEVER:
+            return None
+        return driver.csot.Timeout.begin(seconds).until(self.ends)
 
 
 def kept_by(cursor: object) -> CursorTimeout | None:
@@ -256,7 +251,7 @@ def cursor_timeout(
     if operation.timeout is None:
         return None
     # What a method or a stream of GridFS reads is within the one deadline that it has.
-    within_another = driver.csot.runs_already()
+    within_another = driver.csot.is_ours()
     if tailable:
         mode = ITERATION
     elif within_another or writes:
@@ -285,7 +280,7 @@ def advice(operation: Operation) -> str:
     kept = operation.cursor
     if kept is None or operation.name != "getMore" or not kept.seconds:
         return ""
-    return OF_A_LIFE if kept.ends is not None and operation.timeout == kept.seconds else ""
+    return OF_A_LIFE if kept.ends != NEVER and operation.timeout == kept.seconds else ""
 
 
 def check_max_await(operation: Operation, max_await_ms: object) -> None:

@@ -14,7 +14,7 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, attempts_text
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
 
 from . import precedence
 
@@ -74,7 +74,7 @@ def of_call(operation: Operation, error: BaseException | None) -> BaseException 
 def elapsed(operation: Operation) -> float:
     """Seconds of its timeout that are gone, which may have begun before the operation."""
     lasting = operation.transaction
-    if operation.cursor is not None and operation.cursor.ends is not None:
+    if operation.cursor is not None and operation.cursor.ends != NEVER:
         lasting = operation.cursor
     if lasting is not None:
         return float(driver.csot.now() - lasting.began)
