@@ -96,6 +96,8 @@ def prepare(
 
 def after(runtime: Runtime, gives: str | None) -> Callable[[Operation, Any], None] | None:
     """What to do with the cursor or change stream that it gave."""
+    if not runtime.timeouts.csot_available:
+        return None
 
     def of_a_cursor(operation: Operation, cursor: Any) -> None:
         if operation.bound is NOTHING is blocks.current() and operation.cursor is None:
@@ -107,8 +109,6 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Operation, Any], Non
         inner = driver.cursors.cursor_of_stream(stream)
         for each in (stream, inner):
             attach_policy(blocks.current().over(operation.bound), each)
-        if not runtime.timeouts.csot_available:
-            return
         seconds, configured = operation.own_timeout
         # A timeout of the configuration's leaves the wait for news alone.
         driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)

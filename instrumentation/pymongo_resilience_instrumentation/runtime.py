@@ -186,7 +186,7 @@ class Runtime:
     ) -> Any:
         """Leave it: the spans end, the duration is recorded, whatever happened.
 
-        Returns the result, or the error that the application is to get: see ``timeouts.of_call``.
+        Returns the result, or the error that the application gets, see ``timeout_errors``.
         Raises what a signal handler has raised in a listener: the driver keeps that to itself.
         """
         if error is not None and is_closing(error):
@@ -262,7 +262,7 @@ class Runtime:
         raised: BaseException | None = error
         with shielded(f"while preparing the error of {operation.name}"):
             if self.owns_retries:
-                raised = timeout_errors.of_call(operation, error)
+                raised = timeout_errors.as_timeout(operation, error)
             past = operation.history
             if isinstance(raised, OperationFailure) and past.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.

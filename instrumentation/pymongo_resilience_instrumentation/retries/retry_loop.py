@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
-from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits
 
 from . import failed_attempts
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
@@ -250,9 +250,11 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         if self.last is None or not (failure.no_writes_performed or unsent):
             self.last = failure
         self.prepare_retry(failure)
-        if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
-            rules = self.runtime.executor.retry_rules
-            command_limits.lift_attempt_timeout(self.operation, rules, state, failure)
+        rules = self.runtime.executor.retry_rules
+        if failure.reason is RetryReason.ATTEMPT_TIMEOUT and rules.holds_back(state, failure):
+            # With the budget spent, an attempt has all the time that is left: each that is given
+            # up costs a connection and work.
+            self.operation.attempt_timeout = self.operation.reply_within = None
         if self.read_only is not None:
             self.read_only.prepare(self)
         self.txn_number.bind(failure, state)

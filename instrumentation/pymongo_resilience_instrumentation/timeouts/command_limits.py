@@ -16,7 +16,6 @@ from pymongo.errors import ExecutionTimeout
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.clients.by_client import keep
@@ -67,18 +66,10 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
             unsent(error)
             raise
         try:
-            # Most commands are of no cursor, and have time.
-            plain = (
-                timeout
-                and command
-                and command.get(LIMIT)
-                and operation
-                and operation.cursor is None
-            )
-            if timeout is not None and not plain:
+            if timeout is not None:
                 _adjust(connection, command, own, timeout, operation)
-            if timeout is not None and own is not None and operation is not None:
-                _warn_once(warned, operation)
+                if own is not None and operation is not None:
+                    _warn_once(warned, operation)
             if operation is not None and attempt is not None:
                 operation.reply_within = None if command is None else attempt
                 if command is not None:
@@ -158,15 +149,6 @@ def as_attempt_timeout(failure: Failure, state: RetryState) -> Failure:
     if failure.stage is Stage.NOT_SENT or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
-
-
-def lift_attempt_timeout(
-    operation: Operation, rules: RetryRules, state: RetryState, failure: Failure
-) -> None:
-    """Before an attempt that follows one without an answer: with the client's budget spent it has
-    all the time that is left, since each that is given up costs a connection and work."""
-    if rules.holds_back(state, failure):
-        operation.attempt_timeout = operation.reply_within = None
 
 
 def warn_of_ignored_options(client: Any, default_ms: int | None) -> None:

@@ -238,8 +238,6 @@ def cursor_timeout(
     longer than the operation has. The mode of the process is a default, and no error where it
     cannot hold.
     """
-    if not rules.csot_available:
-        return None
     mode, tailable = rules.mode_of(operation), driver.cursors.is_tailable(cursor)
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
     if mode is not None and operation.timeout is None:

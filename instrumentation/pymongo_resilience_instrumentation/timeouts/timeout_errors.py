@@ -49,7 +49,7 @@ def timed_out(
     return _again(type(cause), (text,), vars(cause) | facts, cause)
 
 
-def of_call(operation: Operation, error: BaseException | None) -> BaseException | None:
+def as_timeout(operation: Operation, error: BaseException | None) -> BaseException | None:
     """What an operation ends with: a timeout under a deadline is an OperationTimeoutError, also
     where it was raised outside of the driver's loop; anything else is what it was."""
     if (
@@ -78,13 +78,10 @@ def elapsed(operation: Operation) -> float:
         lasting = operation.cursor
     if lasting is not None:
         return float(driver.csot.now() - lasting.began)
-    own = operation.elapsed()
-    if operation.deadline is NO_DEADLINE and driver.csot.timeout_in_force() == operation.timeout:
-        left = driver.csot.remaining()
-        return (
-            own if left is None or operation.timeout is None else max(own, operation.timeout - left)
-        )
-    return own
+    own, left = operation.elapsed(), driver.csot.remaining()
+    if left is None or operation.deadline is not NO_DEADLINE:
+        return own
+    return max(own, (operation.timeout or 0) - left)
 
 
 class _TimedOutError(OperationTimeoutError):
