@@ -107,8 +107,10 @@ class InForce(AbstractContextManager[None]):
 
 
 def within(seconds: float) -> InForce:
-    """The deadline in force ends within so many seconds from now; its length stays."""
-    return Timeout.in_force().until(now() + seconds).resume()
+    """The deadline in force ends within so many seconds from now; its length, if any, stays."""
+    around = Timeout.in_force()
+    length = around.seconds or max(seconds, SHORTEST)
+    return Timeout(length, min(around.ends, now() + seconds)).resume()
 
 
 def forget_timeout() -> None:

@@ -1,8 +1,9 @@
 """Waits for a server, a connection and a socket: cut to the time that is left, and measured.
 
-Without a deadline none is cut: the driver's own timeouts hold. Under one (pymongo 4.17 to 4.20) its
-selection has all the time that is left and looks at the clock every half second, a checkout has
-all of it again, and connecting ignores connectTimeoutMS. What need not wait is not measured.
+Without a deadline none is cut: the driver's own timeouts hold. Under one, pymongo
+(4.19 and 4.20) gives its selection all the time that is left and looks at the clock every half
+second, gives a checkout all of it again, and ignores connectTimeoutMS. What need not wait is not
+measured.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -25,19 +26,13 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.causes import cause_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
-from pymongo_resilience_instrumentation.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-    Row,
-    Wrapper,
-)
+from pymongo_resilience_instrumentation.interceptor import Function, Interceptor, Row, Wrapper
 from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
 
 GRACE = 0.005
@@ -67,8 +62,8 @@ def wrapped(
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
         pool = driver.selection.ASYNC_HALF.module("pool")
-        yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
-        yield lock, "wait_for", _kept_while_waiting(enabled_flag)
+        yield pool, driver.selection.ASYNC_SEND, _instead(send_all, enabled_flag)
+        yield lock, "wait_for", _instead(wait_for, enabled_flag)
 
 
 def time_to_wait(operation: Operation | None) -> float | None:
@@ -130,40 +125,33 @@ Connected = Callable[[Any, float], None]
 
 def over(operation: Operation, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
-    try:
+    with shielded("after a wait"):
         if operation.history.waits and operation.history.waits[-1].outcome is None:
             operation.history.waits[-1].end(error)
-    except faults():
-        logger.exception("internal error in pymongo-resilience after a wait")
 
 
-class _Waiting(Entered):
-    __slots__ = ("began", "error", "operation", "seconds")
+@dataclass(slots=True, eq=False, repr=False)
+class _Waiting:
+    """What an interceptor of waits has entered."""
 
-    def __init__(
-        self,
-        place: Any,
-        seconds: float | None,
-        deadline: AbstractContextManager[None] = NO_DEADLINE,
-        operation: Operation | None = None,
-        error: Exception | None = None,
-    ) -> None:
-        self.instance = place
-        self.deadline = deadline
-        self.seconds = seconds
-        """None is without end."""
-        self.operation = operation
-        """The one that waits, if any."""
-        self.error = error
-        """Raised in place of a wait that cannot help."""
-        self.began = driver.csot.now()
+    instance: Any
+    seconds: float | None
+    """None is without end."""
+    deadline: AbstractContextManager[None] = NO_DEADLINE
+    operation: Operation | None = None
+    """The one that waits, if any."""
+    error: Exception | None = None
+    """Raised in place of a wait that cannot help."""
+    began: float = field(default_factory=driver.csot.now)
 
 
 class _MeasuredWait(Interceptor):
     def __init__(self, what: For) -> None:
         self._what = what
 
-    def _begin(self, operation: Operation) -> None:
+    def _begin(self, operation: Operation | None) -> None:
+        if operation is None:
+            return
         waits: list[Wait] = operation.history.waits or []
         operation.history.waits = waits
         if waits and waits[-1].outcome is None and waits[-1].what is not self._what:
@@ -184,12 +172,9 @@ class _MeasuredWait(Interceptor):
         if (operation := waiting.operation) is None or not operation.history.waits:
             return
         operation.handshaking = None
-        try:
-            operation.history.waits[-1].add(
-                driver.csot.now() - waiting.began, connecting=isinstance(self, Handshake)
-            )
-        except faults():
-            logger.exception("internal error in pymongo-resilience after a wait")
+        with shielded("after a wait"):
+            seconds = driver.csot.now() - waiting.began
+            operation.history.waits[-1].add(seconds, connecting=isinstance(self, Handshake))
 
 
 class ConditionWait(_MeasuredWait):
@@ -209,11 +194,10 @@ class ConditionWait(_MeasuredWait):
             # sets aside.
             aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
             timeout = left if timeout is None or aside else min(timeout, left)
-        if operation is None:
-            return _Waiting(condition, timeout)
-        error = None if self._hopeless is None else self._hopeless(operation)
-        if error is not None:
-            return _Waiting(condition, timeout, error=error)
+        if operation is not None and self._hopeless is not None:
+            error = self._hopeless(operation)
+            if error is not None:
+                return _Waiting(condition, timeout, error=error)
         self._begin(operation)
         return _Waiting(condition, timeout, operation=operation)
 
@@ -235,30 +219,24 @@ class Handshake(_MeasuredWait):
         # Monitors, and what keeps minPoolSize, have no handler.
         handler = given[1] if len(given) > 1 else kwargs.get("handler")
         pool, operation = given[0], None if handler is None else in_progress.current()
-        left, attempt = (
-            time_to_wait(operation),
-            None if operation is None else operation.attempt_timeout,
-        )
+        left = time_to_wait(operation)
+        attempt = None if operation is None else operation.attempt_timeout
         if attempt is not None:
             attempt = max(attempt, CONNECTING)
             if left is None or attempt <= left:
                 left = attempt
             else:
                 attempt = None
-        limit: AbstractContextManager[None] = NO_DEADLINE
-        if left is not None and driver.csot.TIMEOUT.get():
-            limit = driver.csot.within(left)
-        elif left is not None:
-            limit = driver.csot.Timeout.from_now(left if left > 0 else RESOLUTION).resume()
-        if operation is not None:
-            self._begin(operation)
+        limit = NO_DEADLINE if left is None else driver.csot.within(left)
+        self._begin(operation)
         return _Waiting(pool, attempt, limit, operation)
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
         self._add(waiting)
-        driver.connections.count_login(waiting.instance, refused=False)
-        if self._connected is not None and not in_progress.reporting():
-            self._connected(waiting.instance, driver.csot.now() - waiting.began)
+        with shielded("once connected"):
+            driver.connections.count_login(waiting.instance, refused=False)
+            if self._connected is not None and not in_progress.reporting():
+                self._connected(waiting.instance, driver.csot.now() - waiting.began)
         return connection
 
     def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
@@ -295,10 +273,8 @@ class Connect(Interceptor):
 
     def succeeded(self, _connecting: _Waiting, interface: Any) -> Any:
         if self._dead_peer_s:
-            try:
+            with shielded("once connected"):
                 driver.connections.watch_peer(interface, self._dead_peer_s)
-            except faults():
-                logger.exception("internal error in pymongo-resilience once connected")
         return interface
 
 
@@ -323,35 +299,15 @@ class ConnectAsync(Connect):
         return interface
 
 
-def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
-    """Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
-    result. pymongo sends and waits by it; under a deadline, every command."""
-
-    async def wrapper(original: Function, _pool: Any, args: Any, kwargs: Any) -> None:
-        if not enabled_flag.on:
-            await original(*args, **kwargs)
-            return
-        conn, buf = args
-        seconds = conn.gettimeout
-        try:
-            if seconds is not None and seconds <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(seconds):
-                await conn.write(buf)
-        except TimeoutError as error:
-            # asyncio's own has no text.
-            raise TimeoutError("timed out") from error
+def _instead(ours: Function, enabled_flag: EnabledFlag) -> Wrapper:
+    def wrapper(original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
+        return (ours if enabled_flag.on else original)(*args, **kwargs)
 
     return wrapper
 
 
-def _kept_while_waiting(enabled_flag: EnabledFlag) -> Wrapper:
-    def wrapper(original: Function, _lock: Any, args: Any, kwargs: Any) -> Any:
-        return (wait_for if enabled_flag.on else original)(*args, **kwargs)
-
-    return wrapper
-
-
+# Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
+# result. pymongo waits and, under a deadline, sends every command by it.
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names
     """``asyncio.wait_for`` as it is from 3.12 on, and without a task for each operation."""
     if timeout is not None and timeout <= 0:
@@ -359,3 +315,12 @@ async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:
         raise TimeoutError
     async with asyncio.timeout(timeout):
         return await fut
+
+
+async def send_all(conn: Any, buf: bytes) -> None:
+    """pymongo's function of that name, by this ``wait_for``."""
+    try:
+        await wait_for(conn.write(buf), conn.gettimeout)
+    except TimeoutError as error:
+        # asyncio's own has no text.
+        raise TimeoutError("timed out") from error
