@@ -22,7 +22,6 @@ from .clients.by_client import keep
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
 from .failures import classify
 from .interceptor import Function, OperationInterceptor
-from .operation import NO_DEADLINE
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
 
@@ -58,8 +57,6 @@ class KillCursors(OperationInterceptor):
         operation.session, operation.transaction = session, transaction_of(session)
         refreshed = outer is None is operation.transaction and not driver.csot.is_ours()
         self.runtime.begin(operation, whole_timeout=refreshed)
-        if not refreshed and operation.transaction is None:
-            operation.deadline = NO_DEADLINE
         return operation
 
     def send(

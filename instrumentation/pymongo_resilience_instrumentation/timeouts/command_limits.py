@@ -27,7 +27,6 @@ from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
     Row,
     Wrapper,
-    is_async,
 )
 from pymongo_resilience_instrumentation.operation import Operation
 
@@ -41,7 +40,7 @@ def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
         yield owner, driver.connections.LIMITED, limit(enabled_flag)
     for module, name in driver.connections.receivers():
-        yield module, name, reply(enabled_flag, is_async(vars(module)[name]))
+        yield module, name, Reply()
 
 
 def limit(enabled_flag: EnabledFlag) -> Wrapper:
@@ -110,25 +109,25 @@ def _adjust(
         raise unsent(ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50}))
 
 
-def reply(enabled_flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-    """A reply is awaited no longer than ``attempt_timeout_ms``."""
-    limited, found = Reply().wrapper(enabled_flag, asynchronous), in_progress.found
-
-    def wrapper(original: Function, _module: Any, given: Any, kwargs: Any) -> Any:
-        operation = found()
-        if operation is None or operation.reply_within is None:
-            return original(*given, **kwargs)
-        return limited(original, operation, given, kwargs)
-
-    return wrapper
-
-
 class Reply(Interceptor):
-    """The one that a command with a limit waits for."""
+    """A reply is awaited no longer than ``attempt_timeout_ms``."""
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        operation = given[0]
-        seconds, operation.reply_within = operation.reply_within, None
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
+        limited, found = super().wrapper(flag, asynchronous), in_progress.found
+
+        def wrapper(original: Function, module: Any, given: Any, kwargs: Any) -> Any:
+            operation = found()
+            if operation is None or operation.reply_within is None:
+                return original(*given, **kwargs)
+            return limited(original, module, given, kwargs)
+
+        return wrapper
+
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        operation = in_progress.found()
+        if operation is None or (seconds := operation.reply_within) is None:
+            return None
+        operation.reply_within = None
         return Entered(seconds, driver.csot.within(seconds))
 
     def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:

@@ -26,7 +26,6 @@ Source: Client Side Operations Timeout, "timeoutMS", "Convenient Transactions AP
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -117,13 +116,13 @@ class TimeoutRules:
         operation.public = False
         operation.bound = bound
         self.set_timeout(operation)
-        mode = operation.rule(self._rules).timeout_mode or self.timeout_mode
+        mode = self.mode_of(operation) or self.timeout_mode
         return operation.timeout, operation.configured and mode != CURSOR_LIFETIME
 
     def mode_of(self, operation: Operation) -> str | None:
         """What policies say: of a block, of what the cursor is made from, of a rule."""
-        mode = operation.within.timeout_mode or operation.bound.timeout_mode
-        return mode or operation.rule(self._rules).timeout_mode
+        mode: str | None = operation.wanted(self._rules, "timeout_mode")
+        return mode
 
 
 class TransactionDeadline(NamedTuple):
@@ -157,8 +156,7 @@ def enter_transaction(session: object, deadline: TransactionDeadline) -> None:
 
 
 def leave_transaction(session: object) -> None:
-    with suppress(AttributeError):
-        delattr(session, _TRANSACTION)
+    vars(session).pop(_TRANSACTION, None)
 
 
 def transaction_of(session: object) -> TransactionDeadline | None:
