@@ -88,10 +88,7 @@ def prepare(
         precedence.check_max_await(operation, given.get("max_await_time_ms"))
     elif gives == "cursor":
         writes = precedence.write_stage(args, kwargs)
-        if operation.transaction is None:
-            operation.cursor = precedence.cursor_timeout(runtime.timeouts, operation, writes=writes)
-        else:
-            precedence.check_writes(runtime.timeouts.mode_of(operation), writes)
+        operation.cursor = precedence.cursor_timeout(runtime.timeouts, operation, writes=writes)
 
 
 def after(runtime: Runtime, gives: str | None) -> Callable[[Operation, Any], None] | None:

@@ -50,7 +50,8 @@ class Timeout(NamedTuple):
     @classmethod
     def begin(cls, seconds: float) -> Timeout:
         """From now on, but no longer than the one in force."""
-        return cls.from_now(seconds).until(DEADLINE.get())
+        ends = DEADLINE.get()
+        return cls(seconds, min(ends, now() + seconds) if seconds else ends)
 
     @classmethod
     def from_now(cls, seconds: float) -> Timeout:

@@ -229,7 +229,8 @@ def keep(cursor: object, timeout: CursorTimeout | None) -> None:
 def cursor_timeout(
     rules: TimeoutRules, operation: Operation, cursor: Any = None, writes: str | None = None
 ) -> CursorTimeout | None:
-    """What a cursor keeps that ``operation`` makes; None without a timeout.
+    """What a cursor keeps that ``operation`` makes; None without a timeout, or with all of a
+    transaction's.
 
     Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
     for an aggregate by iteration that ``writes`` ($out or $merge), and for a server that would wait
@@ -242,11 +243,13 @@ def cursor_timeout(
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
         raise ConfigurationError([f"timeout_mode={mode}: expected iteration for a tailable cursor"])
-    check_writes(mode, writes)
+    if mode == ITERATION and writes:
+        expected = f"expected cursor_lifetime for an aggregate with {writes}"
+        raise ConfigurationError([f"timeout_mode={mode}: {expected}"])
     check_max_await(operation, max_await_ms)
-    if operation.timeout is None:
+    if operation.timeout is None or operation.transaction is not None:
         return None
-    # What a method or a stream of GridFS reads is within the one deadline that it has.
+    # A method or a stream of GridFS has one deadline, and its cursors are within it.
     within_another = driver.csot.is_ours()
     if tailable:
         mode = ITERATION
@@ -254,14 +257,13 @@ def cursor_timeout(
         mode = CURSOR_LIFETIME
     blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
     default = ITERATION if operation.configured else CURSOR_LIFETIME
+    waits = operation.configured and driver.cursors.awaits_data(cursor)
     return CursorTimeout(
         seconds=None if blocked or within_another else operation.own_timeout[0],
         mode=mode or rules.timeout_mode or default,
         began=driver.csot.now(),
         to_close=operation.timeout,
-        wait=wait_for_news(cursor)
-        if driver.cursors.awaits_data(cursor) and operation.configured
-        else 0.0,
+        wait=wait_for_news(cursor) if waits else 0.0,
     )
 
 
@@ -287,14 +289,6 @@ def check_max_await(operation: Operation, max_await_ms: object) -> None:
     if max_await_ms >= operation.timeout * 1000:
         expected = f"expected less than the timeout of {operation.timeout * 1000:g} ms"
         raise ConfigurationError([f"max_await_time_ms={max_await_ms}: {expected}"])
-
-
-def check_writes(mode: str | None, writes: str | None) -> None:
-    """Raises ConfigurationError for an aggregate by iteration that ``writes``."""
-    if mode == ITERATION and writes:
-        raise ConfigurationError([
-            f"timeout_mode={mode}: expected cursor_lifetime for an aggregate with {writes}"
-        ])  # fmt: skip
 
 
 def write_stage(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
