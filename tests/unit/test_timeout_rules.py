@@ -147,6 +147,7 @@ def test_cursors_need_what_would_hold_without_pymongo_timeout() -> None:
         ({"default": 9_000}, Policy(), (9.0, True)),
         ({"rule": 9_000}, Policy(), (9.0, True)),
         ({"default": 9_000}, Policy(timeout_ms=2_000), (2.0, False)),
+        ({"default": 9_000}, Policy(timeout_mode="cursor_lifetime"), (9.0, False)),
         ({"default": 9_000, "csot": False}, Policy(), (None, False)),
         ({}, Policy(), (None, False)),
     ],

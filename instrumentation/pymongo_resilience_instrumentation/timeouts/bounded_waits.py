@@ -1,9 +1,8 @@
 """Waits for a server, a connection and a socket: cut to the time that is left, and measured.
 
-Without a deadline none is cut: the driver's own timeouts hold. Under one, pymongo
-(4.19 and 4.20) gives its selection all the time that is left and looks at the clock every half
-second, gives a checkout all of it again, and ignores connectTimeoutMS. What need not wait is not
-measured.
+Without a deadline none is cut: the driver's own timeouts hold. Under one (pymongo 4.19 and 4.20)
+its selection has all the time that is left and looks at the clock every half second, a checkout has
+all of it again, and connecting ignores connectTimeoutMS. What need not wait is not measured.
 """
 
 from __future__ import annotations

@@ -123,11 +123,9 @@ class Reply(Interceptor):
 
         return wrapper
 
-    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        operation = in_progress.found()
-        if operation is None or (seconds := operation.reply_within) is None:
-            return None
-        operation.reply_within = None
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        operation: Any = in_progress.found()
+        seconds, operation.reply_within = operation.reply_within, None
         return Entered(seconds, driver.csot.within(seconds))
 
     def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:

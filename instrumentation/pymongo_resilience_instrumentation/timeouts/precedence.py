@@ -82,7 +82,7 @@ class TimeoutRules:
             operation.configured = configured
             # Also where it is the client's own: pymongo's loop over several batches has none.
             if seconds is not None:
-                operation.limit_to(driver.csot.Timeout.begin(seconds))
+                operation.limit_to(driver.csot.Timeout.from_now(seconds))
         elif not block_ms and (hidden := driver.csot.hidden_timeout()) is not None:
             operation.limit_to(hidden)
         elif block_ms and shorter(in_force or 0, block_ms / 1000) != in_force:
