@@ -286,7 +286,7 @@ def next_of_stream(stream: Any) -> AbstractContextManager[None]:
     own = driver.cursors.timeout_of_each_next(stream)
     seconds = shorter((around or 0) / 1000, own or 0)
     longer = in_force is not None and shorter(seconds, in_force) == in_force
-    return NO_DEADLINE if longer else driver.csot.Timeout.begin(seconds).resume()
+    return NO_DEADLINE if longer else driver.csot.InForce(seconds)
 
 
 class Resume(OperationInterceptor):

@@ -221,7 +221,9 @@ class Operation:
         """
         self.ended = True
         if CURRENT.get() is self:
-            self.deadline.__exit__(None, None, None)
+            deadline = self.deadline
+            if isinstance(deadline, driver.csot.InForce) and deadline.before is not None:
+                deadline.__exit__(None, None, None)
             if self.outer_context is not None:
                 # Not by detaching, which takes any exception for its own fault.
                 context.attach(self.outer_context)

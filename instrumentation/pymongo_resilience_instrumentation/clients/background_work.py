@@ -49,7 +49,7 @@ def leave_open(client: Any, opened: OpenTransaction | None, until: float | None 
 def _aborting(client: Any, opened: OpenTransaction, until: float) -> Iterator[None]:
     with shielded("in the background task"):
         try:
-            with driver.csot.Timeout.begin(WITHIN).resume():
+            with driver.csot.InForce(WITHIN):
                 yield
         except PyMongoError as error:
             # An answer of the server's says that it has ended.

@@ -6,7 +6,7 @@ import math
 import time
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pymongo import _csot
 
@@ -50,8 +50,7 @@ class Timeout(NamedTuple):
     @classmethod
     def begin(cls, seconds: float) -> Timeout:
         """From now on, but no longer than the one in force."""
-        ends = DEADLINE.get()
-        return cls(seconds, min(ends, now() + seconds) if seconds else ends)
+        return cls.from_now(seconds).until(DEADLINE.get())
 
     @classmethod
     def from_now(cls, seconds: float) -> Timeout:
@@ -73,50 +72,56 @@ class Timeout(NamedTuple):
 
     def resume(self) -> InForce:
         """Puts what is left of it in force, in place of what is, even if that ends sooner."""
-        return InForce(self)
+        return InForce(self.seconds, self.ends)
 
 
-_OURS: ContextVar[Timeout | None] = ContextVar("pymongo_resilience_timeout", default=None)
+_OURS: ContextVar[tuple[float | None, float]] = ContextVar(
+    "pymongo_resilience_timeout", default=(None, math.inf)
+)
 """The timeout that the library has put in force last; see ``is_ours``."""
 
 
 class InForce(AbstractContextManager[None]):
     """A timeout of ours is in force in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_before", "_timeout")
+    __slots__ = ("_timeout", "before")
 
-    def __init__(self, timeout: Timeout) -> None:
-        self._timeout = timeout
-        self._before: tuple[float | None, float, float, Timeout | None] | None = None
+    def __init__(self, seconds: float | None, ends: float | None = None) -> None:
+        """Without ``ends`` it begins now, and ends with the one in force at the latest."""
+        if ends is None:
+            ends = DEADLINE.get()
+            if seconds:
+                ends = min(ends, time.monotonic() + seconds)
+        self._timeout = seconds, ends
+        self.before: tuple[Any, ...] | None = None
         """What it is in place of; None while it is not in force."""
 
     def __enter__(self) -> None:
-        self._before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _OURS.get()
-        TIMEOUT.set(self._timeout.seconds)
-        DEADLINE.set(self._timeout.ends)
+        self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _OURS.get()
+        TIMEOUT.set(self._timeout[0])
+        DEADLINE.set(self._timeout[1])
         _OURS.set(self._timeout)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # A coroutine that is closed unfinished may be so in another context.
-        before = self._before
+        before = self.before
         if before is not None and (error is None or not is_closing(error)):
             TIMEOUT.set(before[0])
             DEADLINE.set(before[1])
             RTT.set(before[2])
             _OURS.set(before[3])
-            self._before = None
+            self.before = None
 
 
 def within(seconds: float) -> InForce:
     """The deadline in force ends within so many seconds from now; its length, if any, stays."""
-    around = Timeout.in_force()
-    length = around.seconds or max(seconds, SHORTEST)
-    return Timeout(length, min(around.ends, now() + seconds)).resume()
+    length = TIMEOUT.get() or max(seconds, SHORTEST)
+    return InForce(length, min(DEADLINE.get(), time.monotonic() + seconds))
 
 
 def forget_timeout() -> None:
     """In this task or thread, no timeout is in force any more."""
-    Timeout(None, math.inf).resume().__enter__()
+    InForce(None, math.inf).__enter__()
 
 
 def is_ours() -> bool:

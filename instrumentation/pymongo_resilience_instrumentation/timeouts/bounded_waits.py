@@ -61,8 +61,8 @@ def wrapped(
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
         pool = driver.selection.ASYNC_HALF.module("pool")
-        yield pool, driver.selection.ASYNC_SEND, _instead(send_all, enabled_flag)
-        yield lock, "wait_for", _instead(wait_for, enabled_flag)
+        yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
+        yield lock, "wait_for", _kept_while_waiting(enabled_flag)
 
 
 def time_to_wait(operation: Operation | None) -> float | None:
@@ -298,15 +298,35 @@ class ConnectAsync(Connect):
         return interface
 
 
-def _instead(ours: Function, enabled_flag: EnabledFlag) -> Wrapper:
-    def wrapper(original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
-        return (ours if enabled_flag.on else original)(*args, **kwargs)
+def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
+    """Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
+    result. pymongo sends and waits by it; under a deadline, every command."""
+
+    async def wrapper(original: Function, _pool: Any, args: Any, kwargs: Any) -> None:
+        if not enabled_flag.on:
+            await original(*args, **kwargs)
+            return
+        conn, buf = args
+        seconds = conn.gettimeout
+        try:
+            if seconds is not None and seconds <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(seconds):
+                await conn.write(buf)
+        except TimeoutError as error:
+            # asyncio's own has no text.
+            raise TimeoutError("timed out") from error
 
     return wrapper
 
 
-# Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
-# result. pymongo waits and, under a deadline, sends every command by it.
+def _kept_while_waiting(enabled_flag: EnabledFlag) -> Wrapper:
+    def wrapper(original: Function, _lock: Any, args: Any, kwargs: Any) -> Any:
+        return (wait_for if enabled_flag.on else original)(*args, **kwargs)
+
+    return wrapper
+
+
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names
     """``asyncio.wait_for`` as it is from 3.12 on, and without a task for each operation."""
     if timeout is not None and timeout <= 0:
@@ -314,12 +334,3 @@ async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:
         raise TimeoutError
     async with asyncio.timeout(timeout):
         return await fut
-
-
-async def send_all(conn: Any, buf: bytes) -> None:
-    """pymongo's function of that name, by this ``wait_for``."""
-    try:
-        await wait_for(conn.write(buf), conn.gettimeout)
-    except TimeoutError as error:
-        # asyncio's own has no text.
-        raise TimeoutError("timed out") from error

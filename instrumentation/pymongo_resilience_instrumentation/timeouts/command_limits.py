@@ -65,10 +65,12 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
             unsent(error)
             raise
         try:
-            if timeout is not None:
+            # Most commands have time left, and are of no cursor.
+            has_time = timeout and command and command.get(LIMIT)
+            if timeout is not None and not (has_time and operation and operation.cursor is None):
                 _adjust(connection, command, own, timeout, operation)
-                if own is not None and operation is not None:
-                    _warn_once(warned, operation)
+            if timeout is not None and own is not None and operation is not None:
+                _warn_once(warned, operation)
             if operation is not None and attempt is not None:
                 operation.reply_within = None if command is None else attempt
                 if command is not None:

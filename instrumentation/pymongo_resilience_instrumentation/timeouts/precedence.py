@@ -76,33 +76,30 @@ class TimeoutRules:
         attempt_ms = attempt_ms or rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
             operation.attempt_timeout = attempt_ms / 1000
-        seconds, configured = operation.own_timeout = self._own(operation, rule)
-        in_force, block_ms = driver.csot.timeout_in_force(), within.timeout_ms
+        # From the last row up to that of ``override``: the nearer replaces the farther.
+        seconds, configured = self._default, self._default is not None
+        if operation.client.options.timeout is not None:
+            seconds, configured = operation.client.options.timeout, False
+        if rule.timeout_ms is not None:
+            seconds, configured = rule.timeout_ms / 1000, True
+        if bound.timeout_ms is not None:
+            seconds, configured = bound.timeout_ms / 1000, False
+        if (block_ms := within.timeout_ms) is not None:
+            seconds, configured = block_ms / 1000, False
+        operation.own_timeout = seconds, configured
+        in_force = driver.csot.timeout_in_force()
         if in_force is None and driver.csot.DEADLINE.get() == NEVER:
             operation.configured = configured
-            # Also where it is the client's own: pymongo's loop over several batches has none.
-            if seconds is not None:
-                operation.limit_to(driver.csot.Timeout.from_now(seconds))
         elif not block_ms and (hidden := driver.csot.hidden_timeout()) is not None:
             operation.limit_to(hidden)
-        elif block_ms and shorter(in_force or 0, block_ms / 1000) != in_force:
-            operation.limit_to(driver.csot.Timeout.begin(block_ms / 1000))
-        else:
+            return
+        elif not block_ms or shorter(in_force or 0, block_ms / 1000) == in_force:
             operation.timeout = in_force
-
-    def _own(self, operation: Operation, rule: Policy) -> tuple[float | None, bool]:
-        """``Operation.own_timeout``, by the rows below those of ``pymongo.timeout``."""
-        milliseconds = operation.within.timeout_ms
-        if milliseconds is None:
-            milliseconds = operation.bound.timeout_ms
-        if milliseconds is not None:
-            return milliseconds / 1000, False
-        if rule.timeout_ms is not None:
-            return rule.timeout_ms / 1000, True
-        of_client: float | None = operation.client.options.timeout
-        if of_client is not None:
-            return of_client, False
-        return self._default, self._default is not None
+            return
+        operation.timeout = seconds
+        if seconds is not None:
+            # Also where it is the client's own: pymongo's loop over several batches has none.
+            operation.deadline = driver.csot.InForce(seconds)
 
     def of_several(
         self, client: object, target: Target, bound: Policy
