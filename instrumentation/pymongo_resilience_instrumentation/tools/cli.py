@@ -248,9 +248,8 @@ def _place(option: Option, source: str | None) -> str:
 
 
 def _described(option: Option, value: object, place: str) -> str:
-    name = option.variable if option.has_variable else option.name
     return (
-        f"{name} = {as_text(value)}\n"
+        f"{option.variable if option.has_variable else option.name} = {as_text(value)}\n"
         f"    {option.sentence}\n"
         f"    from: {place}\n"
         f"    option: {option.name}, default: {as_text(option.default)}\n"
