@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
@@ -124,19 +124,15 @@ class Broadcast:
     Thread- and task-safe: the listeners are fixed when it is made.
     """
 
-    def __init__(self, listeners: Sequence[Listener], *, ours: bool = False) -> None:
-        """``ours``: of the library's own listeners faults alone are caught."""
+    def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = tuple(listeners)
-        self._ours = ours
         self._faulty: set[int] = set()
 
     def on_event(self, event: Event, /) -> None:
         for listener in self._listeners:
             try:
                 listener.on_event(event)
-            except Exception as error:
-                if self._ours and not isinstance(error, faults()):
-                    raise
+            except Exception:
                 if id(listener) not in self._faulty:
                     self._faulty.add(id(listener))
                     logger.exception(

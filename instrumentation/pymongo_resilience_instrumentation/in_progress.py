@@ -9,7 +9,7 @@ from bson.errors import BSONError
 from opentelemetry import context
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.internal_errors import catch_also, foreign, logger
+from pymongo_resilience.internal_errors import catch_also, logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.operation import CURRENT, NO_DEADLINE, Operation
 
@@ -47,19 +47,6 @@ def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return function(*args, **kwargs)
     finally:
         CURRENT.set(before)
-
-
-def publish(operation: Operation, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call ``reported`` code in a block that catches our faults; ``operation`` is in progress.
-
-    Raises ForeignError.
-    """
-    before = operation.reporting, operation.ended
-    operation.reporting = operation.ended = True
-    try:
-        return foreign(function, *args, **kwargs)
-    finally:
-        operation.reporting, operation.ended = before
 
 
 def unwind(around: Operation | None) -> None:

@@ -17,16 +17,11 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup, statuses
-from pymongo_resilience_instrumentation.runtime import Runtime, meter_of
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import selection_explained
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, settings_of
 from pymongo_resilience_instrumentation.telemetry import client_tracing, transaction_spans
-from pymongo_resilience_instrumentation.telemetry.server_gauges import (
-    OF_POOLS,
-    ServerGauges,
-    server_gauges,
-)
 from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
 from pymongo_resilience_instrumentation.transactions.retry_transaction import retry_transaction
 
@@ -47,7 +42,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     _runtime: Runtime | None = None
     """None while the library is off."""
     _patches: Patches | None = None
-    _gauges: ServerGauges | None = None
     _explicit = False
     """Whether its settings are the application's own."""
 
@@ -123,11 +117,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self._runtime = runtime
         self._patches = Patches()
         self._patches.apply(runtime)
-        if config.metrics:
-            provider = runtime.settings.meter_provider
-            self._gauges = server_gauges(meter_of(provider), provider)
-            left_out = () if runtime.state is State.ALL else OF_POOLS
-            self._gauges.show(runtime.clients, left_out)
+        if runtime.telemetry.gauges is not None:
+            runtime.telemetry.gauges.show(runtime.clients, pools=runtime.state is State.ALL)
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag
         runtime.enabled_flag.turn(on=True)
@@ -166,10 +157,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         transaction_spans.end_all()
         deferred.run_deferred()
         deferred.run_at_exit(False)
-        self._runtime = None
-        if self._gauges is not None:
-            self._gauges.show(None)
-            self._gauges = None
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None and runtime.telemetry.gauges is not None:
+            runtime.telemetry.gauges.show(None)
         if self._patches is not None:
             self._patches.remove()
             self._patches = None

@@ -133,7 +133,11 @@ class Operation:
     public = True
     """False without a wrapper around the driver's loop: no telemetry."""
     ended = False
+    ended_ns: int | None = None
+    """Since the epoch, where its end is published later; None is now."""
     started = 0.0
+    seconds = 0.0
+    """How long it took."""
     timeout: float | None = None
     """Seconds the whole operation has; 0 disables the timeout, None is no deadline."""
     deadline = NO_DEADLINE

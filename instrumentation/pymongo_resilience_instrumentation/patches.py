@@ -149,7 +149,7 @@ def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
     dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
     hopeless = fast_fail.TerminalWaits(runtime.rules) if runtime.owns_retries else None
     connected = None
-    if (metrics := runtime.driver_metrics) is not None:
+    if (metrics := runtime.telemetry.driver_metrics) is not None:
         connected = partial(pool_metrics.connected, runtime.clients, metrics)
         yield from pool_metrics.wrapped(runtime.enabled_flag, runtime.clients, metrics)
     yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,8 +12,9 @@ from pymongo_resilience.events import Listener
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import PREFIX, shown
 from pymongo_resilience.rules.strategy import RetryStrategy
-from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
 
+Hook = Callable[[Any, Any], object]
+"""Called with a span and an event of the driver's."""
 HOOKS = ("request_hook", "response_hook", "failed_hook")
 OBJECTS = ("strategy", "tracer_provider", "meter_provider", *HOOKS)
 ARGUMENTS = ("config", "options", "policies", "listeners", *OBJECTS)

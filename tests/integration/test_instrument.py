@@ -253,9 +253,9 @@ def test_a_fault_of_ours_never_reaches_the_application(
     for place in (
         "pymongo_resilience_instrumentation.runtime.Runtime.begin",
         "pymongo_resilience_instrumentation.failures.classify.failure_of",
-        "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.start",
-        "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.end",
-        "pymongo_resilience_instrumentation.telemetry.metrics.OperationMetrics.record",
+        "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.begins",
+        "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.ends",
+        "pymongo_resilience_instrumentation.telemetry.metrics.OperationMetrics.ends",
         "pymongo_resilience_instrumentation.telemetry.listeners.SentCommand",
         "pymongo_resilience_instrumentation.clients.client_registry.Clients.attributes",
     ):

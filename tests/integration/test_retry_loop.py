@@ -157,7 +157,7 @@ def test_an_interruption_while_a_call_ends_ends_it(
 
     instrument()
     coll = side.client(proxy.uri)[database].coll
-    monkeypatch.setattr(OperationSpans, "end", interrupted)
+    monkeypatch.setattr(OperationSpans, "ends", interrupted)
     with pytest.raises(KeyboardInterrupt):
         side.do(coll.find_one)
     assert [call.ended for call in ended] == [True]

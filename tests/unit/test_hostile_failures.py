@@ -26,7 +26,7 @@ from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation.failures import classify, error_texts, reasons
 from pymongo_resilience_instrumentation.selection.client_limits import breaker_error
-from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import command_limits, timeout_errors as timeouts
 from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
@@ -215,7 +215,7 @@ def test_every_exception_can_be_shown(error: Exception) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    operation_spans.end_span(provider.get_tracer("test").start_span("find"), error)
+    semconv.end_span(provider.get_tracer("test").start_span("find"), error)
     (shown,) = exporter.get_finished_spans()
     assert shown.attributes is not None
     assert shown.attributes[semconv.EXCEPTION_TYPE] == error_texts.qualified_name(error)

@@ -93,7 +93,8 @@ def _listeners(runtime: Runtime, client: Any, tracing: Tracing) -> list[Any]:
     No server or topology listeners: with one, ``close()`` takes half a second longer, and an async
     client can no longer be made outside of a running event loop.
     """
-    spans, metrics = runtime.command_spans if tracing.enabled else None, runtime.driver_metrics
+    spans = runtime.telemetry.command_spans if tracing.enabled else None
+    metrics = runtime.telemetry.driver_metrics
     flag = runtime.enabled_flag
     chosen: list[Any] = []
     # Where pymongo's own loop decides, only a command's event shows which server it went to.

@@ -36,7 +36,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     if driver.clients.records_spans(client):
         spans: str | None = "pymongo"
     else:
-        ours = runtime is not None and runtime.operation_spans is not None
+        ours = runtime is not None and runtime.config.traces
         spans = "pymongo_resilience" if ours and tracing_of(client).enabled else None
     return ClientStatus(
         spans=spans,

@@ -15,12 +15,16 @@ from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.interceptor import OperationInterceptor, Subclass
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 
 from .retry_loop import RetryLoop
 
 Run = Callable[..., Any]
 """A method of the loop."""
+UNREPORTED = (
+    "a listener, hook, log handler or exporter uses MongoDB while it handles telemetry "
+    "of an operation: what it sends is left to pymongo, neither repeated nor recorded; "
+    "further cases are not logged"
+)
 
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:

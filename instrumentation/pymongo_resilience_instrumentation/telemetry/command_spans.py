@@ -16,7 +16,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,16 +27,14 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pymongo import monitoring
 
 from pymongo_resilience.config import NEVER, ON_RETRY
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import foreign, logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
 from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.settings import Hook
 
 from . import semconv
-from .operation_spans import error_attributes
-
-Hook = Callable[[Any, Any], object]
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,8 @@ class SentCommand:
             return
         operation.history.only_command, operation.history.has_command_spans = None, True
         if first is not None:
-            in_progress.publish(operation, first.record if first.ended_ns else first.start_span)
-        in_progress.publish(operation, self.start_span)
+            in_progress.reported(foreign, first.record if first.ended_ns else first.start_span)
+        in_progress.reported(foreign, self.start_span)
 
     def start_span(self) -> Span:
         self.span = self._spans.tracer.start_span(
@@ -100,22 +98,19 @@ class SentCommand:
         )
         return self.span
 
-    def end(
-        self, operation: Operation, error: BaseException | None = None, ended_ns: int | None = None
-    ) -> None:
-        """``error``: of an operation that ends before the driver reports the command's end.
-        ``ended_ns``: None is now."""
+    def end(self, operation: Operation, error: BaseException | None = None) -> None:
+        """``error``: of an operation that ends before the driver reports the command's end."""
         if error is not None:
             self.result |= _error_of(error)
-        self.ended_ns = ended_ns or time.time_ns()
+        self.ended_ns = operation.ended_ns or time.time_ns()
         if self._spans.mode == NEVER:
             operation.history.only_command = self
         elif self is not operation.history.only_command:
-            in_progress.publish(operation, self.record)
+            in_progress.reported(foreign, self.record)
         elif semconv.ERROR_TYPE in self.result:
             # At once: the process may end before the operation does.
             operation.history.only_command, operation.history.has_command_spans = None, True
-            in_progress.publish(operation, self.record)
+            in_progress.reported(foreign, self.record)
 
     def record(self) -> None:
         """End its span, which is made now where there is none."""
@@ -146,7 +141,7 @@ def failure_attributes(event: monitoring.CommandFailedEvent, quotes: bool) -> di
 
 
 def _error_of(error: BaseException, quotes: bool = False) -> dict[str, Any]:
-    return error_attributes(error, quotes) | {semconv.ERROR_TYPE: qualified_name(error)}
+    return semconv.error_attributes(error, quotes) | {semconv.ERROR_TYPE: qualified_name(error)}
 
 
 SENSITIVE = frozenset({

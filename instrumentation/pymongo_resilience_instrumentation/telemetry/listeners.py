@@ -12,13 +12,11 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span
 from pymongo import monitoring
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.operation import Operation
 
 from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
@@ -86,70 +84,57 @@ class Commands(OurListener, monitoring.CommandListener):
         if operation is None or operation.ended or not self.enabled_flag.on:
             return
         operation.history.server = event.connection_id
-        if self.spans is not None and operation.span is not None and operation.span.is_recording():
-            try:
-                self._started(event, operation, self.spans, operation.span)
-            except Exception as error:  # noqa: BLE001 - sorted out there
-                contain(Commands.started, error)
-
-    def _started(
-        self,
-        event: monitoring.CommandStartedEvent,
-        operation: Operation,
-        spans: CommandSpans,
-        around: Span,
-    ) -> None:
-        if not event.command or event.command_name.lower() in SENSITIVE:
-            operation.history.withholds = True
-            return
-        if self.beside_contrib and client_tracing.contrib_is_active():
-            return
-        earlier = operation.command_spans.pop(event.request_id, None)
-        if earlier is not None:
-            earlier.end(operation)
-        result: dict[str, Any] = {}
-        loop = operation.history.loop
-        if loop is not None and loop.connection is not None:
-            result["db.mongodb.driver_connection_id"] = loop.connection.id
-        if self.tracing.query_text_max_length:
-            # Now: later, the application may have changed its documents.
-            result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
-        sent = SentCommand(spans, event, around, result)
-        sent.start(operation)
-        if spans.hooks:
-            spans.call_hook("request_hook", sent.span or around, event)
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        operation = in_progress.found()
-        if operation is not None and operation.command_spans and not operation.ended:
-            self._ended(event, operation, "response_hook")
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        operation = in_progress.found()
-        if (
-            operation is not None
-            and operation.command_spans
-            and not operation.ended
-            and self.enabled_flag.acts()
-        ):
-            self._ended(event, operation, "failed_hook")
-
-    def _ended(self, event: Any, operation: Operation, hook: str) -> None:
-        sent: SentCommand | None = operation.command_spans.pop(event.request_id, None)
-        if sent is None or self.spans is None:
+        spans, around = self.spans, operation.span
+        if spans is None or around is None or not around.is_recording():
             return
         try:
-            if isinstance(event, monitoring.CommandFailedEvent):
+            if not event.command or event.command_name.lower() in SENSITIVE:
+                operation.history.withholds = True
+                return
+            if self.beside_contrib and client_tracing.contrib_is_active():
+                return
+            earlier = operation.command_spans.pop(event.request_id, None)
+            if earlier is not None:
+                earlier.end(operation)
+            result: dict[str, Any] = {}
+            loop = operation.history.loop
+            if loop is not None and loop.connection is not None:
+                result["db.mongodb.driver_connection_id"] = loop.connection.id
+            if self.tracing.query_text_max_length:
+                # Now: later, the application may have changed its documents.
+                result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
+            sent = SentCommand(spans, event, around, result)
+            sent.start(operation)
+            if spans.hooks:
+                spans.call_hook("request_hook", sent.span or around, event)
+        except Exception as error:  # noqa: BLE001 - sorted out there
+            contain(Commands.started, error)
+
+    def succeeded(self, event: Any) -> None:
+        operation = in_progress.found()
+        if operation is None or operation.ended or not operation.command_spans:
+            return
+        try:
+            failed = isinstance(event, monitoring.CommandFailedEvent)
+            if self.spans is None or (failed and not self.enabled_flag.acts()):
+                return
+            sent: SentCommand | None = operation.command_spans.pop(event.request_id, None)
+            if sent is None:
+                return
+            if failed:
                 sent.result |= failure_attributes(event, self.tracing.quotes)
             elif cursor_id := cursor_of(sent.event, event.reply):
                 sent.result["db.mongodb.cursor_id"] = cursor_id
             try:
                 if self.spans.hooks:
+                    hook = "failed_hook" if failed else "response_hook"
                     self.spans.call_hook(hook, sent.span or sent.around, event)
             finally:
                 sent.end(operation)
         except Exception as error:  # noqa: BLE001 - sorted out there
-            contain(Commands._ended, error)
+            contain(Commands.succeeded, error)
+
+    failed = succeeded
 
 
 NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())

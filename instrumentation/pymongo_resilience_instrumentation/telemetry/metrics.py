@@ -25,6 +25,7 @@ from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
+from .observers import Observer
 
 TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
 
@@ -52,9 +53,8 @@ def _seconds(meter: Meter, name: str, description: str) -> Histogram:
     )
 
 
-class OperationMetrics:
-    """Records what one operation did; as a listener, counts the decisions. Thread- and
-    task-safe."""
+class OperationMetrics(Observer):
+    """Records what one operation did, and counts the decisions."""
 
     def __init__(
         self, meter: Meter, *, by_collection: bool = True, everything: bool = True
@@ -84,7 +84,7 @@ class OperationMetrics:
                 explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
             )
 
-    def record(self, operation: Operation, error: BaseException | None, seconds: float) -> None:
+    def ends(self, operation: Operation, error: BaseException | None) -> None:
         for wait in operation.history.waits or ():
             if wait.what is For.SERVER:
                 waited = {semconv.DB_OPERATION_NAME: operation.name}
@@ -100,7 +100,7 @@ class OperationMetrics:
             operation.history.address,
             None if error is None else error_type(error),
         )
-        self._duration.record(seconds, attributes)
+        self._duration.record(operation.seconds, attributes)
         if self._attempts is not None:
             attributes = {
                 semconv.DB_OPERATION_NAME: operation.name,

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanKind, Tracer
 
-from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryEvent, RetryScheduled
+from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
 from pymongo_resilience.internal_errors import foreign
-from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.failures.error_texts import (
-    outcome_of,
-    qualified_name,
-    safe_message,
-)
+from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
 from .client_tracing import tracing_of
+from .observers import Observer
+from .transaction_spans import parent_of
 
 EVENTS = {
     For.SERVER: "server_selection.waited",
@@ -46,42 +42,38 @@ def _operation_attributes(
     return name, semconv.namespace_attributes(database, collection) | attributes
 
 
-class OperationSpans:
-    """Starts and ends the operation span; as a listener, writes the decisions on it. Thread- and
-    task-safe: all state is on the operation."""
+class OperationSpans(Observer):
+    """Starts and ends the operation span, and writes the decisions on it."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def start(self, operation: Operation, transaction: Any = None) -> None:
-        """``transaction``: the one that it is in."""
+    def begins(self, operation: Operation) -> None:
         if not (tracing_of(operation.client).enabled and is_instrumentation_enabled()):
             return
         outer = parent = context.get_current()
+        session = operation.session
+        transaction = operation.ends or (None if session is None else parent_of(session))
         if transaction is not None:
             parent = trace.set_span_in_context(transaction.span, outer)
         database, collection = operation.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(operation.name, database or "admin", collection)
         # What samplers and processors send meanwhile is no part of the operation.
-        start = self._tracer.start_span
-        operation.span = in_progress.publish(
-            operation, start, name, parent, SpanKind.CLIENT, attributes
+        operation.span = in_progress.reported(
+            foreign, self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
         )
         operation.outer_context = outer
         context.attach(trace.set_span_in_context(operation.span, outer))
 
-    def end(
-        self, operation: Operation, error: BaseException | None, ended_ns: int | None = None
-    ) -> None:
-        """``ended_ns``: since the epoch; None is now."""
+    def ends(self, operation: Operation, error: BaseException | None) -> None:
         span = operation.span
         if span is None or not span.is_recording():
             return
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
             while operation.command_spans:
-                operation.command_spans.popitem()[1].end(operation, error, ended_ns)
+                operation.command_spans.popitem()[1].end(operation, error)
             for wait in (operation.history.waits or ())[-SHOWN_WAITS:]:
                 waited = {
                     semconv.WAITED: wait.seconds,
@@ -100,7 +92,7 @@ class OperationSpans:
                 error is None or operation.history.withholds or isinstance(error, GeneratorExit)
             )
             quotes = not hidden and tracing_of(operation.client).quotes
-            end_span(span, error, quotes, ended_ns)
+            semconv.end_span(span, error, quotes, operation.ended_ns)
 
     def on_event(self, event: Event, /) -> None:
         operation = in_progress.current()
@@ -115,7 +107,7 @@ class OperationSpans:
             span = trace.get_current_span()
             span.set_attributes(_retry_attributes(operation))
         if isinstance(event, ReadHedged):
-            attributes = {
+            attributes: dict[str, Any] = {
                 semconv.SERVER: event.server,
                 semconv.WAITED: event.waited,
                 "pymongo_resilience.hedge.server": event.second_server,
@@ -123,20 +115,13 @@ class OperationSpans:
             _add_event(span, "read.hedged", attributes)
             span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
         else:
-            add_decision(span, event)
-
-
-def add_decision(span: Span, event: RetryEvent) -> None:
-    attributes: dict[str, Any] = {
-        semconv.REASON: event.reason.value,
-        semconv.SERVER: event.server,
-    }
-    if isinstance(event, RetryScheduled):
-        attributes["pymongo_resilience.delay"] = event.delay
-        _add_event(span, semconv.EVENT_SCHEDULED, attributes)
-    else:
-        attributes["pymongo_resilience.rule"] = event.rule.value
-        _add_event(span, semconv.EVENT_DECLINED, attributes)
+            attributes = {semconv.REASON: event.reason.value, semconv.SERVER: event.server}
+            if isinstance(event, RetryScheduled):
+                attributes["pymongo_resilience.delay"] = event.delay
+                _add_event(span, semconv.EVENT_SCHEDULED, attributes)
+            else:
+                attributes["pymongo_resilience.rule"] = event.rule.value
+                _add_event(span, semconv.EVENT_DECLINED, attributes)
 
 
 def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None = None) -> None:
@@ -154,29 +139,3 @@ def _retry_attributes(operation: Operation) -> dict[str, Any]:
     if operation.timeout:
         attributes["pymongo_resilience.deadline"] = operation.timeout
     return attributes
-
-
-def error_attributes(error: BaseException, quotes: bool = False) -> dict[str, Any]:
-    """The exception as attributes: class, code and code name, and the frames without their source.
-    ``quotes``: with the server's text, which carries document values."""
-    message = safe_message(error)
-    with suppress(Exception):  # str(error) may raise
-        message = str(error) if quotes else message
-    return {
-        semconv.EXCEPTION_TYPE: qualified_name(error),
-        semconv.EXCEPTION_MESSAGE: message,
-        "exception.stacktrace": "".join([*stack(error), message]),
-    }
-
-
-def end_span(
-    span: Span, error: BaseException | None, quotes: bool = False, ended_ns: int | None = None
-) -> None:
-    """With what it ended with; ended in any case, whatever the error is like."""
-    try:
-        if error is not None and span.is_recording():
-            attributes = error_attributes(error, quotes)
-            span.set_attributes(attributes)
-            span.set_status(Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE]))
-    finally:
-        foreign(span.end, ended_ns)

@@ -1,10 +1,17 @@
-"""Names that several modules share: each name of the telemetry is in its code once."""
+"""Names and attributes that several modules share: each name of the telemetry is in its code once,
+and what shows an error of an operation, a command or a transaction."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from opentelemetry.trace import Span, Status, StatusCode
+
+from pymongo_resilience.internal_errors import foreign
+from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.failures.error_texts import qualified_name, safe_message
 
 DB_OPERATION_NAME = "db.operation.name"
 DB_COMMAND_NAME = "db.command.name"
@@ -46,3 +53,29 @@ def address_attributes(address: Address) -> dict[str, Any]:
     if port is not None:
         attributes["server.port"] = port
     return attributes
+
+
+def error_attributes(error: BaseException, quotes: bool = False) -> dict[str, Any]:
+    """The exception as attributes: class, code and code name, and the frames without their source.
+    ``quotes``: with the server's text, which carries document values."""
+    message = safe_message(error)
+    with suppress(Exception):  # str(error) may raise
+        message = str(error) if quotes else message
+    return {
+        EXCEPTION_TYPE: qualified_name(error),
+        EXCEPTION_MESSAGE: message,
+        "exception.stacktrace": "".join([*stack(error), message]),
+    }
+
+
+def end_span(
+    span: Span, error: BaseException | None, quotes: bool = False, ended_ns: int | None = None
+) -> None:
+    """With what it ended with; ended in any case, whatever the error is like."""
+    try:
+        if error is not None and span.is_recording():
+            attributes = error_attributes(error, quotes)
+            span.set_attributes(attributes)
+            span.set_status(Status(StatusCode.ERROR, attributes[EXCEPTION_MESSAGE]))
+    finally:
+        foreign(span.end, ended_ns)

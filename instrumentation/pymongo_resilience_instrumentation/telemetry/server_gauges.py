@@ -6,7 +6,7 @@ A client that cannot be read, a half-made one say, is logged and hides no other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,19 +34,16 @@ class ServerGauges:
             else:
                 meter.create_observable_gauge(name, callbacks, unit, description)
 
-    def show(
-        self,
-        clients: Clients | None,
-        without: Collection[Observe] = (),
-    ) -> None:
-        """Show these from now on, or nothing; ``without``: what cannot be read."""
-        self._clients, self._without = clients, without
+    def show(self, clients: Clients | None, *, pools: bool = True) -> None:
+        """Show these from now on, or nothing; ``pools``: also what needs names of the driver's
+        pools."""
+        self._clients, self._pools = clients, pools
 
     def _observe(self, name: str, observe: Observe, _: CallbackOptions) -> Iterable[Observation]:
         if pending:
             run_deferred()
         shown: Iterable[Any] = ()
-        if self._clients is not None and observe not in self._without:
+        if self._clients is not None and (self._pools or observe not in OF_POOLS):
             shown = self._clients.alive()
         for client in shown:
             observed: list[Observation] = []
@@ -116,10 +113,7 @@ def _tokens(client: ClientState) -> Iterator[Observation]:
 
 ADDED_UP = ("{connection}", "{request}")
 """Units of what adds up over pools."""
-
-
 OF_POOLS = (_connections, _pending)
-"""What needs names of the driver's pools."""
 ROWS: tuple[tuple[str, str, str, Observe], ...] = (
     ("pymongo_resilience.server.rtt", "s", "Average round-trip time of a server.", _rtt),
     (

@@ -22,11 +22,12 @@ from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import UNKNOWN_RESULT
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
 
 from . import semconv
 from .client_tracing import tracing_of
-from .operation_spans import end_span
+from .observers import Observer
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
@@ -36,8 +37,8 @@ open_spans: set[TransactionSpan] = set()
 """Of this process. Each change is one step, so thread- and task-safe."""
 
 
-class TransactionSpan:
-    """One transaction's. Ended once."""
+class TransactionSpan(Observer):
+    """One transaction's, which observes its commit or abort. Ended once."""
 
     def __init__(self, span: Span, session: object, quotes: bool) -> None:
         self.span = span
@@ -51,26 +52,28 @@ class TransactionSpan:
         if self in open_spans:
             defer(partial(self.end, ended_ns=time.time_ns()))
 
-    def end(
-        self,
-        error: BaseException | None = None,
-        operation: str | None = None,
-        ended_ns: int | None = None,
-    ) -> None:
-        """After a commit or an abort, with what that ended with.
-
-        ``operation``: which of both; None where the transaction was left without either.
-        ``ended_ns``: since the epoch; None is now.
-        """
+    def ends(self, operation: Operation, error: BaseException | None) -> None:
+        """After its commit or abort."""
         if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
             self._unknown = True
-        elif self in open_spans:
+        else:
+            self.end(operation.name, error, operation.ended_ns)
+
+    def end(
+        self,
+        operation: str | None = None,
+        error: BaseException | None = None,
+        ended_ns: int | None = None,
+    ) -> None:
+        """``operation``: a commit or an abort; None where the transaction was left without either.
+        ``ended_ns``: since the epoch; None is now."""
+        if self in open_spans:
             open_spans.discard(self)
             session = self._session()
             if session is not None:
                 delattr(session, _SPAN)
             self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-            in_progress.reported(end_span, self.span, error, self._quotes, ended_ns)
+            in_progress.reported(semconv.end_span, self.span, error, self._quotes, ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:

@@ -49,8 +49,9 @@ NOWHERE = ("", None)
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of sessions, and with what."""
     for owner, asynchronous in driver.sessions.session_classes():
-        if runtime.tracer is not None:
-            yield owner, "start_transaction", transaction_spans.StartTransaction(runtime.tracer)
+        spans = runtime.telemetry.command_spans
+        if spans is not None:
+            yield owner, "start_transaction", transaction_spans.StartTransaction(spans.tracer)
             for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
                 yield owner, name, transaction_spans.end_session(runtime.enabled_flag)
         yield owner, "with_transaction", WithTransaction(runtime, asynchronous)

@@ -1,0 +1,94 @@
+"""What one ``instrument()`` shows, as its configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opentelemetry import context, metrics, trace
+
+from pymongo_resilience._version import __version__
+from pymongo_resilience.config import ALL, BY_DATABASE
+from pymongo_resilience.events import Broadcast, Event, EventLog
+from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience_instrumentation import in_progress
+from pymongo_resilience_instrumentation.operation import NEVER, Operation
+from pymongo_resilience_instrumentation.settings import HOOKS, Settings
+
+from .command_spans import CommandSpans
+from .metrics import DriverMetrics, OperationMetrics
+from .observers import Observer, Timelines
+from .operation_spans import OperationSpans
+from .server_gauges import ServerGauges, server_gauges
+
+SCOPE = "pymongo_resilience"
+API = ("opentelemetry.trace", "opentelemetry.metrics")
+"""Where the providers are from that record nothing."""
+LOOKS_EVERY = 0.05
+"""Seconds between two looks for an SDK: each asks the environment."""
+
+
+class Telemetry:
+    """Calls the observers of operations, and has what is shown of clients. Thread- and
+    task-safe."""
+
+    command_spans: CommandSpans | None = None
+    driver_metrics: DriverMetrics | None = None
+    gauges: ServerGauges | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        config = settings.config
+        self._providers = settings.tracer_provider, settings.meter_provider
+        self._listeners = Broadcast([EventLog(), *settings.listeners])
+        self._timelines = Timelines(config.slow_ms)
+        self._wanted: list[Observer] = []
+        if config.metrics:
+            meter = metrics.get_meter(SCOPE, __version__, settings.meter_provider)
+            everything, by_collection = config.metrics == ALL, config.metrics != BY_DATABASE
+            self.driver_metrics = DriverMetrics(meter, everything=everything)
+            self.gauges = server_gauges(meter, settings.meter_provider)
+            self._wanted.append(
+                OperationMetrics(meter, by_collection=by_collection, everything=everything)
+            )
+        if config.traces:
+            tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
+            hooks = {name: hook for name in HOOKS if (hook := getattr(settings, name)) is not None}
+            self.command_spans = CommandSpans(tracer, config.command_spans, hooks)
+            self._wanted.append(OperationSpans(tracer))
+        self.recorders: Sequence[Observer] = ()
+        """What records operations, once there is an SDK."""
+        self.looks_at = 0.0 if self._wanted else NEVER
+        """When an SDK is looked for next, on the clock of ``Operation.started``: one may be set up
+        at any time."""
+        self.shows_healthy = config.slow_ms is not None
+        """Whether an observer wants to know of operations that end without an error."""
+
+    def look_for_sdk(self, now: float) -> None:
+        tracers, meters = self._providers
+        tracers = type(tracers or trace.get_tracer_provider()).__module__
+        meters = type(meters or metrics.get_meter_provider()).__module__
+        self.looks_at = now + LOOKS_EVERY
+        # OpenTelemetry's API alone records nothing.
+        if not (tracers.startswith(API) and meters.startswith(API)):
+            self.looks_at, self.shows_healthy = NEVER, True
+            self.recorders = self._wanted
+
+    def on_event(self, event: Event, /) -> None:
+        """Of the engine: what the application's listeners send meanwhile is not reported."""
+        for observer in (self._timelines, *self._wanted):
+            with shielded("while showing a decision"):
+                observer.on_event(event)
+        in_progress.reported(self._listeners.on_event, event)
+
+    def end(self, operation: Operation, error: BaseException | None) -> None:
+        """A fault of one observer keeps no other one from its part."""
+        if operation.ended_ns is not None and operation.span is not None:
+            # What is measured leads to its trace; the context is the deferred work's own.
+            context.attach(trace.set_span_in_context(operation.span))
+        observers = [self._timelines, *self.recorders]
+        if operation.ends is not None:
+            observers.append(operation.ends)
+        for observer in observers:
+            try:
+                observer.ends(operation, error)
+            except faults():
+                logger.exception("internal error in pymongo-resilience while ending %s", operation)
