@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import (
     BOOLEAN,
     LONGEST_MS,
@@ -22,7 +23,6 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MODE,
     OptionType,
     integer,
-    logger,
     names_its_fields,
     number,
     one_of,

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.redaction import RedactionFilter
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 
@@ -28,8 +27,6 @@ retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
 EXTRA = "pymongo_resilience"
 """The attribute of log records that has the fields."""
-for each in (logging.getLogger("pymongo_resilience"), retry_logger, breaker_logger):
-    each.addFilter(RedactionFilter())
 
 
 class RetryScheduled(NamedTuple):

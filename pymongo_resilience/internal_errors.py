@@ -6,6 +6,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pymongo_resilience.redaction import RedactionFilter
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -97,6 +99,7 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 logger = _Logger(logging.getLogger("pymongo_resilience"), {})
+logger.logger.addFilter(RedactionFilter())
 
 
 class shielded:  # noqa: N801 - as contextlib's own

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from pymongo_resilience.internal_errors import logger
+
 T = TypeVar("T")
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
 PREFIX = "PYMONGO_RESILIENCE_"
 LONGEST_MS = 2_147_483_647
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class OptionType(NamedTuple):

@@ -6,13 +6,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pymongo_resilience.redaction import RedactionFilter
-
 SELECTION, POOL, CONNECTING, ATTEMPT, BACKOFF = (
     "server_selection", "pool_wait", "connecting", "attempt", "backoff",
 )  # fmt: skip
 slow_logger = logging.getLogger("pymongo_resilience.slow")
-slow_logger.addFilter(RedactionFilter())
 
 
 class Phase(NamedTuple):
@@ -78,25 +75,16 @@ def phases(runs: Iterable[Run]) -> tuple[Phase, ...]:
 
 
 def log(operation: str, namespace: str, outcome: str, timeline: Sequence[Phase]) -> None:
-    """One line of ``pymongo_resilience.slow``. The fields are a dict in the record's attribute
-    ``pymongo_resilience``: ``event`` (``"operation.slow"``), ``operation``, ``namespace``,
-    ``outcome``, ``milliseconds`` and ``timeline``."""
-    whole = sum(each.milliseconds for each in timeline)
-    slow_logger.warning(
-        "%s %s took %.1f ms (%s): %s",
-        operation,
-        namespace,
-        whole,
-        outcome,
-        ", ".join(map(str, timeline)),
-        extra={
-            "pymongo_resilience": {
-                "event": "operation.slow",
-                "operation": operation,
-                "namespace": namespace,
-                "outcome": outcome,
-                "milliseconds": whole,
-                "timeline": [each._asdict() for each in timeline],
-            }
-        },
-    )
+    """Write one line to ``pymongo_resilience.slow``, with its facts in the record's attribute
+    ``pymongo_resilience`` as well."""
+    facts = {
+        "event": "operation.slow",
+        "operation": operation,
+        "namespace": namespace,
+        "outcome": outcome,
+        "milliseconds": sum(each.milliseconds for each in timeline),
+        "timeline": [each._asdict() for each in timeline],
+    }
+    shown = facts | {"timeline": ", ".join(map(str, timeline))}
+    text = "%(operation)s %(namespace)s took %(milliseconds).1f ms (%(outcome)s): %(timeline)s"
+    slow_logger.warning(text, shown, extra={"pymongo_resilience": facts})
