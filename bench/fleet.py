@@ -124,7 +124,7 @@ class Outcome:
     that fails, or needs half a second."""
 
 
-class _Clock:
+class _Clock(Clock):
     """Stands wherever the next event is."""
 
     def __init__(self) -> None:
@@ -132,12 +132,6 @@ class _Clock:
 
     def now(self) -> float:
         return self.time
-
-    def sleep(self, seconds: float, /) -> None:
-        raise NotImplementedError
-
-    async def sleep_async(self, seconds: float, /) -> None:
-        raise NotImplementedError
 
 
 class _Call:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 SHORTEST = 0.001
 """Seconds. A timeout is a whole number of milliseconds, and 0 is none: less is no time at all."""
@@ -19,28 +19,19 @@ Random = Callable[[], float]
 """Returns a float in [0, 1)."""
 
 
-class Clock(Protocol):
-    """A monotonic clock and its two ways to wait."""
+class Clock:
+    """The process's monotonic clock, and two ways to wait. Stateless, so thread- and task-safe."""
 
     def now(self) -> float:
         """The time in seconds; only differences mean anything."""
+        return time.monotonic()
 
     def sleep(self, seconds: float, /) -> None:
         """Block the calling thread."""
-
-    async def sleep_async(self, seconds: float, /) -> None:
-        """Suspend the calling task; cancellation ends the wait at once."""
-
-
-class MonotonicClock:
-    """The process's monotonic clock. Stateless, so thread- and task-safe."""
-
-    now = staticmethod(time.monotonic)
-
-    def sleep(self, seconds: float, /) -> None:
         time.sleep(seconds)
 
     async def sleep_async(self, seconds: float, /) -> None:
+        """Suspend the calling task; cancellation ends the wait at once."""
         await asyncio.sleep(seconds)
 
 

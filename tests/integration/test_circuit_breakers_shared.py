@@ -16,7 +16,7 @@ from support.telemetry import Instrument
 
 from pymongo_resilience import status
 from pymongo_resilience.breakers import PROBES
-from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.testbed import Fail, ReplicaSet, Slow
@@ -41,7 +41,7 @@ def closed(events: list[Any]) -> bool:
     return any(isinstance(each, BreakerClosed) for each in events)
 
 
-class TurnedClock(MonotonicClock):
+class TurnedClock(Clock):
     """Real, but for the hours that a test lets pass."""
 
     def __init__(self) -> None:

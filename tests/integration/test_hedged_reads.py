@@ -37,7 +37,7 @@ from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import OperationTimeoutError, Policy, override, status
-from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.events import BreakerOpened, Broadcast, ReadHedged, RetryScheduled
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
@@ -749,7 +749,7 @@ def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MOST_THREADS", 1)
-    clock = MonotonicClock()
+    clock = Clock()
     limits = ClientLimits(None, clock, Broadcast([]), None)
     registry = ByClient(lambda _: ClientHedges(clock, limits))
     kept, done = registry.of(registry), threading.Event()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pymongo.errors import InvalidOperation
 
-from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import in_progress
@@ -97,15 +97,15 @@ class Closings(ByClient[Closing]):
         return found is not None and found.closed()
 
 
-class ClientClock(MonotonicClock):
+class ClientClock(Clock):
     """A clock whose waits end with the client of the operation in progress. Thread- and
     task-safe."""
 
     def __init__(self, closings: Closings) -> None:
         self._closings = closings
-        self._clock = MonotonicClock()
+        self._clock = Clock()
 
-    def _waits(self) -> Closing | MonotonicClock:
+    def _waits(self) -> Closing | Clock:
         operation = in_progress.current()
         # What close() sends itself is repeated while the client is being closed.
         if operation is None or operation.client is None or operation.name == END_SESSIONS:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pymongo_resilience.clock import Clock
 
-class FakeClock:
+
+class FakeClock(Clock):
     """A clock that moves only when something waits on it. For one thread or event loop."""
 
     def __init__(self, start: float = 0.0) -> None:
