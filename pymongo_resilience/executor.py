@@ -15,7 +15,6 @@ from pymongo_resilience.rules.strategy import NAMED, RetryAction
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
-    from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience.rules.retry_rules import Verdict
     from pymongo_resilience.rules.retry_state import RetryState
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 class Work(Protocol):
     """One command of the driver, as an executor repeats it."""
-
-    @property
-    def budget(self) -> RetryBudget:
-        """The client's."""
 
     def retry_state(self) -> RetryState:
         """What the rules decide on; called once, at the first failure."""
@@ -113,7 +108,7 @@ class _Retries:
             verdict: Verdict = GiveUp(self.declined)
         else:
             verdict = executor.retry_rules.verdict(state, failure, self._checked(answer))
-        if not isinstance(verdict, GiveUp) and not self.work.budget.spend(failure):
+        if not isinstance(verdict, GiveUp) and not state.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
         name, attempts = state.name, state.attempts
         facts = name, state.namespace, failure.reason, failure.server, attempts
@@ -190,7 +185,7 @@ class Executor:
                 except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                     error = raised
                 else:
-                    work.budget.succeeded(retried=True)
+                    retries.state.budget.succeeded(retried=True)
                     return result
         finally:
             # The frames of errors hold this one.
@@ -223,7 +218,7 @@ class AsyncExecutor(Executor):
                 except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                     error = raised
                 else:
-                    work.budget.succeeded(retried=True)
+                    retries.state.budget.succeeded(retried=True)
                     return result
         finally:
             # The frames of errors hold this one.

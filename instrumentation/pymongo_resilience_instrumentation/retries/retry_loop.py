@@ -14,7 +14,6 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience.breakers import Permit
 from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
-from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
@@ -195,10 +194,6 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         except faults():
             logger.exception("internal error in pymongo-resilience after a server was selected")
 
-    @property
-    def budget(self) -> RetryBudget:
-        return self.limits.budget
-
     def retry_state(self) -> RetryState:
         self.check_repeated()
         clock = self.runtime.executor.clock
@@ -232,7 +227,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         if self.progress is not None and progress != self.progress:
             # A bulk has gone on: the retry of its last command has succeeded.
             if state.attempts:
-                self.budget.succeeded(retried=True)
+                state.budget.succeeded(retried=True)
             state.next_command()
             self.txn_number.next_command()
         self.progress = progress
