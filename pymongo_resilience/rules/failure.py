@@ -139,11 +139,11 @@ class Failure:
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False
     """Another server, whose breaker would let the attempt through, can be selected at once."""
-    overloaded: bool = field(init=False, repr=False, compare=False)
-    """The server says that it is overloaded (one label)."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "overloaded", SYSTEM_OVERLOADED in self.labels)
+    @property
+    def overloaded(self) -> bool:
+        """The server says that it is overloaded (one label)."""
+        return SYSTEM_OVERLOADED in self.labels
 
     @property
     def error_name(self) -> str:
@@ -166,11 +166,6 @@ class Failure:
     def no_writes_performed(self) -> bool:
         """Chooses which error is raised; never permits a retry."""
         return NO_WRITES_PERFORMED in self.labels
-
-    @property
-    def repeats_transaction(self) -> bool:
-        """The whole transaction may be repeated, as ``with_transaction`` does for this label."""
-        return TRANSIENT_TRANSACTION in self.labels
 
 
 class Evidence(enum.Enum):

@@ -22,7 +22,7 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.explanations import why_not_repeated
-from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import NO_DATA, Kind, RetryState
 from pymongo_resilience_instrumentation import driver
@@ -158,7 +158,7 @@ def _chosen(before: Failure | None, failure: Failure) -> Failure:
     than the earlier one."""
     if before is None or before.error is failure.error:
         return failure
-    if failure.repeats_transaction and not before.repeats_transaction:
+    if TRANSIENT_TRANSACTION in failure.labels - before.labels:
         # The runner of the transaction must see that it can be repeated.
         return failure
     if failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN:
