@@ -65,7 +65,6 @@ class Option(NamedTuple):
 
 
 def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> Any:
-    kind = kind._replace(optional=default is None)
     return field(default=default, metadata={"kind": kind, "sentence": sentence, **more})
 
 
@@ -197,8 +196,7 @@ class Config:
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
     def __post_init__(self) -> None:
-        problems = problems_in(self, {option.name: option.kind for option in OPTIONS})
-        problems += problems_of(self.policies)
+        problems = problems_in(self) + problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
         # A copy: what the caller changes later must not seem to hold.
@@ -281,8 +279,8 @@ def load(
     ignored: list[str] = []
     values: dict[str, Any] = {**options}
     sources: dict[str, str] = {}
-    file = _of_file(Path(path), problems) if path and not whole else ()
-    for name, value, source, place in (*file, *_of_variables(environ)):
+    file = _of_file(path, problems) if path and not whole else ()
+    for name, value, source in (*file, *_of_variables(environ)):
         option = BY_NAME.get(name)
         switches = name in SWITCHES and source != path
         if (whole or name in options) and not switches:
@@ -291,20 +289,15 @@ def load(
             values[name], sources[name] = value, source
         else:
             tolerated = tolerant and name in TELEMETRY
+            place = f"{path}: {name}" if source == path else source
             (ignored if tolerated else problems).append(option.kind.problem(place, value))
     if problems:
         raise ConfigurationError([*problems, *ignored])
     return Loaded(replace(base, **values), sources, tuple(sorted(overridden)), tuple(ignored))
 
 
-class _Entry(NamedTuple):
-    """One value that a variable or a file has."""
-
-    name: str
-    value: Any
-    source: str
-    place: str
-    """What an error begins with."""
+_Entry = tuple[str, Any, str]
+"""An option's name, its value, and the variable or the file that has it."""
 
 
 def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
@@ -313,9 +306,8 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
             continue
         option = BY_VARIABLE.get(variable)
         if option is None:
-            known = [*BY_VARIABLE, *sorted(_NO_OPTIONS)]
-            defaults = {each: BY_VARIABLE[each].default for each in BY_VARIABLE}
-            warn_unknown(variable, "variable", known, defaults)
+            defaults = {name: known.default for name, known in BY_VARIABLE.items()}
+            warn_unknown(variable, "variable", [*defaults, *sorted(_NO_OPTIONS)], defaults)
         elif not option.has_variable:
             logger.warning("%s is ignored: only code or a file can set %s", variable, option.name)
         else:
@@ -323,26 +315,25 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
             with suppress(ValueError, KeyError):
                 parsed = option.kind.parse(text.strip())
                 value = parsed if option.kind.legal(parsed) else text
-            yield _Entry(option.name, value, variable, variable)
+            yield option.name, value, variable
 
 
-def _of_file(path: Path, problems: list[str]) -> Iterator[_Entry]:
+def _of_file(path: str, problems: list[str]) -> Iterator[_Entry]:
     import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
 
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path}: expected a readable TOML file: {error}")
         return
     for name, value in document.items():
         if name == RULES:
-            yield _Entry(name, policies_of(value, path, problems), str(path), name)
+            yield name, policies_of(value, path, problems), path
         elif name in BY_NAME:
-            listed = tuple(value) if isinstance(value, list) else value
-            yield _Entry(name, listed, str(path), f"{path}: {name}")
+            yield name, tuple(value) if isinstance(value, list) else value, path
         else:
-            defaults = {each: BY_NAME[each].default for each in BY_NAME}
-            warn_unknown(name, f"key in {path}", [*BY_NAME, RULES], defaults)
+            defaults = {each: known.default for each, known in BY_NAME.items()}
+            warn_unknown(name, f"key in {path}", [*defaults, RULES], defaults)
 
 
 OPTIONS: tuple[Option, ...] = tuple(

@@ -20,16 +20,11 @@ class OptionType(NamedTuple):
     """A type of value: how text becomes one, which values are legal, and how to say so."""
 
     allowed: str
-    accepts: Callable[[Any], bool]
+    legal: Callable[[Any], bool]
     parse: Callable[[str], Any] = str
     """From a variable's text; raises ValueError or KeyError where it is no such value."""
-    optional: bool = False
-    """None is legal as well: unset."""
     confidential: bool = False
     """An error names the type of a value alone."""
-
-    def legal(self, value: object) -> bool:
-        return (value is None and self.optional) or self.accepts(value)
 
     def problem(self, name: str, value: object) -> str:
         """What is wrong with a value that is not legal."""
@@ -39,14 +34,14 @@ class OptionType(NamedTuple):
         return f"{name}={text}: expected {self.allowed}"
 
 
-def problems_in(target: object, types: Mapping[str, OptionType]) -> list[str]:
-    """What is wrong with the fields of a dataclass."""
-    values = {name: getattr(target, name) for name in types}
-    return [
-        types[name].problem(name, value)
-        for name, value in values.items()
-        if not types[name].legal(value)
-    ]
+def problems_in(target: Any) -> list[str]:
+    """What is wrong with those fields of a dataclass that have a type in their metadata."""
+    problems = []
+    for each in fields(target):
+        kind, value = each.metadata.get("kind"), getattr(target, each.name)
+        if kind is not None and value is not each.default and not kind.legal(value):
+            problems.append(kind.problem(each.name, value))
+    return problems
 
 
 _BOOLEANS = {
@@ -86,14 +81,13 @@ HEDGE = OptionType(
 
 def one_of(*names: str, or_boolean: bool = False) -> OptionType:
     """A name in small letters; a variable may have it in capitals."""
+    allowed = "one of " + ", ".join(names)
     if not or_boolean:
-        allowed = "one of " + ", ".join(names)
         return OptionType(allowed, lambda value: _is_one(value, names), str.lower)
-    known = {**_BOOLEANS, **{name: name for name in names}}
     return OptionType(
         f"{', '.join(names)} or {BOOLEAN.allowed}",
-        lambda value: isinstance(value, bool) or _is_one(value, names),
-        lambda text: known[text.lower()],
+        lambda value: BOOLEAN.legal(value) or _is_one(value, names),
+        lambda text: _BOOLEANS.get(text.lower(), text.lower()),
     )
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache, reduce
-from pathlib import Path
 from typing import Any, cast
 
 from pymongo_resilience.option_types import shown, warn_unknown, wrong_type
@@ -52,7 +51,7 @@ def _breadth(pattern: str) -> tuple[int, int]:
     return -len(pattern.replace("*", "")), len(re.findall(r"\*+", pattern))
 
 
-def policies_of(tables: object, path: Path, problems: list[str]) -> dict[str, Policy]:
+def policies_of(tables: object, path: str, problems: list[str]) -> dict[str, Policy]:
     """The rules in ``tables``; adds to ``problems``, and warns of unknown keys."""
     if not isinstance(tables, dict):
         problems.append(
@@ -62,7 +61,7 @@ def policies_of(tables: object, path: Path, problems: list[str]) -> dict[str, Po
     return {pattern: _policy(table, pattern, path, problems) for pattern, table in tables.items()}
 
 
-def _policy(table: object, pattern: str, path: Path, problems: list[str]) -> Policy:
+def _policy(table: object, pattern: str, path: str, problems: list[str]) -> Policy:
     place = f"{path}: policies.{pattern!r}"
     if not is_pattern(pattern):
         problems.append(f"{place}: {EXPECTED_PATTERN}")

@@ -78,7 +78,7 @@ class Policy:
     """Writes to many documents run in a transaction of the library's, which is repeated."""
 
     def __post_init__(self) -> None:
-        problems = problems_in(self, FIELDS)
+        problems = problems_in(self)
         if isinstance(self.strategy, str):
             if not NAMES.legal(self.strategy):
                 problems.append(NAMES.problem("strategy", self.strategy))
@@ -109,9 +109,7 @@ def shorter(one: _Number, other: _Number) -> _Number:
 
 
 FIELDS: Mapping[str, OptionType] = {
-    each.name: each.metadata["kind"]._replace(optional=True)
-    for each in fields(Policy)
-    if each.metadata
+    each.name: each.metadata["kind"] for each in fields(Policy) if each.metadata
 }
 """The types of all but the strategy."""
 NOTHING = Policy()
