@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
@@ -62,32 +63,32 @@ _End = float | Exception | Callable[[], Any]
 class _Retries:
     """Decides on the failed attempts of one work. Belongs to one thread or task."""
 
-    state: RetryState
     failure: Failure
-    declined: Rule | None
+    """The last one."""
 
     def __init__(self, executor: Executor, work: Work) -> None:
         self.executor = executor
         self.work = work
-        self.failed = False
+
+    @cached_property
+    def state(self) -> RetryState:
+        return self.work.retry_state()
 
     def classify(self, error: Exception) -> Callable[[], Any] | None:
         """What releases what the failed attempt held, if anything."""
         if is_closing(error):
             raise error
-        if not self.failed:
-            self.state, self.failed = self.work.retry_state(), True
         self.failure = self.work.classify(error, self.state)
         release = self.work.report(self.failure, self.state)
         self.state.count(self.failure)
         return release
 
     def ask(self) -> Any:
-        """The strategy's answer, in tasks perhaps to be awaited; None where none is needed."""
+        """GiveUp by the rules, or the strategy's answer, in tasks perhaps to be awaited."""
         state, failure = self.state, self.failure
-        self.declined = self.executor.retry_rules.declined(state, failure)
-        if self.declined is not None:
-            return None
+        declined = self.executor.retry_rules.declined(state, failure)
+        if declined is not None:
+            return GiveUp(declined)
         try:
             return ask_strategy(state, failure)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
@@ -104,14 +105,12 @@ class _Retries:
         """Who prepares it and who listens may take their time: the wait ends when it was to end."""
         state, failure, executor = self.state, self.failure, self.executor
         decided = executor.clock.now()
-        if self.declined is not None:
-            verdict: Verdict = GiveUp(self.declined)
-        else:
+        verdict: Verdict = answer
+        if not isinstance(answer, GiveUp):
             verdict = executor.retry_rules.verdict(state, failure, self._checked(answer))
         if not isinstance(verdict, GiveUp) and not state.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
-        name, attempts = state.name, state.attempts
-        facts = name, state.namespace, failure.reason, failure.server, attempts
+        facts = state.name, state.namespace, failure.reason, failure.server, state.attempts
         if isinstance(verdict, GiveUp):
             why = why_not_repeated(verdict.rule, state, failure)
             executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))

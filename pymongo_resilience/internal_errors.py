@@ -83,12 +83,8 @@ def foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         raise ForeignError(error) from error
 
 
-def _at_once(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-    return function(*args, **kwargs)
-
-
 class _Logger(logging.LoggerAdapter[logging.Logger]):
-    within: Callable[..., object] = staticmethod(_at_once)
+    within: Callable[..., object] = staticmethod(lambda call, *args, **more: call(*args, **more))
     """Calls a function with its arguments: what is logged is handled in there."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .budget import UNLIMITED, RetryBudget
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from .failure import Failure, RetryReason
     from .strategy import RetryStrategy
-
-NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
 
 class Kind(enum.Enum):
@@ -65,7 +62,7 @@ class RetryState:
     method: str = ""
     """The driver's method that the application called, for example ``"update_many"``; of a cursor's
     later batch ``"find/getMore"``. Empty where it is not known."""
-    data: Mapping[str, Any] = field(default_factory=lambda: NO_DATA, repr=False)
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The caller's own facts, for the strategy; never shown, they may be confidential."""
 
     attempts: int = 0

@@ -24,7 +24,7 @@ from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.rules.retry_state import NO_DATA, Kind, RetryState
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.by_client import CLOSED
@@ -64,7 +64,7 @@ def described(loop: Any) -> RetryState:
         budget=loop.limits.budget,
         once=loop.command_name() == ABORT,
         method=method,
-        data=NO_DATA if policy.data is None else policy.data,
+        data={} if policy.data is None else policy.data,
     )
 
 
