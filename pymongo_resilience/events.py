@@ -25,8 +25,6 @@ __all__ = [
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
-EXTRA = "pymongo_resilience"
-"""The attribute of log records that has the fields."""
 
 
 class RetryScheduled(NamedTuple):
@@ -138,9 +136,6 @@ class Broadcast:
                     )
 
 
-HELD_BACK = ", held back: the retry budget is spent"
-
-
 class EventLog:
     """Writes events to loggers, with structured fields in the record's attribute
     ``pymongo_resilience``, as formatters for JSON and OpenTelemetry's handler show it.
@@ -152,7 +147,7 @@ class EventLog:
 
     def on_event(self, event: Event, /) -> None:
         fields = event._asdict()
-        extra = {EXTRA: fields}
+        extra = {"pymongo_resilience": fields}
         if isinstance(event, BreakerOpened):
             fields["event"] = "circuit_breaker.opened"
             message = (
@@ -166,16 +161,15 @@ class EventLog:
             breaker_logger.info(message, fields, extra=extra)
         elif isinstance(event, RetryEvent):
             fields["reason"] = event.reason.value
-            where, error = event.server or "no server", event.error and f": {event.error}"
-            shown = {**fields, "server": where, "error": error}
+            shown = {**fields, "server": event.server or "no server"}
             failed = "%(operation)s %(namespace)s: attempt %(attempt)d failed on %(server)s "
-            failed += "(%(reason)s%(error)s), "
+            failed += "(%(reason)s: %(error)s), "
             if isinstance(event, RetryScheduled):
                 fields["event"] = "retry.scheduled"
-                again = f"again in %(delay).3f s{HELD_BACK if event.held_back else ''}"
-                retry_logger.info(failed + again, shown, extra=extra)
+                held_back = ", held back: the retry budget is spent" if event.held_back else ""
+                text = failed + "again in %(delay).3f s" + held_back
+                retry_logger.info(text, shown, extra=extra)
             else:
                 fields |= {"event": "retry.declined", "rule": event.rule.value}
-                shown["why"] = event.why or event.rule.value
                 level = logging.WARNING if event.attempt > 1 else logging.DEBUG
                 retry_logger.log(level, failed + "not repeated: %(why)s", shown, extra=extra)
