@@ -18,7 +18,6 @@ from pymongo_resilience.internal_errors import is_closing, shielded
 
 from . import driver, in_progress
 from .clients.background_work import BackgroundOperation, CleanupOperation
-from .clients.by_client import keep
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
 from .failures import classify
 from .interceptor import Function, OperationInterceptor
@@ -36,11 +35,6 @@ class KillCursors(OperationInterceptor):
     pymongo. One of the task is repeated by its next run."""
 
     runtime: Runtime
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self._rejected: dict[int, dict[int, int]] = {}
-        """How often a server has rejected which cursor of the background task, by client."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupOperation | None:
         _, address, session = driver.clients.kill_arguments(given, kwargs)
@@ -93,11 +87,11 @@ class KillCursors(OperationInterceptor):
         own = driver.clients.max_retries(client)
         ours = self.runtime.executor.retry_rules.max_retries
         most = min(MOST_REPETITIONS, ours if own is None else own)
-        rejected = keep(self._rejected, client, {})
+        state = self.runtime.clients.of(client)
         for cursor_id in ids:
-            count = rejected.pop(cursor_id, 0) + 1
-            if again and count <= most and not self.runtime.closings.closed(client):
-                rejected[cursor_id] = count
+            count = state.rejected.pop(cursor_id, 0) + 1
+            if again and count <= most and not state.closed:
+                state.rejected[cursor_id] = count
                 driver.clients.kill_later(client, cursor_id, address)
 
 

@@ -19,9 +19,8 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 
 from . import deferred, in_progress
-from .clients import background_work
 
-HAVE_LOCKS = ("clients", "limits", "closings", "hedges")
+HAVE_LOCKS = ("clients", "limits", "hedges")
 _watched: Runtime | None = None
 
 
@@ -37,11 +36,7 @@ def _in_child() -> None:
     if runtime is None:
         return
     steps = [deferred.forget_deferred, in_progress.detach_in_child, in_progress.clear_inherited]
-    steps += [
-        background_work.reset_after_fork,
-        runtime.in_flight.clear,
-        transaction_spans.open_spans.clear,
-    ]
+    steps += [runtime.in_flight.clear, transaction_spans.open_spans.clear]
     for name in HAVE_LOCKS:
         part = getattr(runtime, name)
         if part is not None:

@@ -19,7 +19,7 @@ from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import cursor_methods, public_operations
-from pymongo_resilience_instrumentation.clients import background_work, by_client
+from pymongo_resilience_instrumentation.clients import background_work, client_registry
 from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
     Owner,
@@ -180,16 +180,16 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
 
 def _for_retries(runtime: Runtime) -> Iterator[Row]:
     """Unless pymongo's own loop decides."""
-    flag, closings = runtime.enabled_flag, runtime.closings
+    flag, clients = runtime.enabled_flag, runtime.clients
     for module, asynchronous in driver.clients.both("mongo_client"):
         yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
     yield from stopped_bulks.wrapped(runtime)
     for client in CLIENTS:
         asynchronous = client is AsyncMongoClient
         for name in {"close", "aclose"} & vars(client).keys():
-            yield client, name, by_client.close(closings, flag)
+            yield client, name, client_registry.close(clients, flag)
         yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
-        background = background_work.BackgroundRun(closings, asynchronous)
+        background = background_work.BackgroundRun(clients, asynchronous)
         yield client, driver.clients.BACKGROUND, background
         yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
     streams = driver.clients.classes("change_stream", "*ChangeStream")

@@ -22,8 +22,11 @@ from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
 from pymongo_resilience_instrumentation.addresses import Address
-from pymongo_resilience_instrumentation.clients.by_client import ByClient, ClientClock, Closings
-from pymongo_resilience_instrumentation.clients.client_registry import Clients
+from pymongo_resilience_instrumentation.clients.client_registry import (
+    ByClient,
+    ClientClock,
+    Clients,
+)
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.interceptor import Sender
@@ -61,9 +64,8 @@ class Runtime:
         self.enabled_flag = EnabledFlag()
         self._warned: set[str] = set()
         self.telemetry = telemetry = Telemetry(settings)
-        self.closings: Closings = Closings() if earlier is None else earlier.closings
         self.clients: Clients = Clients() if earlier is None else earlier.clients
-        clock = ClientClock(self.closings)
+        clock = ClientClock(self.clients)
         retry_rules = RetryRules(
             max_retries=config.max_retries,
             base_backoff=config.base_backoff_ms / 1000,

@@ -16,7 +16,7 @@ from pymongo import CursorType, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import ConnectionClosedEvent, ConnectionPoolListener
 from pymongo.read_preferences import Nearest
-from pymongo_resilience_instrumentation.clients.by_client import ByClient
+from pymongo_resilience_instrumentation.clients.client_registry import ByClient
 from pymongo_resilience_instrumentation.features.hedged_reads import hedge_budget, workers
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import AsyncRace, Race, Try

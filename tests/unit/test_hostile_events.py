@@ -39,7 +39,7 @@ def test_a_client_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFi
     description = TopologyDescription(0, servers, None, None, None, None)  # type: ignore[arg-type]  # asked for types alone
     clients, made = Clients(), [Client(None), Client(description)]
     for client in made:
-        clients.add(client, SimpleNamespace(budget=UNLIMITED, breakers=None))
+        clients.of(client).limits = SimpleNamespace(budget=UNLIMITED, breakers=None)
     gauges.show(clients)
     data = reader.get_metrics_data()
     assert data is not None

@@ -3,7 +3,6 @@ answered are aborted. Else they keep their locks until the server ends them, aft
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,32 +20,22 @@ from pymongo_resilience_instrumentation.interceptor import Function, Interceptor
 from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 from pymongo_resilience_instrumentation.public_operations import Target
 
-from .by_client import Closings, keep
+from .client_registry import Clients, ClientState
 
-MOST = 1000
-"""Transactions of one client: where its task does not run, nothing may grow for ever."""
 WITHIN = 5.0
 """Seconds that one run of the task has for a transaction."""
 LIFETIME = 60.0
 """Seconds after which the server has ended it (``transactionLifetimeLimitSeconds``)."""
-_open: dict[int, deque[tuple[OpenTransaction, float]]] = {}
-"""By client: what its task is to abort, and until when it tries."""
 
 
-def reset_after_fork() -> None:
-    """In a forked child: what is open is the parent's."""
-    _open.clear()
-
-
-def leave_open(client: Any, opened: OpenTransaction | None, until: float | None = None) -> None:
-    """Have the task abort a transaction, and again until then. Safe in a finalizer."""
+def leave_open(client: ClientState, opened: OpenTransaction | None) -> None:
+    """Have the task abort a transaction. Safe in a finalizer."""
     if opened is not None:
-        until = driver.csot.now() + LIFETIME if until is None else until
-        keep(_open, client, deque(maxlen=MOST)).append((opened, until))
+        client.open_transactions.append((opened, driver.csot.now() + LIFETIME))
 
 
 @contextmanager
-def _aborting(client: Any, opened: OpenTransaction, until: float) -> Iterator[None]:
+def _aborting(client: ClientState, opened: OpenTransaction, until: float) -> Iterator[None]:
     with shielded("in the background task"):
         try:
             with driver.csot.InForce(WITHIN):
@@ -54,13 +43,12 @@ def _aborting(client: Any, opened: OpenTransaction, until: float) -> Iterator[No
         except PyMongoError as error:
             # An answer of the server's says that it has ended.
             if not isinstance(error, OperationFailure) and driver.csot.now() < until:
-                leave_open(client, opened, until)
+                client.open_transactions.append((opened, until))
 
 
-def _taken(client: Any) -> Iterator[tuple[OpenTransaction, float]]:
-    left = _open.get(id(client), deque())
-    for _ in range(len(left)):  # what fails has the next run
-        yield left.popleft()
+def _taken(client: ClientState) -> Iterator[tuple[OpenTransaction, float]]:
+    for _ in range(len(client.open_transactions)):  # what fails has the next run
+        yield client.open_transactions.popleft()
 
 
 class CleanupOperation(Operation):
@@ -80,19 +68,21 @@ class BackgroundOperation(CleanupOperation):
 class BackgroundRun(Interceptor):
     """Around a run of the task: it begins with the aborts."""
 
-    def __init__(self, closings: Closings, asynchronous: bool) -> None:
-        self._closings = closings
+    def __init__(self, clients: Clients, asynchronous: bool) -> None:
+        self._clients = clients
         self.send = self._send_async if asynchronous else self._send
 
     def _send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
-        for opened, until in _taken(client):
-            with _aborting(client, opened, until):
+        state = self._clients.of(client)
+        for opened, until in _taken(state):
+            with _aborting(state, opened, until):
                 driver.sessions.abort(client, opened)
         return original(client)
 
     async def _send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
-        for opened, until in _taken(client):
-            with _aborting(client, opened, until):
+        state = self._clients.of(client)
+        for opened, until in _taken(state):
+            with _aborting(state, opened, until):
                 await driver.sessions.abort_async(client, opened)
         return await original(client)
 
@@ -101,7 +91,7 @@ class BackgroundRun(Interceptor):
             run_deferred()
         operation = BackgroundOperation(given[0], KILL_CURSORS)
         operation.token = CURRENT.set(operation)
-        if not self._closings.closed(given[0]):
+        if not self._clients.of(given[0]).closed:
             # The task of an async client inherits the span of the client's first caller.
             operation.outer_context = context.get_current()
             context.attach(Context())

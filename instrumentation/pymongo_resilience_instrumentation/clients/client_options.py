@@ -19,8 +19,8 @@ OPTION = "adaptiveRetries"
 _ADAPTIVE = re.compile(f"[?&;]{OPTION}=([^&;]*)", re.IGNORECASE)
 _TIMEOUT = re.compile("[?&;](timeoutMS)=([^&;]*)", re.IGNORECASE)
 _BOOLEANS = {"true": True, "false": False}
-adaptive: dict[int, bool] = {}
-"""What each client says itself, by its identity."""
+KEPT = "_pymongo_resilience_adaptive"
+"""A client's attribute: what it says itself."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

@@ -1,38 +1,97 @@
-"""The clients that are alive, and what their gauges show: it is read of pymongo's pools and servers
-when metrics are collected, and nothing is counted meanwhile."""
+"""What is kept for each client, which is never held alive: found by its identity, gone with it.
+
+What its gauges show is read of pymongo's pools and servers when metrics are collected, and nothing
+is counted meanwhile. Closing a client ends the back-offs of its operations.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
+import time
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+from pymongo.errors import InvalidOperation
 from pymongo.server_description import ServerDescription
 
+from pymongo_resilience.clock import Clock
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
+from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
+from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
-from .by_client import keep
-
+T = TypeVar("T")
+CLOSED = "Cannot use MongoClient after close"
+"""The driver's words."""
+LOOK = 0.1
+"""Seconds between two looks of what waits, whether its client is closed."""
+MOST_TRANSACTIONS = 1000
+"""Of one client: where its background task does not run, nothing may grow for ever."""
 POOL_NAME = "db.client.connection.pool.name"
 """An attribute by OpenTelemetry's semantic conventions."""
 IDLE = "idle"
 USED = "used"
 
 
+class ByClient(dict[int, T]):
+    """A value for each client, made when it is first asked for: by the client's identity, since
+    clients of the same servers are equal. Thread- and task-safe."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def of(self, client: object) -> T:
+        key = id(client)
+        found = self.get(key)
+        if found is None:
+            made = self._make(client)
+            found = self.setdefault(key, made)
+            if found is made:
+                weakref.finalize(client, self.pop, key, None).atexit = False
+        return found
+
+    def known(self, client: object) -> T | None:
+        """None where nobody has asked for the client's yet."""
+        return self.get(id(client))
+
+    def reset_after_fork(self) -> None:
+        """In a forked child, for values that have the same."""
+        each: Any
+        for each in list(self.values()):
+            each.reset_after_fork()
+
+
 class ClientState:
-    """One client, which is not held alive. Thread-safe: it only reads."""
+    """What is known of one client. Thread- and task-safe."""
 
     number: int | None = None
     """The smallest that no other client has whose pools are open."""
+    limits: Any = None
+    """A ClientLimits (selection/); None of a client that was made before ``instrument()``."""
+    closed = False
+    """Or about to be."""
 
-    def __init__(self, client: Any, limits: Any) -> None:
-        """``limits``: a ClientLimits (selection/)."""
-        self.limits = limits
+    def __init__(self, client: Any) -> None:
         self._client = weakref.ref(client)
+        self.open_transactions: deque[tuple[OpenTransaction, float]] = deque(
+            maxlen=MOST_TRANSACTIONS
+        )
+        """What the background task is to abort, and until when it tries."""
+        self.rejected: dict[int, int] = {}
+        """How often a server has rejected to kill which cursor for the background task."""
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: what is open, or being closed, is the parent's."""
+        self.closed = False
+        self.open_transactions.clear()
 
     def pools(self) -> dict[Address, Any]:
         """The driver's, by server: none of a client that is closed, that was collected, or that
@@ -72,31 +131,21 @@ class ClientState:
             yield self.attributes(address), max(0, operations - used)
 
 
-class Clients:
-    """Every client of the process. Thread-safe."""
+class Clients(ByClient[ClientState]):
+    """Every client that was made or used. Thread- and task-safe."""
 
     def __init__(self) -> None:
-        self._states: dict[int, ClientState] = {}
+        super().__init__(ClientState)
         self._lock = threading.RLock()
 
     def reset_after_fork(self) -> None:
         """In a forked child: a thread that is no more may have held the lock."""
         self._lock = threading.RLock()
-
-    def add(self, client: object, limits: Any) -> None:
-        """A client that is being made, or the new limits of one that was made before."""
-        keep(self._states, client, ClientState(client, limits)).limits = limits
-
-    def has(self, client: object) -> bool:
-        return id(client) in self._states
-
-    def of(self, client: object) -> ClientState:
-        """One that was added."""
-        return self._states[id(client)]
+        super().reset_after_fork()
 
     def alive(self) -> list[ClientState]:
-        """Those that have pools, each with its number."""
-        states = list(self._states.values())
+        """Those with listeners of ours that have pools, each with its number."""
+        states = [each for each in list(self.values()) if each.limits is not None]
         alive = []
         for each in states:
             with shielded("while looking for a client's pools"):
@@ -118,3 +167,44 @@ class Clients:
                 if each is pool:
                     return client.attributes(address)
         return None
+
+
+class ClientClock(Clock):
+    """A clock whose waits end with the client of the operation in progress: InvalidOperation
+    (pymongo's). Thread- and task-safe."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    def _steps(self, seconds: float) -> Iterator[float]:
+        """What to wait for, one after the other."""
+        operation = in_progress.current()
+        # What close() sends itself is repeated while the client is being closed.
+        if operation is None or operation.client is None or operation.name == END_SESSIONS:
+            yield seconds
+            return
+        client, ends = self._clients.of(operation.client), time.monotonic() + seconds
+        while not client.closed and (left := ends - time.monotonic()) > 0:
+            yield min(left, LOOK)
+        if client.closed:
+            raise InvalidOperation(CLOSED)
+
+    def sleep(self, seconds: float, /) -> None:
+        for step in self._steps(seconds):
+            time.sleep(step)
+
+    async def sleep_async(self, seconds: float, /) -> None:
+        for step in self._steps(seconds):
+            await asyncio.sleep(step)
+
+
+def close(clients: Clients, enabled_flag: EnabledFlag) -> Wrapper:
+    """A client's ``close()``."""
+
+    def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+        if enabled_flag.on:
+            with shielded("before a client is closed"):
+                clients.of(client).closed = True
+        return original(*args, **kwargs)
+
+    return wrapper

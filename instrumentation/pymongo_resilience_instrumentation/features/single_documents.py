@@ -20,7 +20,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import in_progress
-from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.client_registry import ByClient
 from pymongo_resilience_instrumentation.interceptor import Function, Send, Sender
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
@@ -36,7 +36,7 @@ VALUES = frozenset({
     Binary, Decimal128, Int64, Timestamp,
 })  # fmt: skip
 """Exactly these types: another may be encoded as an operator, and a regular expression is none."""
-left_alone: dict[int, set[str]] = {}
+left_alone: ByClient[set[str]] = ByClient(lambda _: set())
 """Namespaces in which the server refuses writes to one document, by the identity of the client."""
 
 
@@ -109,7 +109,7 @@ class _Single(NamedTuple):
                 and client.options.retry_writes
                 and client.topology_description.topology_type_name in REPLICA_SETS
                 and operation.target[0] not in ("local", "config")
-                and operation.namespace not in left_alone.get(id(client), ())
+                and operation.namespace not in (left_alone.known(client) or ())
             ):
                 return partial(self.twin.__get__(target, type(target)), **arguments)
         return None
@@ -121,7 +121,7 @@ def _leave_alone(operation: Operation, error: OperationFailure) -> None:
     details = error.details or {}
     if error.code not in REFUSALS or details.get("n") or operation.history.reasons:
         raise error
-    keep(left_alone, operation.client, set()).add(operation.namespace)
+    left_alone.of(operation.client).add(operation.namespace)
 
 
 def pins_id(criteria: Any) -> bool:

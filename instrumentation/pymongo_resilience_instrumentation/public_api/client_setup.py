@@ -10,7 +10,6 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import deferred, self_check
 from pymongo_resilience_instrumentation.clients import client_options
-from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.client_limits import ServerSelector
@@ -62,8 +61,8 @@ def _configure(
         return own
     deferred.run_at_exit(True)
     if adaptive is not None:
-        keep(client_options.adaptive, client, adaptive)
-    runtime.clients.add(client, runtime.limits.of(client))
+        setattr(client, client_options.KEPT, adaptive)
+    runtime.clients.of(client).limits = runtime.limits.of(client)
     tracing = client_tracing.settle(client, tracing_option, runtime.warn_once)
     return own + _listeners(runtime, client, tracing)
 
@@ -71,9 +70,10 @@ def _configure(
 def carry_over(runtime: Runtime, client: Any) -> bool:
     """What a client has of an earlier ``instrument()`` reports to this one. False where a new
     client has more now."""
-    if not runtime.clients.has(client):
+    state = runtime.clients.known(client)
+    if state is None or state.limits is None:
         return False
-    runtime.clients.add(client, runtime.limits.of(client))
+    state.limits = runtime.limits.of(client)
     wanted = {
         type(each): each for each in _listeners(runtime, client, client_tracing.tracing_of(client))
     }

@@ -27,7 +27,7 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import background_work
-from pymongo_resilience_instrumentation.clients.by_client import CLOSED
+from pymongo_resilience_instrumentation.clients.client_registry import CLOSED
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
@@ -122,7 +122,8 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
     """What the application gets once no attempt follows: which error, and what is added to it."""
     # The loop's own client: a task may outlive the operation that it was started in.
     client = loop.client
-    if failure.stage is Stage.NOT_SENT and loop.runtime.closings.closed(client):
+    known = loop.runtime.clients.of(client)
+    if failure.stage is Stage.NOT_SENT and known.closed:
         closed = failure.error
         if not isinstance(closed, InvalidOperation):
             # The driver's own error, whatever the wait was for that its client's close() ended.
@@ -132,7 +133,7 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
     name = loop.command_name()
     if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
         session = loop.session
-        background_work.leave_open(client, driver.sessions.open_transaction(session))
+        background_work.leave_open(known, driver.sessions.open_transaction(session))
     raised = _chosen(loop.last, failure)
     error = raised.error
     if not isinstance(error, PyMongoError):

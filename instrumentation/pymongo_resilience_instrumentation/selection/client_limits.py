@@ -48,7 +48,7 @@ class ClientLimits:
         self._clock = clock
         if config is None:
             return
-        self.budget = _budget(client_options.adaptive.get(id(client)), config, clock)
+        self.budget = _budget(getattr(client, client_options.KEPT, None), config, clock)
         if config.circuit_breaker != OFF:
             self.breakers = ClientBreakers(client, config, clock, listener)
 

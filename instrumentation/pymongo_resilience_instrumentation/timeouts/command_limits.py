@@ -18,7 +18,7 @@ from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.client_registry import ByClient
 from pymongo_resilience_instrumentation.driver.connections import LIMIT
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, unsent
 from pymongo_resilience_instrumentation.interceptor import (
@@ -49,7 +49,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
     A cursor's first command has none by iteration; an attempt may have a shorter one.
     """
     timeout_in_force, found = driver.csot.TIMEOUT.get, in_progress.found
-    warned: dict[int, object] = {}
+    warned: ByClient[bool] = ByClient(lambda _: True)
 
     def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
         timeout, operation = timeout_in_force(), found()
@@ -84,9 +84,9 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
     return wrapper
 
 
-def _warn_once(warned: dict[int, object], operation: Operation) -> None:
-    mark = object()
-    if operation.name != "runCommand" and keep(warned, operation.client, mark) is mark:
+def _warn_once(warned: ByClient[bool], operation: Operation) -> None:
+    if operation.name != "runCommand" and not warned.known(operation.client):
+        warned.of(operation.client)
         logger.warning(IGNORED, "maxTimeMS")
 
 

@@ -96,7 +96,7 @@ class EndTransaction(OperationInterceptor):
                 return await wrapper(original, session, args, kwargs)
             # A coroutine that is closed unfinished can await no answer.
             opened = driver.sessions.open_transaction(session)
-            return defer(partial(leave_open, session.client, opened))
+            return defer(partial(leave_open, self.runtime.clients.of(session.client), opened))
 
         return abort
 
@@ -130,7 +130,7 @@ class EndTransaction(OperationInterceptor):
                     _state_outcome(error)
             elif self._operation == ABORT:
                 opened = driver.sessions.open_transaction(session, aborted=True)
-                defer(partial(leave_open, session.client, opened))
+                defer(partial(leave_open, self.runtime.clients.of(session.client), opened))
         return super().failed(entered, error) if isinstance(entered, Operation) else error
 
 

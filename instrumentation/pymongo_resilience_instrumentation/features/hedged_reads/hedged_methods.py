@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients.by_client import ByClient
+from pymongo_resilience_instrumentation.clients.client_registry import ByClient
 from pymongo_resilience_instrumentation.cursor_methods import Batch
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.operation import Operation
