@@ -194,5 +194,5 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
         yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
     streams = driver.clients.classes("change_stream", "*ChangeStream")
     for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):
-        yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
+        yield owner, "close", Within(cursor_methods.refreshed)
     yield from lost_connections.of_primaries(runtime)

@@ -43,6 +43,15 @@ def existing_clients() -> list[Any]:
     return [client for client in clients if not client._closed]
 
 
+topology_of = attrgetter("_topology")
+"""A client's; None before it has begun to look for servers."""
+
+
+def server_at(topology: Any, address: Any) -> Any:
+    """The driver's server; None where the client does not check it, or has not begun to."""
+    return None if topology is None else topology.get_server_by_address(address)
+
+
 def knows_tracing() -> bool:
     """Whether this pymongo records spans itself, and so has a ``tracing`` option: none to 4.20."""
     return "tracing" in getattr(common, "VALIDATORS", ())

@@ -18,7 +18,7 @@ from typing import Any
 
 from pymongo.server_type import SERVER_TYPE
 
-from .clients import both, classes, defining
+from .clients import both, classes, defining, server_at, topology_of
 from .csot import RTT
 
 OUT_OF_TIME = "_raise_wait_queue_timeout"
@@ -153,9 +153,8 @@ def shut_down(connection: Any) -> None:
 
 
 def pool_of(client: Any, address: Any) -> Any:
-    """One server's pool; None where the client does not look at it, or has not begun to."""
-    topology = client._topology
-    server = None if topology is None else topology.get_server_by_address(address)
+    """One server's pool; None where there is no such server."""
+    server = server_at(topology_of(client), address)
     return None if server is None else server.pool
 
 
@@ -172,29 +171,17 @@ def refused_logins(client: Any, address: Any) -> int:
 def open_pools(client: Any) -> dict[Any, Any]:
     """The pools of a client that is used in this process and not closed, by server."""
     topology = getattr(client, "_topology", None)
-    if topology is None:
-        return {}
-    servers = {
-        at: topology.get_server_by_address(at) for at in topology.description.server_descriptions()
-    }
-    return {
-        at: server.pool
-        for at, server in servers.items()
-        # One that a forked child inherited counts the parent's connections until it is used.
-        if server is not None and not server.pool.closed and server.pool.pid == os.getpid()
-    }
+    known = () if topology is None else topology.description.server_descriptions()
+    pools = {at: pool for at in known if (pool := pool_of(client, at)) is not None}
+    # One that a forked child inherited counts the parent's connections until it is used.
+    pid = os.getpid()
+    return {at: pool for at, pool in pools.items() if not pool.closed and pool.pid == pid}
 
 
 def counts(pool: Any) -> tuple[int, int, int]:
     """How many connections are idle, and used or being made; and how many operations have one or
     wait for one."""
     return len(pool.conns), len(pool.active_contexts), pool.operation_count
-
-
-def operations_in_progress(client: Any, address: Any) -> int | None:
-    """Operations that have a connection of the server's pool or wait for one; None without one."""
-    pool = pool_of(client, address)
-    return None if pool is None else int(pool.operation_count)
 
 
 PASSED = "send_cluster_time"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 
 from pymongo import common
@@ -13,7 +12,7 @@ from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.addresses import Address
 
-from .clients import existing_clients
+from .clients import existing_clients, server_at, topology_of
 from .connections import shut_down
 
 READ, CANCEL = "_check_with_socket", "cancel_check"
@@ -54,11 +53,6 @@ def reading(monitor: Any, connection: Any) -> Iterator[None]:
         vars(monitor).pop(_READ, None)
 
 
-def has_begun(topology: Any, address: Address) -> bool:
-    """Whether the server is checked: not before the client's first operation."""
-    return topology is not None and topology.get_server_by_address(address) is not None
-
-
 def wake(monitor: Any) -> None:
     """End the monitor's wait for a reply. It takes no locks: safe in a weak reference's
     callback."""
@@ -71,7 +65,7 @@ def wake(monitor: Any) -> None:
 
 def look_every(seconds: float, topology: Any, address: Address) -> None:
     """How often the server's monitor looks, between two checks, whether one was requested."""
-    server = topology.get_server_by_address(address)
+    server = server_at(topology, address)
     if server is not None:
         server._monitor._executor._min_interval = seconds
 
@@ -82,10 +76,6 @@ def look_as_the_driver_does() -> None:
         topology = topology_of(client)
         for address in () if topology is None else topology.description.server_descriptions():
             look_every(common.MIN_HEARTBEAT_INTERVAL, topology, address)
-
-
-topology_of = attrgetter("_topology")
-"""A client's; None before it has begun to look for servers."""
 
 
 def replaced_primary(topology: Any) -> Address | None:
@@ -101,7 +91,7 @@ def replaced_primary(topology: Any) -> Address | None:
 
 def pool_at(topology: Any, address: Address) -> Any:
     """None where the client does not know the server any more, or is closed."""
-    server = topology.get_server_by_address(address)
+    server = server_at(topology, address)
     return None if server is None or server.pool.closed else server.pool
 
 
@@ -114,8 +104,9 @@ def last_reply_at(topology: Any, address: Address) -> float:
 
 
 def request_check(topology: Any, address: Address) -> None:
-    """Have the server checked anew."""
-    server = topology.get_server_by_address(address)
+    """Have the server checked anew, as after a network error, also where the check that runs waits
+    for news. It takes no lock."""
+    server = server_at(topology, address)
     if server is not None:
         server._monitor.cancel_check()
         server._monitor.request_check()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -119,15 +119,6 @@ ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_inte
 def seeds(topology: Any) -> list[Any]:
     """The addresses that the client was made with: what is left where no server is."""
     return list(topology._settings.seeds)
-
-
-def cancel_checks(client: Any, addresses: Iterable[Any]) -> None:
-    """Have the servers checked anew, as after network errors, also where the check that runs waits
-    for news. To be called with the topology's lock held."""
-    for address in addresses:
-        server = client._topology.get_server_by_address(address)
-        if server is not None:
-            server._monitor.cancel_check()
 
 
 def forget_transient(error: Any) -> None:

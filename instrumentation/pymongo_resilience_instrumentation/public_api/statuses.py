@@ -28,10 +28,9 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
             dead_peer_s = runtime.config.dead_peer_s or None
 
     def in_flight(at: Any) -> int | None:
-        try:
-            return driver.connections.operations_in_progress(client, at)
-        except AttributeError:  # a pymongo that lacks a name: the self-check has said so
-            return None
+        # None as well of a pymongo that lacks a name: the self-check has said so.
+        pool = driver.connections.pool_of(client, at)
+        return getattr(pool, "operation_count", None)
 
     if driver.clients.records_spans(client):
         spans: str | None = "pymongo"

@@ -111,7 +111,7 @@ class TerminalWaits:
             if age < REFUSED_S:
                 return causes.refused_again(newest.error, newest.address, age)
         elif cause is not None:
-            seeds = driver.selection.seeds(driver.monitors.topology_of(client))
+            seeds = driver.selection.seeds(driver.clients.topology_of(client))
             found = {
                 at: each.server_type_name.removeprefix("RS").lower()
                 if each.is_server_type_known
@@ -125,5 +125,5 @@ class TerminalWaits:
         for each in refused:
             if each.error not in self._checked:
                 self._checked.add(each.error)
-                driver.selection.cancel_checks(client, [each.address])
+                driver.monitors.request_check(driver.clients.topology_of(client), each.address)
         return None

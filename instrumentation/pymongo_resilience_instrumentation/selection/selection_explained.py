@@ -66,7 +66,7 @@ def explain_selection(
     waits = {at: each.next_probe_in for at, each in breakers.items() if each.next_probe_in > 0}
     return _verdicts(
         described,
-        driver.monitors.topology_of(client),
+        driver.clients.topology_of(client),
         writable_server_selector if writes else preference,
         own=applications_own(client.options.server_selector),
         breakers=waits,
@@ -80,7 +80,7 @@ def explain(error: Exception, loop: Any) -> None:
     if not (error.args and isinstance(error.args[0], str)):
         return
     client, selector = driver.selection.selecting(loop)
-    topology = driver.monitors.topology_of(client)
+    topology = driver.clients.topology_of(client)
     words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
     if not words.startswith(OWN_WORDS):
         words = UNREACHABLE
@@ -253,7 +253,7 @@ def _error(server: Any, topology: Any) -> str:
     age = max(0.0, driver.csot.now() - server.last_update_time)
     if server.error is not None:
         return f"{error_text(server.error, server.address)} {age:.1f} s ago"
-    if not driver.monitors.has_begun(topology, server.address):
+    if driver.clients.server_at(topology, server.address) is None:
         return "not checked yet"
     # The age of the description, which a client has from before its first operation.
     return f"no check answered since the client knows it, {age:.1f} s (firewall, address, TLS?)"
@@ -264,7 +264,8 @@ def _symptom(server: Any, topology: Any) -> Symptom | None:
     if server.is_server_type_known:
         return None
     if server.error is None:
-        return Symptom.NO_ANSWER if driver.monitors.has_begun(topology, server.address) else None
+        has_begun = driver.clients.server_at(topology, server.address) is not None
+        return Symptom.NO_ANSWER if has_begun else None
     return cause_of(server.error) or symptom_of(error_text(server.error, server.address))
 
 

@@ -159,7 +159,7 @@ class Login:
             self.findings.append(diagnosed("login", _CODES[code]))
             return
         if isinstance(error, ServerSelectionTimeoutError):
-            found = diagnosis(driver.monitors.topology_of(client), ReadPreference.PRIMARY)
+            found = diagnosis(driver.clients.topology_of(client), ReadPreference.PRIMARY)
             if found is not None and found.symptom not in _OTHERWISE:
                 servers = f": {', '.join(found.servers)}"
                 self.findings.append(diagnosed("login", found.symptom, servers))
