@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from pymongo.errors import (
-    AutoReconnect,
     BulkWriteError,
     ClientBulkWriteException,
     ConnectionFailure,
@@ -15,7 +14,6 @@ from pymongo.errors import (
     ProtocolError,
     PyMongoError,
     ServerSelectionTimeoutError,
-    WaitQueueTimeoutError,
 )
 
 from pymongo_resilience.clock import Deadline
@@ -166,9 +164,17 @@ def _chosen(before: Failure | None, failure: Failure) -> Failure:
         # An attempt that was made, and failed, says more.
         says_less = before.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
     else:
-        out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
-        of_the_driver = failure.selection or _of_the_driver(failure.error)
-        says_less = failure.no_writes_performed or of_the_driver or out_of_time
+        # What the driver came to by itself does not tell that an attempt was made.
+        of_an_attempt = isinstance(
+            failure.error, (ConnectionFailure, OperationFailure, ProtocolError)
+        )
+        says_less = (
+            failure.no_writes_performed
+            or failure.selection
+            or failure.pool_paused
+            or (failure.timed_out and failure.stage is Stage.NOT_SENT)
+            or (isinstance(failure.error, PyMongoError) and not of_an_attempt)
+        )
     if not says_less:
         return failure
     if failure.no_writes_performed:
@@ -176,15 +182,3 @@ def _chosen(before: Failure | None, failure: Failure) -> Failure:
     else:
         before.error.__context__ = failure.error
     return before
-
-
-def _of_the_driver(error: Exception) -> bool:
-    """An error that the driver came to by itself: it does not tell that an attempt was made."""
-    if isinstance(error, WaitQueueTimeoutError):
-        return True
-    if isinstance(error, ConnectionFailure):
-        # Of a pool that was cleared: what else ends a connection is caused by a socket's error.
-        return isinstance(error.__cause__, AutoReconnect)
-    return isinstance(error, PyMongoError) and not isinstance(
-        error, (OperationFailure, ProtocolError)
-    )
