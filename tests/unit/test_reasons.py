@@ -16,8 +16,7 @@ from pymongo.errors import (
 from pymongo_resilience_instrumentation.failures import classify, reasons
 from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptTimeoutError,
-    DeadPeerError,
-    InterruptedAttemptError,
+    LostConnectionError,
 )
 from pymongo_resilience_instrumentation.selection.client_limits import CircuitBreakerOpenError
 
@@ -63,6 +62,8 @@ def _caused_by(cause: Exception) -> AutoReconnect:
     return error
 
 
+DEAD_PEER = LostConnectionError(RetryReason.DEAD_PEER, "")
+INTERRUPTED = LostConnectionError(RetryReason.INTERRUPTED, "")
 UNTRUSTED = ssl.SSLCertVerificationError("certificate verify failed")
 CLASSES = [
     (WaitQueueTimeoutError("full"), False, RetryReason.UNKNOWN),
@@ -71,11 +72,11 @@ CLASSES = [
     (AutoReconnect("refused"), False, RetryReason.SOCKET_NOT_AVAILABLE),
     (AutoReconnect("closed"), True, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT),
     (NetworkTimeout("timed out"), True, RetryReason.NO_REPLY),
-    (_caused_by(DeadPeerError(5)), True, RetryReason.DEAD_PEER),
-    (_caused_by(DeadPeerError(5)), False, RetryReason.SOCKET_NOT_AVAILABLE),
-    (_caused_by(InterruptedAttemptError()), True, RetryReason.INTERRUPTED),
+    (_caused_by(DEAD_PEER), True, RetryReason.DEAD_PEER),
+    (_caused_by(DEAD_PEER), False, RetryReason.SOCKET_NOT_AVAILABLE),
+    (_caused_by(INTERRUPTED), True, RetryReason.INTERRUPTED),
     (_caused_by(AttemptTimeoutError(1)), True, RetryReason.ATTEMPT_TIMEOUT),
-    (_caused_by(InterruptedAttemptError()), False, RetryReason.INTERRUPTED),
+    (_caused_by(INTERRUPTED), False, RetryReason.INTERRUPTED),
     (_caused_by(UNTRUSTED), False, RetryReason.TLS_ERROR),
     (CircuitBreakerOpenError("open"), False, RetryReason.CIRCUIT_BREAKER_OPEN),
 ]

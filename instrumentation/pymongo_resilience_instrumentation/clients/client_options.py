@@ -13,8 +13,6 @@ from urllib.parse import unquote_plus
 
 from pymongo.errors import ConfigurationError
 
-from pymongo_resilience_instrumentation import driver
-
 OPTION = "adaptiveRetries"
 _ADAPTIVE = re.compile(f"[?&;]{OPTION}=([^&;]*)", re.IGNORECASE)
 _TIMEOUT = re.compile("[?&;](timeoutMS)=([^&;]*)", re.IGNORECASE)
@@ -75,9 +73,3 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
                     raise ConfigurationError(
                         f"{option}={value} in the URI: expected 0 (no timeout) or more"
                     )
-
-
-def server_selector(kwargs: dict[str, Any]) -> tuple[str, Any]:
-    """The name of the option as it was written, and the selector; None where none was given."""
-    given = (each for each in kwargs.items() if each[0].lower() == driver.selection.SELECTOR)
-    return next(given, (driver.selection.SELECTOR, None))

@@ -36,8 +36,6 @@ MOST_TRANSACTIONS = 1000
 """Of one client: where its background task does not run, nothing may grow for ever."""
 POOL_NAME = "db.client.connection.pool.name"
 """An attribute by OpenTelemetry's semantic conventions."""
-IDLE = "idle"
-USED = "used"
 
 
 class ByClient(dict[int, T]):
@@ -110,25 +108,6 @@ class ClientState:
         description = client.topology_description
         known = description.server_descriptions()
         return description.topology_type_name, {each: known.get(each) for each in self.pools()}
-
-    def sizes(self, *, largest: bool) -> Iterator[tuple[dict[str, Any], int]]:
-        """How many connections each pool may have, if limited, or keeps at least."""
-        for address, pool in self.pools().items():
-            size = pool.opts.max_pool_size if largest else pool.opts.min_pool_size
-            if size or not largest:
-                yield self.attributes(address), size
-
-    def connections(self) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
-        """How many connections each pool has by state. One that is being made is used."""
-        for address, pool in self.pools().items():
-            idle, used, _ = driver.connections.counts(pool)
-            yield self.attributes(address), {IDLE: idle, USED: used}
-
-    def waiting(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """How many operations wait for a connection of each pool."""
-        for address, pool in self.pools().items():
-            _, used, operations = driver.connections.counts(pool)
-            yield self.attributes(address), max(0, operations - used)
 
 
 class Clients(ByClient[ClientState]):

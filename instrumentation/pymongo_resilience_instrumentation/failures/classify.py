@@ -41,13 +41,7 @@ from pymongo_resilience.rules.failure import (
 from pymongo_resilience_instrumentation import driver
 
 from . import causes
-from .reasons import (
-    BY_CODE,
-    NOT_LISTED,
-    AttemptTimeoutError,
-    InterruptedAttemptError,
-    LostConnectionError,
-)
+from .reasons import BY_CODE, NOT_LISTED, AttemptTimeoutError, LostConnectionError
 
 LABELS = (
     NO_WRITES_PERFORMED,
@@ -270,11 +264,12 @@ def _reason(
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
         lost = error.__cause__
-        if isinstance(lost, (InterruptedAttemptError, AttemptTimeoutError)):
+        in_flight = attempt.reached_connection
+        if isinstance(lost, LostConnectionError) and (
+            in_flight or lost.reason is not RetryReason.DEAD_PEER
+        ):
             return lost.reason
-        if attempt.reached_connection:
-            if isinstance(lost, LostConnectionError):
-                return lost.reason
+        if in_flight:
             if isinstance(error, NetworkTimeout):
                 return RetryReason.NO_REPLY
             return RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT

@@ -26,19 +26,17 @@ OUTCOMES = {
     Rule.BREAKER: "breaker_open",
 }
 """By the rule that declined a retry; the words of the telemetry contract."""
-_BY_ERROR = (
-    (OperationTimeoutError, Rule.DEADLINE),
-    (CircuitBreakerOpenError, Rule.BREAKER),
-)
 
 
 def outcome_of(operation: Operation, error: BaseException | None) -> str:
     """``ok``, ``retried_ok``, or the reason why the error reached the application."""
     if error is None:
         return "retried_ok" if operation.history.reasons else "ok"
-    rule = next(
-        (rule for cls, rule in _BY_ERROR if isinstance(error, cls)), operation.history.declined_by
-    )
+    rule = operation.history.declined_by
+    if isinstance(error, OperationTimeoutError):
+        rule = Rule.DEADLINE
+    elif isinstance(error, CircuitBreakerOpenError):
+        rule = Rule.BREAKER
     return "not_retryable" if rule is None else OUTCOMES.get(rule, "not_retryable")
 
 

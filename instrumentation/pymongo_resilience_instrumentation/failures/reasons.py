@@ -8,7 +8,7 @@ Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Cou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 from pymongo.errors import AutoReconnect, ExecutionTimeout
 
@@ -71,38 +71,20 @@ def unsent(error: ExecutionTimeout) -> ExecutionTimeout:
 
 
 class LostConnectionError(OSError):
-    """What pymongo takes for a network error. Without an errno: a timeout would be none to it."""
+    """What ends a connection that the library gives up; pymongo takes it for a network error.
+    Without an errno: a timeout would be none to it."""
 
-    reason: ClassVar[RetryReason]
-
-
-class DeadPeerError(LostConnectionError):
-    """The peer's kernel acknowledged nothing for so long that the connection was given up."""
-
-    reason = RetryReason.DEAD_PEER
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(
-            f"connection closed: nothing received from the server's host for {seconds} s"
-        )
+    def __init__(self, reason: RetryReason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class AttemptTimeoutError(LostConnectionError, TimeoutError):
     """Nothing was answered in the time of an attempt; pymongo takes it for a network timeout."""
 
-    reason = RetryReason.ATTEMPT_TIMEOUT
-
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"timed out: no answer within {seconds * 1000:.0f} ms")
-
-
-class InterruptedAttemptError(LostConnectionError):
-    """Its server is no longer the primary, and does not answer."""
-
-    reason = RetryReason.INTERRUPTED
-
-    def __init__(self) -> None:
-        super().__init__("interrupted: the server is no longer the primary and does not answer")
+        text = f"timed out: no answer within {seconds * 1000:.0f} ms"
+        super().__init__(RetryReason.ATTEMPT_TIMEOUT, text)
 
 
 class AttemptInterruptedError(AutoReconnect):

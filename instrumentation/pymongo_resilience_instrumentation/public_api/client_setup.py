@@ -8,11 +8,14 @@ from typing import Any
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience_instrumentation import deferred, self_check
+from pymongo_resilience_instrumentation import deferred, driver, self_check
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.selection.client_limits import ServerSelector
+from pymongo_resilience_instrumentation.selection.client_limits import (
+    ClientBreakers,
+    ServerSelector,
+)
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 from pymongo_resilience_instrumentation.telemetry.listeners import Commands, Heartbeats, OurListener
@@ -37,7 +40,8 @@ def constructor(runtime: Runtime) -> Wrapper:
             own = kwargs.get("event_listeners", ())
             ours = _configure(runtime, client, own, adaptive, tracing_option)
             kwargs["event_listeners"] = ours
-            _select_for(runtime, client, kwargs)
+            if (breakers := runtime.limits.of(client).breakers) is not None:
+                _select_by(breakers, runtime, kwargs)
         original(*args, **kwargs)
         warn_of_ignored_options(client, runtime.config.timeout_ms)
 
@@ -110,10 +114,11 @@ def _listeners(runtime: Runtime, client: Any, tracing: Tracing) -> list[Any]:
     return chosen
 
 
-def _select_for(runtime: Runtime, client: Any, kwargs: dict[str, Any]) -> None:
-    """Put our selector among the client's options, around its own."""
-    name, own = client_options.server_selector(kwargs)
+def _select_by(breakers: ClientBreakers, runtime: Runtime, kwargs: dict[str, Any]) -> None:
+    """Put our selector among a client's options, around its own, however its name is written."""
+    option = driver.selection.SELECTOR
+    name = next((each for each in kwargs if each.lower() == option), option)
+    own = kwargs.get(name)
     # What cannot be called is the driver's to refuse.
-    breakers = runtime.limits.of(client).breakers
-    if breakers is not None and runtime.enabled_flag.on and (own is None or callable(own)):
+    if runtime.enabled_flag.on and (own is None or callable(own)):
         kwargs[name] = ServerSelector(own, runtime.enabled_flag, breakers)

@@ -22,8 +22,6 @@ from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptInterruptedError,
-    DeadPeerError,
-    InterruptedAttemptError,
     LostConnectionError,
 )
 from pymongo_resilience_instrumentation.interceptor import (
@@ -39,6 +37,7 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 
 ANSWERS_WITHIN = 0.2
 """Seconds that a former primary has to answer a check."""
+SILENT = "interrupted: the server is no longer the primary and does not answer"
 LOOKS = 10
 """How many times, ANSWERS_WITHIN apart, its attempts are looked for: some connect late."""
 THREAD = "pymongo_resilience_recovery"
@@ -73,14 +72,19 @@ def _named(connection: Any, error: Exception, seconds: int) -> Exception:
     reason: Any = driver.connections.reason_of(connection)
     if isinstance(error, LostConnectionError):
         reason = error
-    elif reason is None and seconds and isinstance(error, OSError):
-        silent = driver.connections.peer_was_silent(connection, error, seconds)
-        reason = DeadPeerError(seconds) if silent else None
+    elif (
+        reason is None
+        and seconds
+        and isinstance(error, OSError)
+        and driver.connections.peer_was_silent(connection, error, seconds)
+    ):
+        text = f"connection closed: nothing received from the server's host for {seconds} s"
+        reason = LostConnectionError(RetryReason.DEAD_PEER, text)
     if reason is None:
         return error
     driver.connections.count_lost(connection, reason.reason.value)
     named: Exception = reason
-    if isinstance(reason, InterruptedAttemptError):
+    if reason.reason is RetryReason.INTERRUPTED:
         named = AttemptInterruptedError(f"{address_text(connection.address)}: {reason}")
         named.__cause__ = reason
     return named
@@ -151,7 +155,7 @@ def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, address: Address
         and driver.connections.nothing_arrived_for(connection, ANSWERS_WITHIN)
         and would_be_repeated(runtime, attempt)
     ):
-        driver.connections.end(connection, InterruptedAttemptError())
+        driver.connections.end(connection, LostConnectionError(RetryReason.INTERRUPTED, SILENT))
         logger.info(
             "an attempt was interrupted on %s: no longer the primary, and silent",
             address_text(address),

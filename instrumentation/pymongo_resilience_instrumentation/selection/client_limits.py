@@ -48,7 +48,11 @@ class ClientLimits:
         self._clock = clock
         if config is None:
             return
-        self.budget = _budget(getattr(client, client_options.KEPT, None), config, clock)
+        kind, adaptive = config.retry_budget, getattr(client, client_options.KEPT, None)
+        if adaptive is not None:
+            kind = TOKENS if adaptive else OFF
+        if kind != OFF:
+            self.budget = TokenBucket() if kind == TOKENS else RatioBudget(clock)
         if config.circuit_breaker != OFF:
             self.breakers = ClientBreakers(client, config, clock, listener)
 
@@ -63,16 +67,6 @@ class ClientLimits:
         self.budget.reset_after_fork()
         for breaker in (self.breakers or {}).values():
             breaker.reset_after_fork()
-
-
-def _budget(adaptive: bool | None, config: Config, clock: Clock) -> RetryBudget:
-    """``adaptive``: what the client says itself."""
-    kind = config.retry_budget
-    if adaptive is not None:
-        kind = TOKENS if adaptive else OFF
-    if kind == OFF:
-        return UNLIMITED
-    return TokenBucket() if kind == TOKENS else RatioBudget(clock)
 
 
 class ClientBreakers(dict[Address, CircuitBreaker]):
@@ -98,7 +92,7 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         made = CircuitBreaker(self._settings, self._clock, partial(self._publish, address))
         return self.setdefault(address, made)
 
-    def admit(self, loop: object, address: Address) -> Permit | None:
+    def admit(self, loop: Any, address: Address) -> Permit | None:
         """Leave to send an attempt; None without asking. Raises CircuitBreakerOpenError."""
         if not self._always and not driver.selection.has_choice(loop):
             return None
@@ -114,7 +108,8 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
             self[address],
             next_probe_in=answer,
             elsewhere=self._is_elsewhere(loop, address),
-            labels=_transient(loop),
+            # As pymongo has it where no server could be selected.
+            labels=[TRANSIENT_TRANSACTION] if loop.in_transaction() else [],
         )
 
     def _is_elsewhere(self, loop: object, address: Address) -> bool:

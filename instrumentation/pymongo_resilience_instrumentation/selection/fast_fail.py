@@ -113,9 +113,7 @@ class TerminalWaits:
         elif cause is not None:
             seeds = driver.selection.seeds(driver.clients.topology_of(client))
             found = {
-                at: each.server_type_name.removeprefix("RS").lower()
-                if each.is_server_type_known
-                else each.error
+                at: each.error or each.server_type_name.removeprefix("RS").lower()
                 for at, each in topology.server_descriptions().items()
             }
             found = found or dict.fromkeys(seeds)

@@ -13,6 +13,7 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.client_registry import Clients, ClientState
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 
@@ -90,19 +91,25 @@ def _breaker_state(client: ClientState) -> Iterator[Observation]:
 
 
 def _connections(client: ClientState) -> Iterator[Observation]:
-    for attributes, states in client.connections():
-        for state, count in states.items():
-            yield Observation(count, attributes | {"db.client.connection.state": state})
+    for address, pool in client.pools().items():
+        # One that is being made is used.
+        idle, used, _ = driver.connections.counts(pool)
+        for state, count in (("idle", idle), ("used", used)):
+            attributes = client.attributes(address) | {"db.client.connection.state": state}
+            yield Observation(count, attributes)
 
 
 def _pending(client: ClientState) -> Iterator[Observation]:
-    for attributes, count in client.waiting():
-        yield Observation(count, attributes)
+    for address, pool in client.pools().items():
+        _, used, operations = driver.connections.counts(pool)
+        yield Observation(max(0, operations - used), client.attributes(address))
 
 
 def _size(client: ClientState, *, largest: bool = True) -> Iterator[Observation]:
-    for attributes, size in client.sizes(largest=largest):
-        yield Observation(size, attributes)
+    for address, pool in client.pools().items():
+        size = pool.opts.max_pool_size if largest else pool.opts.min_pool_size
+        if size or not largest:  # or it has no limit
+            yield Observation(size, client.attributes(address))
 
 
 def _tokens(client: ClientState) -> Iterator[Observation]:
