@@ -1,26 +1,35 @@
-"""killCursors and endSessions, which pymongo sends past its retry loop: repeated for an overloaded
-server, and after no other error.
+"""What ends cursors, sessions and transactions that are left. killCursors and endSessions, which
+pymongo sends past its retry loop, are repeated for an overloaded server, and after no other error.
 
 A client's background task must not wait, for it keeps the pools as well: it repeats the killCursors
-of collected cursors with its next run.
+of collected cursors with its next run. It also aborts transactions whose abort was not answered:
+else they keep their locks until the server ends them, after a minute.
 
 Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from pymongo.errors import InvalidOperation, PyMongoError
+from opentelemetry import context
+from opentelemetry.context import Context
+from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import is_closing, shielded
 
 from . import driver, in_progress
-from .clients.background_work import BackgroundOperation, CleanupOperation
+from .clients.client_registry import Clients, ClientState
+from .deferred import pending, run_deferred
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
+from .driver.sessions import OpenTransaction
 from .failures import classify
-from .interceptor import Function, OperationInterceptor
+from .interceptor import Function, Interceptor, OperationInterceptor
+from .operation import CURRENT, Operation
+from .public_operations import Target
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
 
@@ -28,6 +37,81 @@ MOST_REPETITIONS = 5
 """How often the background task kills one cursor again."""
 MOST_SESSIONS = 10_000
 """How many of them one endSessions may name."""
+ABORT_WITHIN = 5.0
+"""Seconds that one run of the task has for a transaction."""
+
+
+@contextmanager
+def _aborting(client: ClientState) -> Iterator[OpenTransaction]:
+    """Around the abort of the transaction that waits longest; what fails has the next run."""
+    opened, until = client.open_transactions.popleft()
+    with shielded("in the background task"):
+        try:
+            with driver.csot.InForce(ABORT_WITHIN):
+                yield opened
+        except PyMongoError as error:
+            # An answer of the server's says that it has ended.
+            if not isinstance(error, OperationFailure) and driver.csot.now() < until:
+                client.leave_open(opened, until)
+
+
+class CleanupOperation(Operation):
+    """A killCursors or endSessions: no operation of the public API, though it has a span."""
+
+    has_operations = False
+
+    def __init__(self, client: object, operation: str, target: Target = ("", None)) -> None:
+        super().__init__(client, operation, target)
+        self.public = self.reads_inside = False
+
+
+class BackgroundOperation(CleanupOperation):
+    """One run of the task."""
+
+
+class BackgroundRun(Interceptor):
+    """Around a run of the task: it begins with the aborts."""
+
+    def __init__(self, clients: Clients, asynchronous: bool) -> None:
+        self._clients = clients
+        self.send = self._send_async if asynchronous else self._send
+
+    def _send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+        state = self._clients.of(client)
+        for _abort in range(len(state.open_transactions)):
+            with _aborting(state) as opened:
+                driver.sessions.abort(client, opened)
+        return original(client)
+
+    async def _send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+        state = self._clients.of(client)
+        for _abort in range(len(state.open_transactions)):
+            with _aborting(state) as opened:
+                await driver.sessions.abort_async(client, opened)
+        return await original(client)
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundOperation:
+        if pending:
+            run_deferred()
+        operation = BackgroundOperation(given[0], KILL_CURSORS)
+        operation.token = CURRENT.set(operation)
+        if not self._clients.of(given[0]).closed:
+            # The task of an async client inherits the span of the client's first caller.
+            operation.outer_context = context.get_current()
+            context.attach(Context())
+        return operation
+
+    def succeeded(self, operation: BackgroundOperation, result: object) -> Any:
+        operation.leave()
+        return result
+
+    def failed(
+        self, operation: BackgroundOperation | None, error: BaseException, *_: Any
+    ) -> BaseException:
+        if operation is not None:
+            leave = operation.leave_unfinished if is_closing(error) else operation.leave
+            leave()
+        return error
 
 
 class KillCursors(OperationInterceptor):

@@ -5,18 +5,15 @@ resumption of change streams. None of it runs once per document.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import (
     ATTRIBUTE,
-    NOTHING,
     attach_policy,
     policy_of,
     policy_of_cursor,
@@ -34,9 +31,6 @@ from pymongo_resilience_instrumentation.public_operations import WRITES
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.precedence import keep, kept_by, transaction_of
-
-WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
-"""The first parameters of each ``watch``."""
 
 
 def made(runtime: Runtime) -> Wrapper:
@@ -69,56 +63,6 @@ def clone(runtime: Runtime) -> Wrapper:
         return made
 
     return wrapper
-
-
-def prepare(
-    runtime: Runtime,
-    gives: str | None,
-    operation: Operation,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """Before a method of the public API that gives a cursor or a change stream.
-
-    Raises ConfigurationError as ``timeout_of`` does, and for $out or $merge by iteration.
-    """
-    if gives == "change stream":
-        # Always by iteration, whatever mode is set: watch has no timeoutMode.
-        given = dict(zip(WATCH, args, strict=False), **kwargs)
-        precedence.check_max_await(operation, given.get("max_await_time_ms"))
-    elif gives == "cursor":
-        writes = precedence.write_stage(args, kwargs)
-        operation.cursor = precedence.cursor_timeout(runtime.timeouts, operation, writes=writes)
-
-
-def after(runtime: Runtime, gives: str | None) -> Callable[[Operation, Any], None] | None:
-    """What to do with the cursor or change stream that it gave."""
-    if not runtime.timeouts.csot_available:
-        return None
-
-    def of_a_cursor(operation: Operation, cursor: Any) -> None:
-        if operation.bound is NOTHING is blocks.current() and operation.cursor is None:
-            return
-        attach_policy(blocks.current().over(operation.bound), cursor)
-        keep(cursor, operation.cursor)
-
-    def of_a_stream(operation: Operation, stream: Any) -> None:
-        inner = driver.cursors.cursor_of_stream(stream)
-        for each in (stream, inner):
-            attach_policy(blocks.current().over(operation.bound), each)
-        seconds, configured = operation.own_timeout
-        # A timeout of the configuration's leaves the wait for news alone.
-        driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
-        if operation.timeout is None:
-            return
-        each_batch, wait = seconds if configured else None, precedence.wait_for_news(inner)
-        now = driver.csot.now()
-        kept = precedence.CursorTimeout(each_batch, ITERATION, now, operation.timeout, wait)
-        keep(stream, kept)
-        if configured:
-            keep(inner, kept)
-
-    return {"cursor": of_a_cursor, "change stream": of_a_stream}.get(gives or "")
 
 
 def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:

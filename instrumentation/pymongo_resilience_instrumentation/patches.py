@@ -19,7 +19,7 @@ from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import cursor_methods, public_operations
-from pymongo_resilience_instrumentation.clients import background_work, client_registry
+from pymongo_resilience_instrumentation.clients import client_registry
 from pymongo_resilience_instrumentation.interceptor import (
     Interceptor,
     Owner,
@@ -30,6 +30,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     is_async,
 )
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
+from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.public_operations import PublicOperation
 from pymongo_resilience_instrumentation.recovery import lost_connections, woken_monitors
 from pymongo_resilience_instrumentation.retries import loop_subclass, stopped_bulks
@@ -137,7 +138,10 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
     """Also where the installed pymongo lacks a name that the others need."""
     for owner, table in PUBLIC:
         for name, operation in table.items():
-            yield owner, name, public_methods.PublicMethod(runtime, owner, operation)
+            kind: type[PublicMethod] = PublicMethod
+            if runtime.timeouts.csot_available:
+                kind = public_methods.BY_RESULT[operation.gives]
+            yield owner, name, kind(runtime, owner, operation)
     for owner in CLIENTS:
         yield owner, "start_session", session_methods.start_session()
         yield owner, "__init__", client_setup.constructor(runtime)
@@ -189,7 +193,7 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
         for name in {"close", "aclose"} & vars(client).keys():
             yield client, name, client_registry.close(clients, flag)
         yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
-        background = background_work.BackgroundRun(clients, asynchronous)
+        background = cleanup.BackgroundRun(clients, asynchronous)
         yield client, driver.clients.BACKGROUND, background
         yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
     streams = driver.clients.classes("change_stream", "*ChangeStream")

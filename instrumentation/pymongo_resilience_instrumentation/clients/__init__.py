@@ -2,5 +2,5 @@
 
 ``client_registry`` keeps anything by a client's identity, and knows whether it is closed, its
 servers, connections and round-trip times, for gauges; ``client_options`` takes our options out of
-its arguments; ``background_work`` is what its background task does.
+its arguments.
 """

@@ -34,6 +34,8 @@ LOOK = 0.1
 """Seconds between two looks of what waits, whether its client is closed."""
 MOST_TRANSACTIONS = 1000
 """Of one client: where its background task does not run, nothing may grow for ever."""
+LIFETIME = 60.0
+"""Seconds after which the server has ended one (``transactionLifetimeLimitSeconds``)."""
 POOL_NAME = "db.client.connection.pool.name"
 """An attribute by OpenTelemetry's semantic conventions."""
 
@@ -85,6 +87,13 @@ class ClientState:
         """What the background task is to abort, and until when it tries."""
         self.rejected: dict[int, int] = {}
         """How often a server has rejected to kill which cursor for the background task."""
+
+    def leave_open(self, opened: OpenTransaction | None, until: float | None = None) -> None:
+        """Have the background task abort a transaction, and again until then. Safe in a
+        finalizer."""
+        if opened is not None:
+            until = driver.csot.now() + LIFETIME if until is None else until
+            self.open_transactions.append((opened, until))
 
     def reset_after_fork(self) -> None:
         """In a forked child: what is open, or being closed, is the parent's."""

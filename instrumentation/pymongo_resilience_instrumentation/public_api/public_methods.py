@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.policies.policy import Bound, policy_of
-from pymongo_resilience_instrumentation import cursor_methods, driver, in_progress
+from pymongo_resilience.option_types import ITERATION
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.policy import NOTHING, Bound, attach_policy, policy_of
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.interceptor import OperationInterceptor, is_async
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import (
@@ -20,12 +23,18 @@ from pymongo_resilience_instrumentation.public_operations import (
 )
 from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly
 from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.timeouts import precedence
+
+WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
+"""The first parameters of each ``watch``."""
 
 
 class PublicMethod(OperationInterceptor):
     """A method of the public API: one operation, one operation span, one deadline."""
 
     runtime: Runtime
+    prepare: Callable[[Operation, tuple[Any, ...], dict[str, Any]], None] | None = None
+    """Once the operation has begun; raises ConfigurationError for what the application gave."""
 
     def __init__(self, runtime: Runtime, owner: type, entry: PublicOperation) -> None:
         super().__init__(runtime)
@@ -38,9 +47,6 @@ class PublicMethod(OperationInterceptor):
         names = code.co_varnames[1 : code.co_argcount] if code else ()
         self._session_at = names.index("session") if "session" in names else None
         """Where among the positional arguments the session is."""
-        self._after = cursor_methods.after(runtime, entry.gives)
-        if self._after is not None:
-            self.succeeded = self._gave
         self.plug_in(runtime.senders.get(entry.method, ()))
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
@@ -69,20 +75,64 @@ class PublicMethod(OperationInterceptor):
             session = driver.sessions.BOUND[self.asynchronous].get()
         operation.session = session
         runtime.begin(operation)
-        if self._after is not None:
+        if self.prepare is not None:
             try:
-                cursor_methods.prepare(runtime, entry.gives, operation, args, kwargs)
+                self.prepare(operation, args, kwargs)
             except BaseException as error:
                 runtime.end(operation, error=error)
                 raise
         return operation
 
-    def _gave(self, operation: Operation, made: Any) -> Any:
-        """After a method that gives a cursor or a change stream."""
+
+class CursorMethod(PublicMethod):
+    """One that gives a cursor, which takes its policy and its timeout along."""
+
+    def prepare(self, operation: Operation, args: Any, kwargs: Any) -> None:
+        writes = precedence.write_stage(args, kwargs)
+        timeouts = self.runtime.timeouts
+        operation.cursor = precedence.cursor_timeout(timeouts, operation, writes=writes)
+
+    def succeeded(self, operation: Operation, cursor: Any) -> Any:
+        around = blocks.current()
+        if not (operation.bound is NOTHING is around and operation.cursor is None):
+            with shielded(f"after {operation.name}"):
+                attach_policy(around.over(operation.bound), cursor)
+                precedence.keep(cursor, operation.cursor)
+        return self.runtime.end(operation, cursor)
+
+
+class WatchMethod(PublicMethod):
+    """One that gives a change stream. Always by iteration, whatever mode is set: watch has no
+    timeoutMode."""
+
+    def prepare(self, operation: Operation, args: Any, kwargs: Any) -> None:
+        given = dict(zip(WATCH, args, strict=False), **kwargs)
+        precedence.check_max_await(operation, given.get("max_await_time_ms"))
+
+    def succeeded(self, operation: Operation, stream: Any) -> Any:
         with shielded(f"after {operation.name}"):
-            if self._after is not None:
-                self._after(operation, made)
-        return self.runtime.end(operation, made)
+            inner = driver.cursors.cursor_of_stream(stream)
+            for each in (stream, inner):
+                attach_policy(blocks.current().over(operation.bound), each)
+            seconds, configured = operation.own_timeout
+            # A timeout of the configuration's leaves the wait for news alone.
+            driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
+            if operation.timeout is not None:
+                each_batch = seconds if configured else None
+                kept = precedence.CursorTimeout(
+                    each_batch,
+                    ITERATION,
+                    driver.csot.now(),
+                    operation.timeout,
+                    precedence.wait_for_news(inner),
+                )
+                precedence.keep(stream, kept)
+                if configured:
+                    precedence.keep(inner, kept)
+        return self.runtime.end(operation, stream)
+
+
+BY_RESULT = {"cursor": CursorMethod, "change stream": WatchMethod, None: PublicMethod}
 
 
 def _is_the_applications(name: str, target: Target) -> bool:

@@ -24,7 +24,6 @@ from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, Ret
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.client_registry import CLOSED
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
@@ -131,7 +130,7 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
     name = loop.command_name()
     if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
         session = loop.session
-        background_work.leave_open(known, driver.sessions.open_transaction(session))
+        known.leave_open(driver.sessions.open_transaction(session))
     raised = _chosen(loop.last, failure)
     error = raised.error
     if not isinstance(error, PyMongoError):

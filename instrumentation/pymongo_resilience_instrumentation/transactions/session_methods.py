@@ -20,7 +20,6 @@ from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_commit
@@ -96,7 +95,7 @@ class EndTransaction(OperationInterceptor):
                 return await wrapper(original, session, args, kwargs)
             # A coroutine that is closed unfinished can await no answer.
             opened = driver.sessions.open_transaction(session)
-            return defer(partial(leave_open, self.runtime.clients.of(session.client), opened))
+            return defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
 
         return abort
 
@@ -130,7 +129,7 @@ class EndTransaction(OperationInterceptor):
                     _state_outcome(error)
             elif self._operation == ABORT:
                 opened = driver.sessions.open_transaction(session, aborted=True)
-                defer(partial(leave_open, self.runtime.clients.of(session.client), opened))
+                defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
         return super().failed(entered, error) if isinstance(entered, Operation) else error
 
 
