@@ -13,6 +13,7 @@ with the sums it had, and a lock of its metrics that some thread held just then 
 from __future__ import annotations
 
 import os
+import threading
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -21,6 +22,8 @@ from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from . import deferred, in_progress
 
 HAVE_LOCKS = ("clients", "limits", "hedges")
+switching = threading.RLock()
+"""Held while the library is switched on or off."""
 _watched: Runtime | None = None
 
 
@@ -32,6 +35,8 @@ def watch(runtime: Runtime | None) -> None:
 
 def _in_child() -> None:
     """Runs in the thread that forked, before anything else of the program does."""
+    global switching  # noqa: PLW0603 - as above
+    switching = threading.RLock()
     runtime = _watched
     if runtime is None:
         return

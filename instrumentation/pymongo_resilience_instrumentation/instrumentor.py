@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -32,8 +30,6 @@ IN_FORCE = (
     "instrument() was called before, with other arguments, and those stay in force; "
     "instrument(..., replace=True) puts these in their place"
 )
-_LOCK = threading.RLock()
-"""Held while the library is switched on or off."""
 
 
 class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped upstream
@@ -55,7 +51,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         explicit = kwargs.pop("explicit", False) or any(
             kwargs.get(name) is not None for name in ARGUMENTS
         )
-        with _LOCK:
+        with forks.switching:
             if self._runtime is not None and not explicit:
                 logger.info("pymongo-resilience is on already: the loader's call changes nothing")
                 return
@@ -69,7 +65,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
                 self._explicit = explicit
 
     def uninstrument(self, **kwargs: Any) -> None:
-        with _LOCK:
+        with forks.switching:
             super().uninstrument(**kwargs)
 
     def _switch(self, settings: Settings, kwargs: dict[str, Any]) -> None:
@@ -164,16 +160,6 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             self._patches.remove()
             self._patches = None
             driver.monitors.look_as_the_driver_does()
-
-
-def _renew_lock() -> None:
-    """In a forked child: a thread that is no more may have held it."""
-    global _LOCK  # noqa: PLW0603 - one for the process
-    _LOCK = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # there is no fork on Windows
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _check_client(client: object, function: str) -> None:

@@ -17,7 +17,7 @@ PLENTY_MS = 20_000
 
 
 def half_of(side: Side) -> Any:
-    return driver.selection.SYNC_HALF if side.runner is None else driver.selection.ASYNC_HALF
+    return driver.clients.SYNC_HALF if side.runner is None else driver.clients.ASYNC_HALF
 
 
 def wait_for_server(side: Side, client: Any) -> None:

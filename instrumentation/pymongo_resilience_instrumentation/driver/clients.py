@@ -1,4 +1,4 @@
-"""A client's options as they were given, its servers' descriptions, its background task."""
+"""pymongo's two APIs; of a client its options as they were given, its servers, its background task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterator
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
 
@@ -18,10 +18,25 @@ KILL, BACKGROUND, END_SESSIONS = "_kill_cursors", "_process_kill_cursors", "_end
 ``close()`` calls."""
 
 
+class Half(NamedTuple):
+    """One of pymongo's two APIs, with what its modules call by a name of their own."""
+
+    name: str
+    wait: str
+    connect: str
+
+    def module(self, name: str) -> ModuleType:
+        return importlib.import_module(f"pymongo.{self.name}.{name}")
+
+
+SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
+ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
+
+
 def both(name: str) -> Iterator[tuple[ModuleType, bool]]:
     """pymongo's module of that name in each of its APIs, and whether that is the async one."""
-    for half in ("synchronous", "asynchronous"):
-        yield importlib.import_module(f"pymongo.{half}.{name}"), half == "asynchronous"
+    for half in (SYNC_HALF, ASYNC_HALF):
+        yield half.module(name), half is ASYNC_HALF
 
 
 def classes(module: str, name: str) -> tuple[type, ...]:

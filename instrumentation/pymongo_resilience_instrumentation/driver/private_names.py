@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import BACKGROUND, END_SESSIONS, KILL
+from .clients import ASYNC_HALF, BACKGROUND, END_SESSIONS, KILL, SYNC_HALF
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, READ
 from .retry_loop import EXECUTE_BATCH, LOOP
-from .selection import ASYNC_HALF, ASYNC_SEND, HANDSHAKE, SELECT, SYNC_HALF
+from .selection import ASYNC_SEND, HANDSHAKE, SELECT
 from .sessions import STATE, WITHIN_TIME_LIMIT
 
 Names = tuple[str, ...]

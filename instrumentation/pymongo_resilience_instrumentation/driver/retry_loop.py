@@ -7,7 +7,7 @@ allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -29,10 +29,9 @@ EXECUTE_BATCH = "_execute_batch"
 """A bulk's method that sends one command, and returns its reply and what was sent."""
 
 
-def bulk_classes() -> Iterator[tuple[type, bool]]:
-    """The driver's bulks, of collections and clients, each with whether it is async."""
-    for module, name in (("bulk", "_*Bulk"), ("client_bulk", "_*ClientBulk")):
-        yield from zip(classes(module, name), (False, True), strict=True)
+def bulk_classes() -> tuple[type, ...]:
+    """The driver's bulks, of collections and clients."""
+    return classes("bulk", "_*Bulk") + classes("client_bulk", "_*ClientBulk")
 
 
 _PREFERRED = frozenset({PrimaryPreferred().mode, SecondaryPreferred().mode})

@@ -5,11 +5,9 @@ knows of the one it selected.
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
 from operator import attrgetter
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import Selection, any_server_selector
@@ -99,21 +97,6 @@ def known_addresses(client: Any) -> set[Address]:
 ASYNC_SEND = "async_sendall"
 HANDSHAKE = "connect"
 """A pool's method: makes a connection, with hello and authentication."""
-
-
-class Half(NamedTuple):
-    """One of pymongo's two APIs, with what its modules call by a name of their own."""
-
-    name: str
-    wait: str
-    connect: str
-
-    def module(self, name: str) -> ModuleType:
-        return importlib.import_module(f"pymongo.{self.name}.{name}")
-
-
-SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
-ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
 
 
 def seeds(topology: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from pymongo.errors import PyMongoError
@@ -17,18 +16,6 @@ STATE = "state"
 ABORT = "abortTransaction"
 WITHIN_TIME_LIMIT = "_within_time_limit"
 """A function of the sessions' module: asked before with_transaction repeats anything."""
-
-
-def session_classes() -> tuple[tuple[type, bool], ...]:
-    """The driver's sessions, each with whether it is the async one."""
-    return tuple(
-        (getattr(module, "Async" * is_async + "ClientSession"), is_async)
-        for module, is_async in both("client_session")
-    )
-
-
-def session_modules() -> list[ModuleType]:
-    return [module for module, _ in both("client_session")]
 
 
 class ReopenedIfInterrupted(AbstractContextManager["ReopenedIfInterrupted"]):
@@ -85,5 +72,5 @@ async def abort_async(client: Any, opened: OpenTransaction) -> None:
 
 
 NO_SESSION: ContextVar[Any] = ContextVar("NO_SESSION", default=None)
-BOUND = [getattr(module, "_SESSION", NO_SESSION) for module in session_modules()]
+BOUND = [getattr(module, "_SESSION", NO_SESSION) for module, _ in both("client_session")]
 """The session that ``session.bind()`` has put around the caller, in each of the APIs."""

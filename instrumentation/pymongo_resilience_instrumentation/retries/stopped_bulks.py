@@ -19,7 +19,7 @@ from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
-from pymongo_resilience_instrumentation.interceptor import Function, Row
+from pymongo_resilience_instrumentation.interceptor import Function, Row, is_async
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -35,8 +35,9 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         reply, *sent = await original(*args, **kwargs)
         return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
 
-    for owner, asynchronous in driver.retry_loop.bulk_classes():
-        yield owner, driver.retry_loop.EXECUTE_BATCH, execute_async if asynchronous else execute
+    name = driver.retry_loop.EXECUTE_BATCH
+    for owner in driver.retry_loop.bulk_classes():
+        yield owner, name, execute_async if is_async(vars(owner)[name]) else execute
 
 
 def _checked(

@@ -51,8 +51,8 @@ def wrapped(
 ) -> Iterator[Row]:
     """``dead_peer_s``: see ``Config``; ``hopeless``: where retries are decided here."""
     for half, connect in (
-        (driver.selection.SYNC_HALF, Connect),
-        (driver.selection.ASYNC_HALF, ConnectAsync),
+        (driver.clients.SYNC_HALF, Connect),
+        (driver.clients.ASYNC_HALF, ConnectAsync),
     ):
         pool = half.module("pool")
         yield half.module("topology"), half.wait, ConditionWait(For.SERVER, hopeless)
@@ -60,7 +60,7 @@ def wrapped(
         yield pool, half.connect, connect(dead_peer_s)
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
-        pool = driver.selection.ASYNC_HALF.module("pool")
+        pool = driver.clients.ASYNC_HALF.module("pool")
         yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
         yield lock, "wait_for", _kept_while_waiting(enabled_flag)
 

@@ -30,6 +30,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     OperationInterceptor,
     Row,
     Wrapper,
+    is_async,
 )
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
@@ -47,7 +48,8 @@ NOWHERE = ("", None)
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of sessions, and with what."""
-    for owner, asynchronous in driver.sessions.session_classes():
+    for owner in driver.clients.classes("client_session", "*ClientSession"):
+        asynchronous = is_async(vars(owner)["with_transaction"])
         spans = runtime.telemetry.command_spans
         if spans is not None:
             yield owner, "start_transaction", transaction_spans.StartTransaction(spans.tracer)
@@ -56,7 +58,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         yield owner, "with_transaction", WithTransaction(runtime, asynchronous)
         yield owner, "commit_transaction", EndTransaction(runtime, COMMIT)
         yield owner, "abort_transaction", EndTransaction(runtime, ABORT)
-    for module in driver.sessions.session_modules():
+    for module, _ in driver.clients.both("client_session"):
         yield module, driver.sessions.WITHIN_TIME_LIMIT, within_time_limit(runtime)
 
 
