@@ -44,8 +44,3 @@ def run_at_exit(wanted: bool) -> None:
     atexit.unregister(run_deferred)
     if wanted:
         atexit.register(run_deferred)
-
-
-def forget_deferred() -> None:
-    """In a forked child: what is pending is the parent's."""
-    pending.clear()

@@ -40,7 +40,7 @@ def _in_child() -> None:
     runtime = _watched
     if runtime is None:
         return
-    steps = [deferred.forget_deferred, in_progress.detach_in_child, in_progress.clear_inherited]
+    steps = [deferred.pending.clear, in_progress.detach_in_child, in_progress.clear_inherited]
     steps += [runtime.in_flight.clear, transaction_spans.open_spans.clear]
     for name in HAVE_LOCKS:
         part = getattr(runtime, name)

@@ -1,4 +1,5 @@
-"""pymongo's two APIs; of a client its options as they were given, its servers, its background task."""
+"""pymongo's two APIs; of a client its options as they were given, its servers, its background
+task."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common, ssl_support
 
 ANY = ReadPreference.PRIMARY_PREFERRED
 
@@ -79,22 +80,16 @@ def records_spans(client: Any) -> bool:
 
 
 def max_retries(client: Any) -> Any:
-    """The client's own option for overload retries; None where it has none."""
-    return _own_option(client, "maxadaptiveretries", "max_adaptive_retries")
+    """The client's own option for overload retries; None where it has none, for which the public
+    property has the default."""
+    given = client.options._options
+    return given.get("maxadaptiveretries", given.get("max_adaptive_retries"))
 
 
 def retargets_on_overload(client: Any) -> Any:
     """Whether the client itself says to avoid an overloaded server; None where it does not say."""
-    return _own_option(client, "enableoverloadretargeting", "enable_overload_retargeting")
-
-
-def _own_option(client: Any, *names: str) -> Any:
-    # The public properties do not distinguish a given value from a default.
     given = client.options._options
-    for name in names:
-        if name in given:
-            return given[name]
-    return None
+    return given.get("enableoverloadretargeting", given.get("enable_overload_retargeting"))
 
 
 def cursor_namespace(address: Any) -> tuple[str, str]:
@@ -145,10 +140,5 @@ client_of_database = attrgetter("client")
 names_of_collection = attrgetter("database.name", "name")
 
 
-try:
-    from pymongo.ssl_support import PYSSLError, SSLError
-except ImportError:
-    TLS_ERRORS: tuple[type[Exception], ...] = (ssl.SSLError,)
-else:
-    # Of PyOpenSSL, where it is installed, and of the standard library.
-    TLS_ERRORS = (PYSSLError, SSLError)
+TLS_ERRORS = (ssl.SSLError, getattr(ssl_support, "PYSSLError", ssl.SSLError))
+"""Of the standard library, and of PyOpenSSL, where it is installed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pymongo.errors import PyMongoError, WriteConcernError
+from pymongo.errors import PyMongoError
 
 from pymongo_resilience import redaction
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
@@ -15,8 +15,6 @@ from pymongo_resilience_instrumentation.operation import Operation
 
 from .classify import attribute
 
-UNKNOWN_RESULT = "UnknownTransactionCommitResult"
-"""The label of a commit that may have happened or not."""
 OUTCOMES = {
     Rule.ATTEMPTS: "attempts_exhausted",
     Rule.DEADLINE: "deadline",
@@ -78,19 +76,6 @@ def state_origin(
         facts = ", ".join(filter(None, [server, attempts_text(attempts)]))
         text = "; ".join(filter(None, [facts, why]))
         error.args = (f"{error.args[0]} ({text})", *error.args[1:])
-
-
-def state_commit(error: PyMongoError) -> None:
-    """Add to the text of a commit's error what became of the transaction. Once, as above."""
-    if isinstance(error, WriteConcernError):
-        outcome = "the transaction was committed, but its write concern was not satisfied"
-    elif error.has_error_label(UNKNOWN_RESULT):
-        outcome = "whether the transaction was committed is unknown"
-    else:
-        return
-    text = error.args[0] if error.args else None
-    if isinstance(text, str) and outcome not in text:
-        error.args = (f"{text} ({outcome})", *error.args[1:])
 
 
 def qualified_name(error: BaseException) -> str:

@@ -20,7 +20,6 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import foreign, shielded
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
-from pymongo_resilience_instrumentation.failures.error_texts import UNKNOWN_RESULT
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
@@ -31,7 +30,8 @@ from .observers import Observer
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
-
+UNKNOWN_RESULT = "UnknownTransactionCommitResult"
+"""The label of a commit that may have happened or not."""
 
 open_spans: set[TransactionSpan] = set()
 """Of this process. Each change is one step, so thread- and task-safe."""

@@ -22,7 +22,7 @@ from pymongo_resilience.policies.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_commit
+from pymongo_resilience_instrumentation.failures.error_texts import Origin
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
     Function,
@@ -136,10 +136,19 @@ class EndTransaction(OperationInterceptor):
 
 
 def _state_outcome(error: PyMongoError) -> None:
+    """Add to the text of a commit's error what became of the transaction; once, since the same
+    error may be raised again."""
     if isinstance(error, WriteConcernError):
         # The commit ran, whatever its labels say: a new transaction would be a second.
         driver.selection.forget_transient(error)
-    state_commit(error)
+        outcome = "the transaction was committed, but its write concern was not satisfied"
+    elif error.has_error_label(transaction_spans.UNKNOWN_RESULT):
+        outcome = "whether the transaction was committed is unknown"
+    else:
+        return
+    text = error.args[0] if error.args else None
+    if isinstance(text, str) and outcome not in text:
+        error.args = (f"{text} ({outcome})", *error.args[1:])
 
 
 class _Transaction(Interceptor):
