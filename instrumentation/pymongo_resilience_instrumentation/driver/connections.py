@@ -152,9 +152,9 @@ def shut_down(connection: Any) -> None:
         return
 
 
-def pool_of(client: Any, address: Any) -> Any:
+def pool_at(topology: Any, address: Any) -> Any:
     """One server's pool; None where there is no such server."""
-    server = server_at(topology_of(client), address)
+    server = server_at(topology, address)
     return None if server is None else server.pool
 
 
@@ -165,14 +165,14 @@ def count_login(pool: Any, *, refused: bool) -> None:
 
 def refused_logins(client: Any, address: Any) -> int:
     """How many in a row a server has refused."""
-    return getattr(pool_of(client, address), _REFUSED, 0)
+    return getattr(pool_at(topology_of(client), address), _REFUSED, 0)
 
 
 def open_pools(client: Any) -> dict[Any, Any]:
     """The pools of a client that is used in this process and not closed, by server."""
     topology = getattr(client, "_topology", None)
     known = () if topology is None else topology.description.server_descriptions()
-    pools = {at: pool for at in known if (pool := pool_of(client, at)) is not None}
+    pools = {at: pool for at in known if (pool := pool_at(topology, at)) is not None}
     # One that a forked child inherited counts the parent's connections until it is used.
     pid = os.getpid()
     return {at: pool for at, pool in pools.items() if not pool.closed and pool.pid == pid}

@@ -89,12 +89,6 @@ def replaced_primary(topology: Any) -> Address | None:
     return before
 
 
-def pool_at(topology: Any, address: Address) -> Any:
-    """None where the client does not know the server any more, or is closed."""
-    server = server_at(topology, address)
-    return None if server is None or server.pool.closed else server.pool
-
-
 def last_reply_at(topology: Any, address: Address) -> float:
     """When the server answered a check, on the driver's clock; -inf where the last one failed."""
     found = topology.description.server_descriptions().get(address)

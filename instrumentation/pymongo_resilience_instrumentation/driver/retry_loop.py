@@ -10,7 +10,8 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConcernError
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
@@ -35,16 +36,6 @@ def bulk_classes() -> tuple[type, ...]:
 
 
 _PREFERRED = frozenset({PrimaryPreferred().mode, SecondaryPreferred().mode})
-
-
-class _ErrorContext(NamedTuple):
-    """What the driver's topology reads of an error."""
-
-    error: Exception
-    max_wire_version: int
-    sock_generation: int
-    completed_handshake: bool
-    service_id: Any
 
 
 class DriverLoop:
@@ -255,13 +246,14 @@ class DriverLoop:
             and in_statement
             and self.topology_type() != "Sharded"
         ):
-            connection, error = self.connection, NotPrimaryError("", {"code": failure.code})
-            context = _ErrorContext(
-                error,
-                connection.max_wire_version,
-                connection.generation,
-                True,
-                connection.service_id,
+            connection = self.connection
+            # What the driver's topology reads of an error.
+            context = SimpleNamespace(
+                error=NotPrimaryError("", {"code": failure.code}),
+                max_wire_version=connection.max_wire_version,
+                sock_generation=connection.generation,
+                completed_handshake=True,
+                service_id=connection.service_id,
             )
             topology = self._client._topology
             return partial(topology.handle_error, self._server.description.address, context)

@@ -27,10 +27,8 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         if driver.connections.can_watch():
             dead_peer_s = runtime.config.dead_peer_s or None
 
-    def in_flight(at: Any) -> int | None:
-        # None as well of a pymongo that lacks a name: the self-check has said so.
-        pool = driver.connections.pool_of(client, at)
-        return getattr(pool, "operation_count", None)
+    def pool(at: Any) -> Any:
+        return driver.connections.pool_at(driver.clients.topology_of(client), at)
 
     if driver.clients.records_spans(client):
         spans: str | None = "pymongo"
@@ -46,10 +44,11 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 type=each.server_type_name,
                 round_trip_time=each.round_trip_time,
                 minimum_round_trip_time=each.min_round_trip_time or None,
-                in_flight=in_flight(at),
+                # Also of a pymongo that lacks a name: the self-check has said so.
+                in_flight=getattr(pool(at), "operation_count", None),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error and error_text(each.error, at),
-                lost_connections=driver.connections.lost(driver.connections.pool_of(client, at)),
+                lost_connections=driver.connections.lost(pool(at)),
             )
             for each in servers_of(described)
             for at, address in [(each.address, address_text(each.address))]

@@ -138,9 +138,9 @@ def _watch(runtime: Runtime, topology: Any, address: Address) -> None:
         driver.monitors.request_check(topology, address)
         for _ in range(LOOKS):
             time.sleep(ANSWERS_WITHIN)
-            pool = driver.monitors.pool_at(topology, address)
+            pool = driver.connections.pool_at(topology, address)
             answered = driver.monitors.last_reply_at(topology, address) >= asked_at
-            if pool is None or answered or not runtime.enabled_flag.on:
+            if pool is None or pool.closed or answered or not runtime.enabled_flag.on:
                 return
             for attempt in runtime.attempts_in_flight():
                 with shielded("after an election"):

@@ -25,7 +25,7 @@ FINAL = (Rule.SELECTION, Rule.ATTEMPTS, Rule.OVERLOAD_WAIT, Rule.BUDGET)
 
 
 def run(client: Any, body: Callable[[Any], Any], options: dict[str, Any], **of_session: Any) -> Any:
-    """Operation ``body`` with a session in a transaction, and commit it; the result of ``body``.
+    """Run ``body`` with a session in a transaction, and commit it; the result of ``body``.
 
     ``options``: of ``start_transaction``. However it ends, so do the transaction and its session.
     """
