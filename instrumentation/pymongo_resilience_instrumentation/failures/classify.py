@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pymongo.errors import (
@@ -94,22 +95,23 @@ class Attempt(NamedTuple):
 def failure_of(error: Exception, attempt: Attempt) -> Failure:
     """The facts; anything malformed in the server's document counts as absent. Never raises: of an
     error that cannot be read nothing is known, so nothing is repeated."""
+    unread = Failure(
+        error=error,
+        stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
+        reason=RetryReason.UNKNOWN,
+        carried_txn_number=attempt.carried_txn_number,
+        server=attempt.server,
+        min_rtt=attempt.min_rtt,
+    )
     try:
-        return _describe(error, attempt)
+        return _read(unread, attempt)
     except Exception:  # the error may be anybody's
         logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
-        return Failure(
-            error=error,
-            stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
-            reason=RetryReason.UNKNOWN,
-            carried_txn_number=attempt.carried_txn_number,
-            server=attempt.server,
-            min_rtt=attempt.min_rtt,
-        )
+        return unread
 
 
-def _describe(error: Exception, attempt: Attempt) -> Failure:
-    cause = _cause(error)
+def _read(unread: Failure, attempt: Attempt) -> Failure:
+    cause = _cause(unread.error)
     document = _document(cause)
     labels = _labels(cause, document)
     if isinstance(cause.__cause__, AttemptTimeoutError):
@@ -120,17 +122,14 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     rejected = not executed and labels >= OVERLOADED
     reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
-    return Failure(
-        error=error,
+    return replace(
+        unread,
         stage=_stage(cause, document, attempt),
         reason=reason,
-        carried_txn_number=attempt.carried_txn_number,
         code=code,
         code_name=name if isinstance(name, str) else None,
         labels=labels,
-        server=attempt.server,
         base_backoff=_base_backoff(document),
-        min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
         terminal=causes.terminal_cause(cause) is not None,
         listed_retryable=refusal is None

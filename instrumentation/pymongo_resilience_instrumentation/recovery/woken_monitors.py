@@ -90,8 +90,8 @@ class CheckIntervals:
 class Read(Interceptor):
     """The part of a check that needs its connection."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
-        monitor, connection = given[0], given[1] if len(given) > 1 else kwargs["conn"]
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        monitor, connection = given
         return Entered(monitor, driver.monitors.reading(monitor, connection))
 
 
@@ -111,8 +111,8 @@ def cancel_check(enabled_flag: EnabledFlag) -> Wrapper:
 class CheckResult(Interceptor):
     """A topology takes note of what a check has found, before the monitor waits for the next."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        topology, found = given[0], given[1] if len(given) > 1 else kwargs["server_description"]
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        topology, found, *_ = given
         by_server = vars(topology).setdefault(_INTERVALS, {})
         intervals = by_server.setdefault(found.address, CheckIntervals())
         known, refused = found.is_server_type_known, _REFUSED in str(found.error)

@@ -97,7 +97,7 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         if not self._always and not driver.selection.has_choice(loop):
             return None
         if address not in self:
-            self._forget_all_but({address})
+            self._forget_those_that_left()
         answer = self[address].try_acquire()
         if isinstance(answer, Permit):
             return answer
@@ -132,14 +132,14 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
 
     def snapshots(self) -> dict[Address, Snapshot]:
         """By server, of those that an attempt was meant for."""
-        self._forget_all_but(set())
+        self._forget_those_that_left()
         return {at: breaker.snapshot() for at, breaker in self.copy().items()}
 
-    def _forget_all_but(self, more: set[Address]) -> None:
+    def _forget_those_that_left(self) -> None:
         """Forget the servers that have left: the breaker of one that returns begins anew."""
         client = self._client()
         if client is not None:
-            for left in self.copy().keys() - driver.selection.known_addresses(client) - more:
+            for left in self.copy().keys() - driver.selection.known_addresses(client):
                 self.pop(left, None)
 
     def _publish(self, address: Address, change: Snapshot) -> None:
