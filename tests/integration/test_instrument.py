@@ -227,6 +227,13 @@ def test_with_set_active_a_test_can_switch_the_library_off(
     assert len(telemetry.spans()) == 2
 
 
+def test_uninstrumenting_inside_of_set_active_is_for_good() -> None:
+    pymongo_resilience.instrument(Config())
+    with set_active(False):
+        pymongo_resilience.uninstrument()
+    assert not is_active()
+
+
 def test_nothing_of_ours_is_registered_for_a_client_without_spans_and_metrics(
     side: Side, server: EmbeddedServer, instrument: Instrument
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -12,45 +11,11 @@ from pymongo.errors import ConfigurationError as DriversError
 from support.clients import Side
 from support.telemetry import Instrument
 
-from pymongo_resilience import Config, ConfigurationError, Policy, override
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
 NOWHERE = "mongodb://127.0.0.1:1/"
-
-
-def _from_file(tmp_path: Path, text: str) -> Config:
-    file = tmp_path / "options.toml"
-    file.write_text(text)
-    return Config.from_toml(file)
-
-
-OURS: dict[str, tuple[Any, type[Exception], str]] = {
-    "override": (lambda _: override(timeout_ms=-1), ValueError, "timeout_ms=-1"),
-    "Policy": (lambda _: Policy(timeout_ms=-1), ValueError, "timeout_ms=-1"),
-    "Config": (lambda _: Config(timeout_ms=-1), ConfigurationError, "timeout_ms=-1"),
-    "a variable": (
-        lambda _: Config.from_env({"PYMONGO_RESILIENCE_TIMEOUT_MS": "-1"}),
-        ConfigurationError,
-        "PYMONGO_RESILIENCE_TIMEOUT_MS='-1'",
-    ),
-    "a file": (lambda path: _from_file(path, "timeout_ms = -1"), ConfigurationError, "-1"),
-    "a rule of a file": (
-        lambda path: _from_file(path, '[policies."shop.*"]\ntimeout_ms = -1'),
-        ConfigurationError,
-        "shop.*",
-    ),
-}
-
-
-@pytest.mark.parametrize("where", OURS)
-def test_in_what_is_ours(where: str, tmp_path: Path) -> None:
-    make, kind, what = OURS[where]
-    with pytest.raises(kind) as caught:
-        make(tmp_path)
-    assert what in str(caught.value)
-    assert str(caught.value).count("expected an integer from 0 to 2147483647") == 1
 
 
 @pytest.mark.parametrize(

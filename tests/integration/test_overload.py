@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pymongo import DeleteMany, DeleteOne, IndexModel, InsertOne, ReplaceOne, UpdateMany, UpdateOne
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 from support.clients import SentCommands, Side
 from support.supported_reads import READS, fill
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience import OperationTimeoutError
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.strategy import NAMED
@@ -187,34 +185,6 @@ def test_the_delays_grow_from_the_base_that_the_error_names(
     made = delays(telemetry)
     assert len(made) == 5
     assert all(0 <= delay < 0.002 * 2**number for number, delay in enumerate(made, 1))
-
-
-def test_a_delay_that_passes_the_deadline_is_not_begun(
-    side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=6_000, max_backoff_ms=600_000)
-    coll = side.client(proxy.uri)[filled].coll
-    side.do(coll.find_one)
-    proxy.inject(Overload("find", times=9, base_backoff=600))
-    began = time.monotonic()
-    with pytest.raises(OperationFailure) as caught:
-        side.do(coll.find_one)
-    *retries, last = telemetry.decisions.events
-    # Hardly ever any: the delays are random shares of ten minutes.
-    waited = sum(event.delay for event in retries)
-    assert time.monotonic() - began - waited < 5
-    assert last.rule is Rule.OVERLOAD_WAIT
-    error: Any = caught.value
-    assert not isinstance(error, OperationTimeoutError), "nothing timed out"
-    assert (error.timeout, error.code, error.attempts) == (False, 462, len(retries) + 1)
-    outcomes = [each.attributes["pymongo_resilience.outcome"] for each in telemetry.operations()]
-    assert outcomes[-1] == "overloaded"
-    (declined,) = [
-        point.value
-        for attributes, point in telemetry.points("pymongo_resilience.retries")
-        if attributes["pymongo_resilience.decision"] == "overload_wait"
-    ]
-    assert declined == 1
 
 
 def test_a_read_is_repeated_after_what_a_router_or_a_newer_server_says(

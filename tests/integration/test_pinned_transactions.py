@@ -85,8 +85,11 @@ def test_a_rejected_command_stays_on_its_router(
         call(side, client[seeded], session)
         side.do(session.commit_transaction)
     assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * 3
-    assert len(sent.named(command)) == 4
-    assert not any("startTransaction" in each for each in sent.named(command))
+    commands = sent.named(command)
+    assert len(commands) == 4
+    assert not any("startTransaction" in each for each in commands)
+    assert {each["autocommit"] for each in commands} == {False}
+    assert len({each["txnNumber"] for each in sent.named("delete", command)}) == 1
     assert len(routers(sent, "delete", command, "commitTransaction")) == 1
     assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name in READS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,14 @@ import pymongo
 import pytest
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
 from support.clients import POLLING, Side
+from support.command_listeners import Inside
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
-from pymongo_resilience import Config, OperationTimeoutError, Policy, override
+from pymongo_resilience import Config, OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.strategies import BestEffort, MongoDB, RetryAction
 from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet, Slow
-from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
@@ -30,20 +29,12 @@ WRITE_CONFLICT = 112
 class Own:
     """A strategy that remembers what it was asked."""
 
-    def __init__(self, answer: Callable[[], Any] = RetryAction) -> None:
-        self._answer = answer
+    def __init__(self) -> None:
         self.seen: list[tuple[str, str, dict[str, Any]]] = []
 
     def retry_after(self, operation: Any, failure: Any, /) -> Any:
         self.seen.append((operation.name, operation.namespace, dict(operation.data)))
-        return self._answer()
-
-
-class Awaited(Own):
-    """The same for async clients."""
-
-    async def retry_after(self, operation: Any, failure: Any, /) -> Any:
-        return super().retry_after(operation, failure)
+        return RetryAction()
 
 
 @pytest.fixture
@@ -101,116 +92,6 @@ def test_the_strategy_of_a_namespace_sees_its_data_unless_a_block_says_otherwise
         side.do(db.orders.insert_one, {"_id": 3})
     assert in_block.seen == [("insert", f"{database}.orders", {"team": "sales", "level": 1})]
     assert len(by_rule.seen) == len(globally.seen) == 1
-
-
-def test_a_coroutine_by_rule_is_awaited_in_async_clients_and_counts_as_no_in_sync_ones(
-    side: Side,
-    proxy: ReplicaSet,
-    db: Any,
-    database: str,
-    instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    strategy = Awaited()
-    telemetry = instrument(
-        timeout_ms=20_000, policies={f"{database}.orders": Policy(strategy=strategy)}
-    )
-    caplog.clear()
-    for _ in range(2):
-        proxy.inject(CutBefore("find"))
-        if side.name == "async":
-            assert side.do(db.orders.find_one) is None
-        else:
-            with pytest.raises(AutoReconnect):
-                side.do(db.orders.find_one)
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    if side.name == "async":
-        assert (len(strategy.seen), retries(telemetry), errors) == (2, 2, [])
-    else:
-        assert ["Awaited" in error for error in errors] == [True] * 2
-        assert [event.rule for event in telemetry.decisions.events] == [Rule.STRATEGY] * 2
-
-
-def test_a_strategy_that_raises_counts_as_no_and_the_error_is_the_applications(
-    side: Side,
-    proxy: ReplicaSet,
-    db: Any,
-    database: str,
-    instrument: Instrument,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def mistake() -> None:
-        raise LookupError("no such table")
-
-    cls = Awaited if side.name == "async" else Own
-    telemetry = instrument(policies={f"{database}.orders": Policy(strategy=cls(mistake))})
-    caplog.clear()  # an older pymongo is told what it lacks
-    fault = {"code": WRITE_CONFLICT, "text": "try again", "times": 1}
-    proxy.inject(Fail("find", **fault))
-    with set_active(False), pytest.raises(OperationFailure) as plain:
-        side.do(db.orders.find_one)
-    proxy.inject(Fail("find", **fault))
-    with pytest.raises(OperationFailure) as ours:
-        side.do(db.orders.find_one)
-    assert type(ours.value) is type(plain.value)
-    volatile = {"operationTime", "$clusterTime"}
-    said, expected = (
-        {key: value for key, value in error.value.details.items() if key not in volatile}
-        for error in (ours, plain)
-    )
-    assert said == expected
-    assert (ours.value.__cause__, ours.value.__context__) == (None, None)
-    (record,) = (record for record in caplog.records if record.levelname == "ERROR")
-    assert cls.__name__ in record.getMessage()
-    assert record.exc_info is not None
-    assert repr(record.exc_info[1]) == "LookupError('no such table')"
-    assert [event.rule for event in telemetry.decisions.events] == [Rule.STRATEGY]
-
-
-def _get_more(side: Side, db: Any) -> None:
-    side.documents(db.coll.find(batch_size=2))
-
-
-FORBIDDEN: dict[str, tuple[Callable[[Side, Any], Any], str, bool, Rule]] = {
-    "getMore": (_get_more, "getMore", True, Rule.NEVER_REPEATED),
-    "runCommand": (
-        lambda side, db: side.do(db.command, "count", "coll"), "count", True, Rule.NEVER_REPEATED,
-    ),
-    "$out": (
-        lambda side, db: side.do(db.coll.aggregate, [{"$out": "other"}]),
-        "aggregate", True, Rule.NEVER_REPEATED,
-    ),
-    "update_many": (
-        lambda side, db: side.do(db.coll.update_many, {}, {"$inc": {"n": 1}}),
-        "update", False, Rule.NOT_SAFE,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_no_rule_permits_what_must_not_be_repeated(
-    name: str,
-    side: Side,
-    proxy: ReplicaSet,
-    db: Any,
-    database: str,
-    control: Any,
-    instrument: Instrument,
-) -> None:
-    call, command, idempotent, rule = FORBIDDEN[name]
-    strategy = Own()
-    telemetry = instrument(
-        timeout_ms=20_000,
-        policies={f"{database}.*": Policy(idempotent=idempotent, strategy=strategy)},
-    )
-    control[database].coll.insert_many([{"_id": number, "n": 0} for number in range(5)])
-    telemetry.clear()
-    cut = CutAfter(command)
-    proxy.inject(cut)
-    with pytest.raises(AutoReconnect):
-        call(side, db)
-    assert (cut.injected, strategy.seen) == (1, [])
-    assert [event.rule for event in telemetry.decisions.events] == [rule]
 
 
 def test_a_rule_declares_a_collections_writes_idempotent_and_no_others(
@@ -352,10 +233,44 @@ def test_rules_of_a_file_hold_and_those_in_code_replace_them(
 def test_the_driver_strategy_leaves_policies_without_effect_and_says_so(
     instrument: Instrument, caplog: pytest.LogCaptureFixture
 ) -> None:
-    instrument(config_strategy="driver", policies={"shop.*": Policy(strategy=Awaited())})
+    instrument(config_strategy="driver", policies={"shop.*": Policy(strategy=Own())})
     with pymongo.MongoClient[Any](connect=False):
         pass
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     (text,) = [text for text in said if "made before" not in text]
     assert "strategy=driver" in text
     assert "policies" in text
+
+
+@pytest.mark.parametrize("how", ["generator", "listener"])
+def test_what_is_inserted_from_does_not_get_the_policy_of_the_insert(
+    how: str, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    """Into the same namespace. Nothing can be awaited there."""
+    telemetry = instrument(timeout_ms=20_000)
+    control[database].coll.insert_one({"_id": "counter", "n": 0})
+    inside = Inside()
+    options: Any = {**POLLING, "event_listeners": [inside]}
+    with pymongo.MongoClient[Any](proxy.uri, **options) as client:
+        coll = client[database].coll
+        bound = bind(coll, Policy(idempotent=True))
+        telemetry.clear()
+
+        def count() -> None:
+            proxy.inject(CutAfter("update"))
+            with pytest.raises(AutoReconnect):
+                coll.update_many({}, {"$inc": {"n": 1}})
+
+        def documents() -> Iterator[dict[str, Any]]:
+            count()
+            yield {"_id": 1}
+
+        if how == "generator":
+            bound.insert_many(documents())
+        else:
+            coll.find_one()
+            inside.act = count
+            bound.insert_one({"_id": 1})
+    assert control[database].coll.find_one({"_id": "counter"}) == {"_id": "counter", "n": 1}
+    names = [span.name for span in telemetry.operations() if not span.name.startswith("find")]
+    assert names == [f"update {database}.coll", f"insert {database}.coll", "endSessions admin"]

@@ -251,7 +251,7 @@ def test_an_overload_error_whose_wait_does_not_fit_is_raised_as_itself(
     side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
 ) -> None:
     """Hardly ever is one made: the delays are random shares of ten minutes."""
-    instrument(timeout_ms=LONG_ENOUGH, max_backoff_ms=600_000)
+    telemetry = instrument(timeout_ms=LONG_ENOUGH, max_backoff_ms=600_000)
     fault = Overload("insert", times=9, base_backoff=600)
     overload = Expiry(_insert, OperationFailure, lambda: fault)
     error = raised(side, proxy, coll, overload)
@@ -259,3 +259,5 @@ def test_an_overload_error_whose_wait_does_not_fit_is_raised_as_itself(
     assert error.__cause__ is None
     assert (error.timeout, error.code) == (False, 462)
     assert error.has_error_label("RetryableError")
+    (operation,) = telemetry.operations(f"insert {coll}.coll")
+    assert operation.attributes["pymongo_resilience.outcome"] == "overloaded"

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 from pymongo import WriteConcern
-from pymongo.errors import (
-    AutoReconnect,
-    OperationFailure,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-)
+from pymongo.errors import AutoReconnect, PyMongoError, ServerSelectionTimeoutError
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import IN_TRANSACTION
@@ -81,26 +76,6 @@ def test_an_overloaded_first_command_starts_the_transaction_again(
     assert len(numbers(commands)) == 1
     assert len(telemetry.decisions.events) == 5
     assert control[seeded].coll.count_documents({"_id": "then"}) == 1
-
-
-@pytest.mark.parametrize("name", IN_TRANSACTION)
-def test_an_overloaded_later_command_does_not(
-    name: str, side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
-) -> None:
-    instrument(**FAST)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    command, call = IN_TRANSACTION[name]
-    with transaction(side, client) as session:
-        side.do(client[seeded].coll.delete_one, {"_id": "none"}, session=session)
-        proxy.inject(Overload(command, times=5))
-        call(side, client[seeded], session)
-        side.do(session.commit_transaction)
-    commands = sent.named(command)
-    assert len(commands) == 6
-    assert not any("startTransaction" in each for each in commands)
-    assert len(numbers(sent.named("delete", command, "commitTransaction"))) == 1
-    assert {each["autocommit"] for each in commands} == {False}
 
 
 @pytest.mark.parametrize("name", IN_TRANSACTION)
@@ -324,11 +299,11 @@ FAULTS: dict[str, tuple[Callable[[], list[Fault]], int, int, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("instrumented", [False, True], ids=["plain", "ours"])
+@pytest.mark.parametrize("options", [None, {}, {"timeout_ms": 20_000}], ids=str)
 @pytest.mark.parametrize("name", FAULTS)
 def test_with_transaction_keeps_the_driver_s_rules(
     name: str,
-    instrumented: bool,
+    options: dict[str, Any] | None,
     side: Side,
     proxy: ReplicaSet,
     seeded: str,
@@ -336,8 +311,7 @@ def test_with_transaction_keeps_the_driver_s_rules(
     instrument: Instrument,
 ) -> None:
     """The same attempts as with plain pymongo: a retry of ours inside would be one too many."""
-    if instrumented:
-        instrument()
+    telemetry = None if options is None else instrument(**options)
     sent = SentCommands()
     faults, runs, inserts, commits = FAULTS[name]
     client = side.client(proxy.uri, event_listeners=[sent])
@@ -348,6 +322,9 @@ def test_with_transaction_keeps_the_driver_s_rules(
     assert len(sent.named("insert")) == inserts
     assert len(sent.named("commitTransaction")) == commits
     assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+    events = telemetry.decisions.events if telemetry else []
+    repeated = {event.operation for event in events if isinstance(event, RetryScheduled)}
+    assert repeated <= {"commitTransaction"}
 
 
 def test_a_commit_whose_transaction_is_over_is_not_repeated_for_overload_either(
@@ -359,30 +336,3 @@ def test_a_commit_whose_transaction_is_over_is_not_repeated_for_overload_either(
     proxy.inject(Fail("commitTransaction", code=462, labels=[*OVERLOADED, TRANSIENT]))
     assert run_with_transaction(side, client, seeded) == 2
     assert [event.rule for event in telemetry.decisions.events] == [Rule.TRANSACTION_OVER]
-
-
-def test_with_transaction_and_a_deadline_repeats_no_command_but_the_commit(
-    side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    proxy.inject(Fail("insert", times=2, code=112, labels=[TRANSIENT]))
-    proxy.inject(CutAfter("commitTransaction", times=3))
-    assert run_with_transaction(side, client, seeded) == 3
-    assert (len(sent.named("insert")), len(sent.named("commitTransaction"))) == (3, 4)
-    retried = [e.operation for e in telemetry.decisions.events if isinstance(e, RetryScheduled)]
-    assert retried == ["commitTransaction"] * 3
-
-
-def test_an_error_of_the_application_runs_the_callback_once(
-    side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=20_000)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    proxy.inject(Fail("insert", code=2))
-    with pytest.raises(OperationFailure):
-        run_with_transaction(side, client, seeded)
-    assert len(sent.named("insert")) == 1
-    assert len(sent.named("abortTransaction")) == 1

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import repeat
 
 import pytest
-from hypothesis import assume, given, strategies as st
-from support.engine.failing_work import (
-    START,
-    AwaitedWork,
-    BlockingWork,
-    Call,
-    Fault,
-    run_in_task,
-    run_in_thread,
-)
+from hypothesis import given, strategies as st
+from support.engine.failing_work import START
 from support.engine.fake_clock import FakeClock
-from support.engine.retry_strategies import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB, half
+from support.engine.retry_strategies import BEST_EFFORT, half
 from support.hostile_input import examples, strange_floats
 
 from pymongo_resilience.clock import Deadline
@@ -32,9 +23,8 @@ from pymongo_resilience.rules.failure import (
 )
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Verdict
 from pymongo_resilience.rules.retry_state import Kind, RetryState
-from pymongo_resilience.rules.strategy import RetryAction, RetryStrategy
+from pymongo_resilience.rules.strategy import RetryAction
 
-READING = Call(kind=Kind.READ)
 numbers = st.floats() | strange_floats
 READ = RetryState("find", "shop.orders", Kind.READ, BEST_EFFORT)
 NETWORK = Failure(OSError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
@@ -117,31 +107,3 @@ def test_the_overload_back_off_stays_within_its_limit(
     attempt: int, dice: float, base: float, limit: float
 ) -> None:
     assert 0 <= backoff.overload(attempt, lambda: dice, base, limit) <= limit
-
-
-@examples(50)
-@given(
-    min_rtt=numbers,
-    base=numbers,
-    timeout=numbers,
-    strategy=st.sampled_from([FAST_FAIL, BEST_EFFORT, MONGODB, AT_ONCE]),
-)
-def test_no_number_makes_the_loop_endless(
-    min_rtt: float, base: float, timeout: float, strategy: RetryStrategy
-) -> None:
-    """Ten thousand attempts of a sixty-fourth of a second are more time than there ever is."""
-    assume(not timeout > 100)
-    fault = Fault(
-        reason=RetryReason.OVERLOADED,
-        labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
-        base_backoff=base,
-        min_rtt=min_rtt,
-        takes=1 / 64,
-    )
-    network = replace(fault, reason=RetryReason.SOCKET_NOT_AVAILABLE, labels=frozenset())
-    for each in (fault, network):
-        blocking = BlockingWork(READING, repeat(each), strategy, timeout=timeout)
-        awaited = AwaitedWork(READING, repeat(each), strategy, timeout=timeout)
-        outcome = run_in_thread(RetryRules(random=half), blocking)
-        assert outcome == run_in_task(RetryRules(random=half), awaited)
-        assert all(0 < slept < math.inf for slept in outcome.slept)

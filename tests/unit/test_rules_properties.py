@@ -1,25 +1,19 @@
 """What holds for any order of failures, any call, any policy and any strategy.
 
-Settings with a retry budget are among them; what holds for the budget itself is in
-test_budget_properties.py.
+What holds for the retry budget is in test_budget.py, and among the rules' rows in
+support/engine/scenarios.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hypothesis import assume, example, given, strategies as st
-from support.engine.endless_failures import (
-    permitted,
-    refused_until,
-    repeated,
-    run_forever,
-    work_for,
-)
 from support.engine.engine_inputs import (
     SHORTEST_ATTEMPT,
     Setting,
+    Whimsical,
     any_retry_rules,
     calls,
     faults,
@@ -33,6 +27,7 @@ from support.engine.failing_work import (
     AwaitedWork,
     BlockingWork,
     Call,
+    FakeWork,
     Fault,
     failure_of,
     run_in_task,
@@ -43,7 +38,7 @@ from support.engine.retry_strategies import AT_ONCE
 
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import RetryAction
@@ -54,6 +49,61 @@ if TYPE_CHECKING:
     from support.engine.failing_work import Outcome
 
     from pymongo_resilience.rules.failure import Failure
+
+W = TypeVar("W", bound=FakeWork)
+BOTH_LABELS = {"SystemOverloadedError", "RetryableError"}
+
+
+def permitted(call: Call, fault: Fault) -> bool:
+    """Rules 0 to 3, and that no failed selection is repeated."""
+    if fault.selection:
+        return False
+    ends_a_transaction = call.kind is Kind.TRANSACTION_END
+    if not call.retries_enabled and not ends_a_transaction:
+        return False
+    if fault.labels >= BOTH_LABELS:
+        return True
+    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE, Kind.CLEANUP}:
+        return False
+    if call.in_transaction and not ends_a_transaction:
+        return False
+    if fault.reason is RetryReason.UNKNOWN:
+        return False
+    if call.kind is Kind.READ or ends_a_transaction or call.txn_number:
+        return True
+    return call.acknowledged and (fault.stage is Stage.NOT_SENT or call.idempotent)
+
+
+def refused_until(fault: Fault) -> float:
+    """Seconds before which rule 7 sends no other attempt."""
+    if fault.next_probe_in is None or fault.elsewhere or "SystemOverloadedError" in fault.labels:
+        return 0.0
+    return fault.next_probe_in
+
+
+def run_forever(setting: Setting) -> Outcome:
+    return run_in_thread(setting.retry_rules, work_for(setting, BlockingWork))
+
+
+def work_for(setting: Setting, kind: type[W], patience: int = 10_000) -> W:
+    """Work of a client that is new, so that all runs of one setting are the same."""
+    strategy = setting.strategy
+    return kind(
+        setting.call,
+        setting.endless_faults(),
+        strategy.anew() if isinstance(strategy, Whimsical) else strategy,
+        timeout=setting.timeout,
+        window=setting.window,
+        patience=patience,
+        own_max_retries=setting.own_max_retries,
+    )
+
+
+def repeated(setting: Setting, outcome: Outcome) -> Iterator[tuple[int, Fault]]:
+    """Every fault after which another attempt was made, with the attempt's number from 1."""
+    for number, event in enumerate(outcome.events, start=1):
+        if isinstance(event, RetryScheduled):
+            yield number, setting.faults[(number - 1) % len(setting.faults)]
 
 
 def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[RetryState, Failure]:

@@ -1,7 +1,4 @@
-"""The table of timeouts/precedence.py, row by row: whose timeout an operation has, and until when.
-
-With a server, and by the error it ends in: tests/integration/test_timeout_precedence.py.
-"""
+"""Whose timeout an operation has, and until when: the table of timeouts/precedence.py, by row."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.engine.failing_work import Call, Fault
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL, MONGODB
 
-from pymongo_resilience.rules.budget import TokenBucket
 from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -55,19 +54,6 @@ class Whimsical:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """A budget at the beginning of a run; in tenths of a token, so that sums are exact."""
-
-    capacity: int
-    there: int
-
-    def bucket(self) -> TokenBucket:
-        bucket = TokenBucket(self.capacity / 10)
-        assert bucket.consume((self.capacity - self.there) / 10)
-        return bucket
-
-
-@dataclass(frozen=True)
 class Setting:
     """All that one run depends on."""
 
@@ -79,8 +65,6 @@ class Setting:
     window: float | None
     own_max_retries: int | None
     """What the client says of its own."""
-    tokens: Tokens | None
-    """In the client's retry budget, if it has one."""
 
     @property
     def cap(self) -> int:
@@ -155,9 +139,6 @@ any_retry_rules = st.builds(
 
 
 own_numbers = st.none() | st.integers(0, 8)
-budgets = st.integers(0, 60).flatmap(
-    lambda capacity: st.builds(Tokens, st.just(capacity), st.integers(0, capacity))
-)
 
 
 def _settings(
@@ -172,7 +153,6 @@ def _settings(
         timeout=st.none() | seconds,
         window=st.none() | seconds,
         own_max_retries=own_numbers,
-        tokens=st.none() | budgets,
     )
 
 
