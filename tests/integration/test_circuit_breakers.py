@@ -467,3 +467,24 @@ def test_no_breaker_opens_for_a_write_which_can_go_nowhere_else(
         proxy.inject(CutBefore("insert"))
         side.do(coll.insert_one, {"_id": n})
     assert breaker_events(telemetry) == []
+
+
+def test_what_the_application_s_own_selector_raises_is_raised(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(circuit_breaker="on")
+
+    def own(servers: list[Any]) -> list[Any]:
+        raise LookupError("none today")
+
+    client = side.client(proxy.uri, server_selector=own)
+    with pytest.raises(LookupError, match="none today"):
+        side.do(client[database].coll.find_one)
+
+
+def test_what_is_no_selector_is_the_driver_s_to_refuse(
+    side: Side, server: EmbeddedServer, instrument: Instrument
+) -> None:
+    instrument(circuit_breaker="on")
+    with pytest.raises((TypeError, ValueError), match="must be a callable"):
+        side.client(server.uri, server_selector="nearest")

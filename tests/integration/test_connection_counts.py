@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from support.clients import Side, wait_until
-from support.open_sockets import inodes_to
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testbed import CutAfter, ReplicaSet, Reset
@@ -19,6 +19,22 @@ from pymongo_resilience.testing import set_active
 
 MONITORS = 1
 """A client that polls looks at its one server over one connection."""
+
+
+def inodes_to(port: int) -> set[str]:
+    """Of this process's connections to a port, in whatever state, as Linux tells them."""
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            own.add(str(descriptor.readlink()))
+        except OSError:  # closed meanwhile
+            continue
+    found = set()
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[2].rpartition(":")[2], 16) == port and f"socket:[{fields[9]}]" in own:
+            found.add(fields[9])
+    return found
 
 
 class Scene:

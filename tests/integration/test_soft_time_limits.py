@@ -11,26 +11,36 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import pymongo_resilience_instrumentation
 import pytest
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation import in_progress
 from support.clients import POLLING, fail_command
 from support.engine.retry_strategies import AT_ONCE
-from support.striking import OURS, SoftTimeLimitExceeded
 from support.telemetry import Instrument
 
+import pymongo_resilience
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = [
     pytest.mark.alone("its signals strike whatever the process does"),
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such timers here"),
 ]
+OURS = tuple(
+    str(Path(package.__file__).parent)
+    for package in (pymongo_resilience, pymongo_resilience_instrumentation)
+)
 TIMES = 60
 LONG = 5.0
 """Seconds after which a signal counts as lost."""
+
+
+class SoftTimeLimitExceeded(Exception):  # noqa: N818 - as Celery calls it
+    pass
 
 
 applications: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import struct
 import traceback
@@ -14,10 +15,10 @@ from typing import Any
 import bson
 from bson import Int64
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
+from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.tools.testbed.fault import Delay, Rewrite
 from support.chaos.operations_under_attack import Operation
 from support.clients import Side
-from support.internal_errors import no_complaints
 from support.origin_text import text_without_origin
 from support.telemetry import Instrument, Telemetry
 
@@ -34,6 +35,37 @@ _LOST = re.compile(r"[Cc]onnection (is )?(already )?closed|\[Errno \d+\] [A-Z][a
 """Which of these it is depends on who looks first, the driver or the kernel."""
 
 Damage = Callable[[bytes], bytes]
+
+
+LISTENED_TO = {"pymongo_resilience": logging.ERROR, "opentelemetry": logging.WARNING}
+
+
+class Complaints(logging.Handler):
+    """Faults of its own that the library logs, and values that OpenTelemetry cannot take."""
+
+    def __init__(self, level: int, texts: list[str]) -> None:
+        super().__init__(level)
+        self._texts = texts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(record.getMessage())
+
+
+@contextmanager
+def no_complaints() -> Iterator[None]:
+    """Fails where there was one inside of the block."""
+    texts: list[str] = []
+    handlers = {name: Complaints(level, texts) for name, level in LISTENED_TO.items()}
+    # A listener logs its first fault alone; each example needs to hear of its own.
+    listeners.faulty.clear()
+    for name, handler in handlers.items():
+        logging.getLogger(name).addHandler(handler)
+    try:
+        yield
+    finally:
+        for name, handler in handlers.items():
+            logging.getLogger(name).removeHandler(handler)
+    assert texts == []
 
 
 class Unhurried(Interception):
