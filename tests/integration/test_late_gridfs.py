@@ -37,19 +37,33 @@ def wrapped():
 def tell(value):
     print(json.dumps(value), flush=True)
 """
-STEPS = (
+ORDERS = (
     HELPERS
     + """
-for step in sys.argv[1:]:
-    if step == "import":
-        import gridfs
-    elif step == "import a part":
-        from gridfs.asynchronous import AsyncGridFSBucket
-    elif step == "instrument":
-        instrument()
-    else:
-        uninstrument()
-tell(["gridfs" in sys.modules, wrapped()])
+import os
+def take(steps):
+    for step in steps:
+        if step == "import":
+            import gridfs
+        elif step == "import a part":
+            from gridfs.asynchronous import AsyncGridFSBucket
+        elif step == "instrument":
+            instrument()
+        else:
+            uninstrument()
+    return wrapped()
+
+def in_a_child(steps):
+    ours, childs = os.pipe()
+    if os.fork() == 0:
+        os.write(childs, json.dumps(take(steps)).encode())
+        os._exit(0)
+    os.close(childs)
+    with os.fdopen(ours) as answer:
+        return json.loads(answer.read() or "null")
+
+assert "gridfs" not in sys.modules
+tell([in_a_child(steps.split(", ")) for steps in sys.argv[1:]])
 """
 )
 NOT_PLAIN, PLAIN = [True] * 8, [False] * 8
@@ -62,25 +76,31 @@ def told(program: str, *args: str) -> tuple[Any, str]:
     return json.loads(output.splitlines()[-1]), errors.strip()
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (["import", "instrument"], NOT_PLAIN),
-        (["instrument", "import"], NOT_PLAIN),
-        (["instrument", "import a part"], NOT_PLAIN),
-        (["instrument", "import", "uninstrument"], PLAIN),
-        (["import", "instrument", "uninstrument"], PLAIN),
-        (["instrument", "uninstrument", "import"], PLAIN),
-        (["instrument", "uninstrument", "import", "instrument"], NOT_PLAIN),
-        (["instrument", "uninstrument", "instrument", "import"], NOT_PLAIN),
-        (["instrument", "uninstrument", "instrument", "import", "uninstrument"], PLAIN),
-        (["instrument", "import", "uninstrument", "instrument"], NOT_PLAIN),
-    ],
-    ids=lambda value: ", ".join(value) if value not in (NOT_PLAIN, PLAIN) else "",
+PLAIN_AFTER = (
+    "instrument, import, uninstrument",
+    "import, instrument, uninstrument",
+    "instrument, uninstrument, import",
+    "instrument, uninstrument, instrument, import, uninstrument",
 )
-def test_in_each_order(steps: list[str], expected: list[bool]) -> None:
-    (_, found), log = told(STEPS, *steps)
-    assert found == expected
+NOT_PLAIN_AFTER = (
+    "import, instrument",
+    "instrument, import",
+    "instrument, import a part",
+    "instrument, uninstrument, import, instrument",
+    "instrument, uninstrument, instrument, import",
+    "instrument, import, uninstrument, instrument",
+)
+
+
+@pytest.mark.parametrize(
+    ("orders", "expected"),
+    [(PLAIN_AFTER, PLAIN), (NOT_PLAIN_AFTER, NOT_PLAIN)],
+    ids=["plain", "wrapped"],
+)
+def test_in_each_order(orders: tuple[str, ...], expected: list[bool]) -> None:
+    """Each in a process of its own, forked where nothing has imported GridFS yet."""
+    found, log = told(ORDERS, *orders)
+    assert dict(zip(orders, found, strict=True)) == dict.fromkeys(orders, expected)
     assert log == ""
 
 
