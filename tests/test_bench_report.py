@@ -90,3 +90,12 @@ def test_a_script_starts(script: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script}")
+
+
+@pytest.mark.thorough("thousands of documents, and four processes of clients")
+@pytest.mark.parametrize("script", ["hedging.py", "resumable.py"])
+def test_a_short_run_keeps_its_bars(script: str) -> None:
+    pytest.importorskip("rich")
+    command = [sys.executable, str(BENCH / script), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -22,7 +22,6 @@ from pymongo_resilience.testbed import (
     EmbeddedServer,
     Fail,
     FailWriteConcern,
-    NotPrimary,
     RateLimit,
     ReplicaSet,
     Slow,
@@ -113,17 +112,6 @@ def test_an_error_about_the_member_s_state_is_news_to_those_who_await_it(
         assert time.monotonic() - started < 5
 
 
-def test_not_primary_is_an_answer_while_hello_says_otherwise(
-    proxy: ReplicaSet, insert: dict[str, Any], count: Any
-) -> None:
-    fault = NotPrimary(times=2)
-    proxy.inject(fault)
-    for _ in range(2):
-        assert ask(proxy.address, insert)["codeName"] == "NotWritablePrimary"
-        assert ask(proxy.address, HELLO)["isWritablePrimary"] is True
-    assert (fault.injected, count()) == (2, 0)
-
-
 def test_a_write_concern_error_is_added_to_what_was_executed(
     side: Side, proxy: ReplicaSet, database: str, count: Any
 ) -> None:
@@ -196,30 +184,6 @@ def test_a_rate_limit_admits_its_rate_after_its_burst(
     for reply in shed:
         assert (reply["code"], reply["baseBackoffMS"]) == (462, 50)
         assert reply["errorLabels"] == ["SystemOverloadedError", "RetryableError"]
-
-
-def test_a_pause_fills_the_bucket_and_no_more(
-    proxy: ReplicaSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # By the real clock, a slow machine earns tokens between one ping and the next.
-    now = 0.0
-    monkeypatch.setattr(command_faults, "time", SimpleNamespace(monotonic=lambda: now))
-    proxy.inject(RateLimit(5, burst=2))
-    with RawClient(proxy.address) as client:
-        assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
-        now += 0.7  # earns more than the bucket holds
-        assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
-
-
-def test_a_rate_limit_ends_and_begins_when_it_is_injected(proxy: ReplicaSet) -> None:
-    seconds = 2.0
-    fault = RateLimit(0.01, seconds=seconds)
-    time.sleep(0.25)  # does not count
-    started = time.monotonic()
-    proxy.inject(fault)
-    assert [ask(proxy.address, PING)["ok"] for _ in range(2)] == [1, 0]
-    wait_until(lambda: ask(proxy.address, PING)["ok"] == 1)
-    assert time.monotonic() - started >= seconds
 
 
 def test_a_slow_server_s_hellos_are_fast_and_its_work_is_done_at_once(

@@ -51,6 +51,10 @@ def test_once_an_attempt_fails_each_has_its_span(
     drawn = telemetry.commands_of(operation)
     assert [span.name for span in drawn] == ["insert"] * commands
     assert operation.attributes["pymongo_resilience.attempts"] == 3
+    assert operation.attributes["pymongo_resilience.outcome"] == "retried_ok"
+    assert operation.attributes["pymongo_resilience.deadline"] == 20.0
+    assert 0 < operation.attributes["pymongo_resilience.backoff.total"] < 0.01
+    assert operation.status.status_code is StatusCode.UNSET
     assert ("db.command.name" in operation.attributes) is (mode == "never")
     assert "error.type" not in operation.attributes
     failed = [span for span in drawn if span.status.status_code is StatusCode.ERROR]

@@ -12,18 +12,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pymongo import MongoClient
-from pymongo_resilience_instrumentation.tools import cli, demo
+from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.demo.fault_script import TIMELINE
 from pymongo_resilience_instrumentation.tools.demo.result import Outcome, Record, Result, Side
-from pymongo_resilience_instrumentation.tools.demo.workload import (
-    Balance,
-    Kind,
-    Ledger,
-    Step,
-    perform,
-    prepare,
-)
+from pymongo_resilience_instrumentation.tools.demo.workload import Balance
 from support.clients import wait_until
 from support.otlp_collector import collecting
 
@@ -32,7 +24,6 @@ from pymongo_resilience.config import OPTIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pymongo.database import Database
 
 REPORT_LINES = 20
 PROGRAM = [
@@ -141,17 +132,6 @@ def test_a_wrong_usage_is_one_sentence(
     assert sentence in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.startswith(demo.__name__)]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert cli.main(["demo"]) == cli.USAGE
-    assert 'pip install "pymongo-resilience[demo]"' in capsys.readouterr().err
-
-
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of options."""
@@ -210,33 +190,6 @@ def test_the_script_is_the_same_for_the_same_seed(phase: Any) -> None:
     assert first == again
     assert set(phase.trouble) <= set(first[: phase.shortest])
     assert [scene.kind for scene in first] != [scene.kind for scene in other]
-
-
-@pytest.fixture
-def books(control: MongoClient[dict[str, Any]], database: str) -> Database[dict[str, Any]]:
-    """A database with nothing but the counters."""
-    prepare(control[database])
-    return control[database]
-
-
-def test_a_ledger_counts_lost_and_duplicated_writes(books: Database[dict[str, Any]]) -> None:
-    ledger = Ledger()
-    for number, repeats in enumerate((0, 1, 3)):
-        step = Step(number, Kind.BULK)
-        ledger.record(step, acknowledged=True)
-        for _ in range(repeats):
-            perform(books, step)
-    assert ledger.balance(books) == Balance(duplicated=6, lost=3)
-
-
-def test_an_operation_that_raised_may_be_applied_or_not(
-    books: Database[dict[str, Any]],
-) -> None:
-    ledger = Ledger()
-    for number in range(2):
-        ledger.record(Step(number, Kind.UPDATE), acknowledged=False)
-    perform(books, Step(0, Kind.UPDATE))
-    assert ledger.balance(books) == Balance(duplicated=0, lost=0)
 
 
 @pytest.mark.parametrize(

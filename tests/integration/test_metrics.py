@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutAtHandshake
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import Side, fail_command, wait_until
+from support.clients import Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
@@ -129,20 +129,6 @@ def test_a_command_that_enters_without_a_wrapper_is_not_named_as_the_application
     ((attributes, _),) = telemetry.points("pymongo_resilience.retries")
     assert attributes["db.operation.name"] == "runCommand"
     assert [event.operation for event in telemetry.decisions.events] == ["runCommand"]
-
-
-def test_the_error_type_is_the_servers_name_of_its_code(
-    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
-) -> None:
-    telemetry = instrument()
-    coll = side.do(side.client, server.uri)[database].coll
-    with (
-        fail_command(control, "find", errorCode=2),
-        pytest.raises(pymongo.errors.OperationFailure),
-    ):
-        side.do(coll.find_one)
-    ((attributes, _),) = telemetry.points("db.client.operation.duration")
-    assert attributes["error.type"] == "BadValue"
 
 
 @pytest.mark.parametrize("mode", ["stream", "poll"])

@@ -11,14 +11,13 @@ from pymongo import MongoClient
 from pymongo.monitoring import PoolClearedEvent
 from pymongo_resilience_instrumentation.tools.testbed import wire
 from pymongo_resilience_instrumentation.tools.testbed.fault import Delay
-from support.clients import Side, wait_until
+from support.clients import Side
 from support.interruption import Journal
 from support.raw_client import RawClient, ask
 
 from pymongo_resilience.testbed import (
     BlackHole,
     CutAtHandshake,
-    Election,
     Latency,
     PoolClearingStorm,
     Refuse,
@@ -121,33 +120,6 @@ def test_a_black_hole_swallows_and_executes_nothing(
     assert (fault.injected, count()) == (3, 0)
     assert ask(replica_set.address, insert)["ok"] == 1
     assert (fault.injected, count()) == (3, 1)
-
-
-def test_a_streaming_monitor_finds_a_black_hole_and_its_end(
-    side: Side, replica_set: ReplicaSet
-) -> None:
-    client = side.client(
-        replica_set.uri,
-        serverMonitoringMode="auto",
-        heartbeatFrequencyMS=100,
-        connectTimeoutMS=500,
-    )
-
-    def kinds() -> list[str]:
-        side.turn()
-        servers = client.topology_description.server_descriptions()
-        return [servers[each.address].server_type_name for each in replica_set.members]
-
-    side.do(client.admin.command, "ping")
-    wait_until(lambda: kinds() == ["RSPrimary", "RSSecondary", "RSSecondary"])
-    replica_set.inject(BlackHole(60), on=2)
-    wait_until(lambda: kinds() == ["RSPrimary", "RSSecondary", "Unknown"])
-    # What the others have to say is heard as ever.
-    replica_set.inject(Election(0.01))
-    wait_until(lambda: kinds() == ["RSSecondary", "RSPrimary", "Unknown"])
-    replica_set.clear()
-    wait_until(lambda: kinds() == ["RSSecondary", "RSPrimary", "RSSecondary"])
-    side.do(client.close)
 
 
 def test_latency_delays_hellos_and_commands_of_one_member(replica_set: ReplicaSet) -> None:

@@ -61,19 +61,6 @@ def test_an_election_is_a_gap_and_then_the_next_member(
     assert (fault.injected, replica_set.injected()) == (1, {"Election": 1})
 
 
-def test_elections_go_round(replica_set: ReplicaSet) -> None:
-    winners = []
-    for _ in range(4):
-        replica_set.inject(Election(0.001)).result(5)
-        assert replica_set.primary is not None
-        winners.append(replica_set.primary.index)
-    assert winners == [1, 2, 0, 1]
-    ids = [ask(replica_set.members[1].address, HELLO)["electionId"]]
-    replica_set.inject(Election(0.001)).result(5)
-    ids.append(ask(replica_set.members[2].address, HELLO)["electionId"])
-    assert [str(each)[-1] for each in ids] == ["5", "6"]
-
-
 @pytest.mark.parametrize(("members", "down", "winner"), [(1, [], 0), (3, [1], 2), (3, [1, 2], 0)])
 def test_an_election_passes_over_members_that_are_down(
     server: EmbeddedServer, members: int, down: list[int], winner: int

@@ -10,13 +10,11 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import StatusCode
-from pymongo_resilience_instrumentation.tools.testbed import CutAfter
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import AT_ONCE, Side, run_at_once
 from support.command_listeners import Inside
 from support.telemetry import Instrument
 
-from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active
 
 
@@ -29,40 +27,6 @@ def test_nothing_on_admin_has_the_attribute_of_a_collection(
     assert (find.name, operation.name) == ("find", "find admin.coll")
     assert find.attributes["db.namespace"] == operation.attributes["db.namespace"] == "admin"
     assert "db.collection.name" not in {*find.attributes, *operation.attributes}
-
-
-def test_each_attempt_is_a_command_span_and_each_decision_an_event(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    client = side.do(side.client, proxy.uri)
-    side.do(client.admin.command, "ping")
-    telemetry.clear()
-    proxy.inject(CutAfter("insert", times=2))
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    (root,) = telemetry.operations()
-    commands = telemetry.commands_of(root)
-    assert [span.name for span in commands] == ["insert"] * 3
-    assert len({span.attributes["db.mongodb.txn_number"] for span in commands}) == 1
-    statuses = [span.status.status_code for span in commands]
-    assert statuses == [StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET]
-    assert commands[0].attributes["exception.type"] == "pymongo.errors.AutoReconnect"
-    assert root.status.status_code is StatusCode.UNSET
-    assert root.attributes["pymongo_resilience.attempts"] == 3
-    assert root.attributes["pymongo_resilience.outcome"] == "retried_ok"
-    assert root.attributes["pymongo_resilience.deadline"] == 20.0
-    assert (
-        root.attributes["pymongo_resilience.retry.reasons"]
-        == ("socket_closed_while_in_flight",) * 2
-    )
-    assert 0 < root.attributes["pymongo_resilience.backoff.total"] < 0.01
-    address = "{}:{}".format(*proxy.address)
-    decisions = [event for event in root.events if event.name.startswith("retry.")]
-    assert [event.name for event in decisions] == ["retry.scheduled"] * 2
-    for event in decisions:
-        assert event.attributes["pymongo_resilience.reason"] == "socket_closed_while_in_flight"
-        assert event.attributes["pymongo_resilience.server"] == address
-        assert isinstance(event.attributes["pymongo_resilience.delay"], float)
 
 
 CANARY = "canary-4711"
@@ -155,24 +119,6 @@ def test_a_task_started_inside_of_an_operation_outlives_its_span_and_deadline(
     assert [len(telemetry.commands_of(span)) for span in inserts] == [1, 1, 1]
     assert find.parent is not None
     assert {span.parent.span_id for span in inserts if span.parent} == {find.parent.span_id}
-
-
-def test_what_a_write_is_fed_from_has_spans_of_its_own(
-    proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    with pymongo.MongoClient(proxy.uri) as client:
-        source, target = client[database].source, client[database].target
-        source.insert_many([{"_id": number} for number in range(5)])
-        telemetry.clear()
-        proxy.inject(CutAfter("find"))
-        target.insert_many(source.find(batch_size=2))
-        assert target.count_documents({}) == 5
-    (find,) = telemetry.operations(f"find {database}.source")
-    (insert,) = telemetry.operations(f"insert {database}.target")
-    assert find.attributes["pymongo_resilience.attempts"] == 2
-    assert insert.attributes["pymongo_resilience.attempts"] == 1
-    assert len(telemetry.operations(f"getMore {database}.source")) == 2
 
 
 def test_an_operation_on_another_client_inside_of_one_has_a_span_of_its_own(
