@@ -26,6 +26,7 @@ MODULES = {
     "CommandCursor": "pymongo.{}.command_cursor",
     "ChangeStream": "pymongo.{}.change_stream",
     "ClientSession": "pymongo.{}.client_session",
+    "ClientEncryption": "pymongo.{}.encryption",
     "GridFS": "gridfs.{}.grid_file",
     "GridFSBucket": "gridfs.{}.grid_file",
     "GridIn": "gridfs.{}.grid_file",
