@@ -181,6 +181,8 @@ def test_a_rate_limit_admits_its_rate_after_its_burst(
                 shed.append(reply)
     assert admitted == pytest.approx(burst + rate * now, abs=1)
     assert len(shed) == fault.injected > 0
+    now += 10  # earns more than the bucket holds
+    assert [ask(proxy.address, PING)["ok"] for _ in range(burst + 1)] == [1] * burst + [0]
     for reply in shed:
         assert (reply["code"], reply["baseBackoffMS"]) == (462, 50)
         assert reply["errorLabels"] == ["SystemOverloadedError", "RetryableError"]

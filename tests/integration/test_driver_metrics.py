@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from pymongo.errors import WaitQueueTimeoutError
 from support.busy_pools import the_only_connection_taken
-from support.clients import Side, wait_until
+from support.clients import POLLING, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testbed import Overload, Refuse, ReplicaSet
@@ -233,3 +234,29 @@ def test_a_client_that_is_closed_fails_no_heartbeat(
     side.do(client.close)
     side.do(asyncio.sleep if side.runner is not None else time.sleep, 0.7)
     assert telemetry.points("pymongo_resilience.heartbeat.failures") == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_whose_loop_was_given_up_while_somebody_waited_is_collected(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+
+    async def begin() -> weakref.ref[Any]:
+        client: Any = pymongo.AsyncMongoClient(proxy.uri, maxPoolSize=1, **POLLING)
+        coll = client[database].coll
+        await coll.insert_many([{}, {}, {}])
+        cursor = coll.find(cursor_type=pymongo.CursorType.EXHAUST, batch_size=1)
+        await cursor.next()  # has the connection until it is closed
+        waits.append(asyncio.create_task(coll.find_one()))
+        await asyncio.to_thread(wait_until, lambda: waiting(telemetry) == [1])
+        return weakref.ref(client)
+
+    waits: list[asyncio.Task[Any]] = []
+    loop = asyncio.new_event_loop()
+    client = loop.run_until_complete(begin())
+    loop.close()
+    waits.clear()
+    gc.collect()
+    assert client() is None
+    assert waiting(telemetry) == []

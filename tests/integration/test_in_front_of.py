@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import trustme
 from pymongo import MongoClient, uri_parser
 from pymongo.errors import AutoReconnect, OperationFailure
-from pymongo.monitoring import ServerHeartbeatListener
 from pymongo_resilience_instrumentation.tools import cli
 from support.clients import wait_until
 from support.dns_server import resolving
@@ -25,7 +23,6 @@ from pymongo_resilience.testbed import (
     CutBefore,
     Election,
     EmbeddedServer,
-    Fail,
     InFrontOf,
     NotPrimary,
     ReplicaSet,
@@ -78,36 +75,6 @@ def test_faults_strike_what_carries_them(proxies: InFrontOf, database: str) -> N
         assert orders.count_documents({}) == 2
         done.result(10)
         proxies.clear(strict=True)
-
-
-class Failures(ServerHeartbeatListener):
-    """The errors of checks."""
-
-    def __init__(self) -> None:
-        self.codes: list[int | None] = []
-
-    def started(self, event: object) -> None: ...
-    def succeeded(self, event: object) -> None: ...
-
-    def failed(self, event: Any) -> None:
-        self.codes.append(getattr(event.reply, "code", None))
-
-
-def test_a_check_that_the_deployment_refuses_is_an_error_of_the_server(
-    proxies: InFrontOf, replica_set: ReplicaSet, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As one that shuts down answers: without a topologyVersion, and its stream ends."""
-    failures = Failures()
-    often: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 500}
-    with MongoClient[Any](proxies.uri, event_listeners=[failures], **often) as client:
-        wait_until(lambda: len(client.secondaries) == 2)
-        # Some of them meet the hellos by which the driver measures the round trip.
-        replica_set.inject(Fail("hello", times=12, code=50))
-        wait_until(lambda: failures.codes)
-        wait_until(lambda: client.primary and len(client.secondaries) == 2)
-    assert set(failures.codes) == {50}
-    gc.collect()
-    assert [each for each in caplog.messages if "never retrieved" in each] == []
 
 
 @pytest.mark.parametrize("fault", [Election()])

@@ -142,38 +142,6 @@ def test_so_it_is_for_its_timeout(
     proxy.clear()
 
 
-def test_a_write_inside_of_a_call_has_the_rules_of_its_own_collection(
-    proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
-    """A generator that feeds an insert may write elsewhere. Nothing can be awaited there."""
-    telemetry = instrument(
-        timeout_ms=20_000,
-        policies={
-            f"{database}.*": Policy(data={"of": "others"}),
-            f"{database}.jobs": Policy(idempotent=True, data={"of": "jobs"}),
-        },
-        strategy=(strategy := Own()),
-    )
-    control[database].accounts.insert_one({"_id": 1, "n": 0})
-    with pymongo.MongoClient[Any](proxy.uri, **POLLING) as client:
-        db = client[database]
-        telemetry.clear()
-
-        def jobs() -> Iterator[dict[str, Any]]:
-            proxy.inject(CutAfter("update"))
-            with pytest.raises(AutoReconnect):
-                db.accounts.update_many({}, {"$inc": {"n": 1}})
-            proxy.inject(CutBefore("update"))
-            db.accounts.update_one({"_id": 1}, {"$inc": {"n": 1}})
-            yield {"_id": 1}
-
-        db.jobs.insert_many(jobs())
-        names = [span.name for span in telemetry.operations()]
-    assert names == [f"update {database}.accounts"] * 2 + [f"insert {database}.jobs"]
-    assert control[database].accounts.find_one() == {"_id": 1, "n": 2}
-    assert strategy.seen == [("update", f"{database}.accounts", {"of": "others"})]
-
-
 def test_what_has_no_collection_and_what_has_no_namespace(
     side: Side, proxy: ReplicaSet, db: Any, database: str, instrument: Instrument
 ) -> None:
