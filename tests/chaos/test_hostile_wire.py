@@ -29,7 +29,7 @@ from support.hostile_input import (
 
 from pymongo_resilience import OperationTimeoutError
 from pymongo_resilience.events import RetryDeclined
-from pymongo_resilience.rules.failure import RETRYABLE_WRITE, RetryReason
+from pymongo_resilience.rules.failure import RETRYABLE_WRITE, TRANSIENT_TRANSACTION, RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 
 
@@ -87,16 +87,21 @@ def check_watching(plain: Run, watched: Run) -> None:
     assert watched == plain
 
 
-def check_retrying(operation: Operation, plain: Run, ours: Run, scheduled: list[Any]) -> None:
+def check_retrying(
+    operation: Operation, plain: Run, ours: Run, scheduled: list[Any], *, refused: bool
+) -> None:
     """Where nothing else was repeated than the driver repeats, nothing else is seen."""
     error = ours.attacked.raised
     if error is not None:
         assert not raised_by_us(error), "an error of the library's own"
-        if not scheduled and ours.attempts >= plain.attempts:
+        if not scheduled and ours.attempts >= plain.attempts and not refused:
             assert type(error) is type(plain.attacked.raised)
         assert not isinstance(error, OperationTimeoutError), "there is no deadline"
     event(f"{plain.attempts} attempts without the library, {ours.attempts} with it")
-    if ours.attempts == plain.attempts == 1:
+    if refused:
+        # The driver repeats it, or fails as it waits for that.
+        assert scheduled == []
+    elif ours.attempts == plain.attempts == 1:
         assert ours == plain
     elif ours.attempts == plain.attempts and not keeps_what_was_mended(plain, ours):
         # Which of two errors is raised, and which is its cause, a label says that may be malformed.
@@ -116,18 +121,26 @@ def keeps_what_was_mended(plain: Run, ours: Run) -> bool:
 
 
 def is_given_up_for_good(laboratory: Laboratory) -> bool:
-    """The code says that repeating cannot mend it, where the driver believes the label."""
+    """The code says that repeating cannot mend it, or a label that the transaction is over, where
+    the driver believes another label."""
     assert laboratory.telemetry is not None
     return any(
-        isinstance(each, RetryDeclined) and each.rule is Rule.TERMINAL
+        isinstance(each, RetryDeclined) and each.rule in {Rule.TERMINAL, Rule.TRANSACTION_OVER}
         for each in laboratory.telemetry.decisions.events
     )
 
 
 def check(
-    laboratory: Laboratory, operation: Operation, hostile: Callable[[], Hostile]
+    laboratory: Laboratory,
+    operation: Operation,
+    hostile: Callable[[], Hostile],
+    *,
+    refused: bool = False,
 ) -> tuple[Run, Run]:
-    """What holds for any reply; the run without the library, and the one with its retries."""
+    """What holds for any reply; the run without the library, and the one with its retries.
+
+    ``refused``: see ``is_refused``.
+    """
     plain = laboratory.plain(operation, hostile)
     event("succeeds" if plain.attacked.error is None else plain.attacked.error[0].__name__)
     watched = laboratory.with_library(operation, hostile, "driver")
@@ -135,7 +148,7 @@ def check(
     ours = laboratory.with_library(operation, hostile, "fast_fail")
     scheduled = laboratory.scheduled(operation)
     note(f"{plain}\n{ours}\n{scheduled}")
-    check_retrying(operation, plain, ours, scheduled)
+    check_retrying(operation, plain, ours, scheduled, refused=refused)
     return plain, ours
 
 
@@ -145,6 +158,13 @@ def says(document: Any, test: Callable[[Any], bool]) -> bool:
         here = "errorLabels" in document and test(document["errorLabels"])
         return here or any(says(each, test) for each in document.values())
     return isinstance(document, list) and any(says(each, test) for each in document)
+
+
+def is_refused(operation: Operation, document: dict[str, Any]) -> bool:
+    """Whether the driver would repeat for its labels what the library must not: the rest of the
+    reply shows that it was executed."""
+    executed = bool(document.get("ok")) or "writeConcernError" in document
+    return executed and not operation.safe and says(document, are_both)
 
 
 def are_both(labels: Any) -> bool:
@@ -160,9 +180,26 @@ def hostile_error(code: int) -> dict[str, Any]:
     return {"ok": 0.0, "errmsg": "hostile", "code": code, "errorLabels": [RETRYABLE_WRITE]}
 
 
+OVERLOADED_YET_EXECUTED = {
+    "ok": 0.0,
+    "errmsg": "hostile",
+    "errorLabels": [*BOTH_OVERLOAD_LABELS],
+    "writeConcernError": {},
+}
+OVERLOADED_YET_OVER = {
+    "ok": 0.0,
+    "errmsg": "hostile",
+    "errorLabels": [*BOTH_OVERLOAD_LABELS, TRANSIENT_TRANSACTION],
+}
+
+
 @example(operation=NAMED["commit"], document={"ok": 0.0, "errmsg": "hostile", "code": 6}, times=1)
+@example(operation=NAMED["commit"], document=hostile_error(50), times=8)
 @example(operation=NAMED["insert_one"], document=hostile_error(13), times=1)
 @example(operation=NAMED["client.bulk_write"], document=hostile_error(20), times=1)
+@example(operation=NAMED["find"], document=OVERLOADED_YET_EXECUTED, times=1)
+@example(operation=NAMED["update_many"], document=OVERLOADED_YET_EXECUTED, times=1)
+@example(operation=NAMED["commit"], document=OVERLOADED_YET_OVER, times=1)
 @examples(20)
 @given(
     operation=st.sampled_from(OPERATIONS),
@@ -175,9 +212,11 @@ def test_any_document_as_a_reply(
     def hostile() -> Hostile:
         return Hostile(operation.command, instead(document), times, closes=False)
 
-    plain, ours = check(laboratory, operation, hostile)
+    refused = is_refused(operation, document)
+    plain, ours = check(laboratory, operation, hostile, refused=refused)
     assert (
         ours.attempts >= plain.attempts
+        or refused
         or says(document, are_no_list)
         or is_given_up_for_good(laboratory)
     )

@@ -277,7 +277,7 @@ def _reason(
         return RetryReason.SOCKET_NOT_AVAILABLE
     if code in BY_CODE:
         return BY_CODE[code]
-    labelled = RETRYABLE_WRITE in labels
+    labelled = RETRYABLE_WRITE in labels or labels >= OVERLOADED
     return RetryReason.TEMPORARILY_UNAVAILABLE if labelled else RetryReason.UNKNOWN
 
 
