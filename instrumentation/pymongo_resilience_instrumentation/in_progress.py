@@ -42,8 +42,8 @@ def reporting() -> bool:
 def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call foreign code; ``reporting()`` is true inside. A task that it starts reports nothing."""
     before = CURRENT.get()
-    CURRENT.set(REPORTING)
     try:
+        CURRENT.set(REPORTING)
         return function(*args, **kwargs)
     finally:
         CURRENT.set(before)

@@ -143,7 +143,8 @@ class Runtime:
             self._end_later(operation)
             return error
         raises = error is None
-        error = error or operation.interruption
+        if error is None or isinstance(error, Exception):
+            error = operation.interruption or error
         try:
             operation.reporting = operation.ended = True
             if operation.history.waits:

@@ -1,5 +1,9 @@
 """A timer's signal at any moment in the library, as Celery's soft time limit: its exception reaches
-the application, and nothing stays in force."""
+the application, and nothing stays in force.
+
+Not where nothing distinguishes it from an exception of foreign code that the library calls, nor
+where pymongo or the interpreter keep it: at the first instruction of a listener, in a finalizer.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import extract_tb, format_stack, walk_stack
+from types import FrameType
 from typing import Any
 
 import pymongo_resilience_instrumentation
@@ -19,11 +25,17 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation import in_progress
+from pymongo_resilience_instrumentation.failures.classify import attribute
+from pymongo_resilience_instrumentation.telemetry import listeners
 from support.clients import POLLING, fail_command
 from support.engine.retry_strategies import AT_ONCE
 from support.telemetry import Instrument
 
 import pymongo_resilience
+from pymongo_resilience.events import Broadcast
+from pymongo_resilience.executor import _Retries
+from pymongo_resilience.internal_errors import foreign
+from pymongo_resilience.rules.retry_rules import ask_strategy
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = [
@@ -36,7 +48,15 @@ OURS = tuple(
 )
 TIMES = 60
 LONG = 5.0
-"""Seconds after which a signal counts as lost."""
+"""Seconds within which a timer's signal strikes in the library."""
+CALLING_FOREIGN_CODE = {
+    each.__code__
+    for each in (
+        foreign, attribute, ask_strategy, _Retries.awaited, _Retries._checked, Broadcast.on_event
+    )
+}  # fmt: skip
+"""Of functions that catch whatever a span processor, an error's property, a strategy or a listener
+raises."""
 
 
 class SoftTimeLimitExceeded(Exception):  # noqa: N818 - as Celery calls it
@@ -56,13 +76,22 @@ def in_application() -> bool:
         return False
 
 
-def until_struck(act: Callable[[], Any], after: float, lost: Callable[[], int]) -> bool:
+def strikes_in_ours(frame: FrameType) -> bool:
+    if frame.f_code in CALLING_FOREIGN_CODE or not frame.f_code.co_filename.startswith(OURS):
+        return False
+    # A listener of the library's for applications is one of theirs.
+    return all(each.f_code is not Broadcast.on_event.__code__ for each, _ in walk_stack(frame))
+
+
+def until_struck(act: Callable[[], Any], after: float, struck: list[Any]) -> bool:
     """Whether the exception arrived of a signal that a timer sends ``after`` so many seconds."""
-    end, before = time.monotonic() + LONG, lost()
+    end = time.monotonic() + LONG
+    struck.clear()
     try:
         timing.add(act)
         signal.setitimer(signal.ITIMER_REAL, after)
-        while time.monotonic() < end and lost() == before:
+        while not struck:
+            assert time.monotonic() < end, "no signal struck"
             act()
     except SoftTimeLimitExceeded:
         return True
@@ -114,26 +143,30 @@ def test_it_reaches_the_application_and_nothing_stays_in_force(
     rng = random.Random(7)  # noqa: S311 - the same moments each time
     kept: list[Any] = []
 
+    struck: list[str] = []
+
     def strike(signum: int, frame: Any) -> None:
-        if not frame.f_code.co_filename.startswith(OURS) or (asynchronous and not in_application()):
+        if not strikes_in_ours(frame) or (asynchronous and not in_application()):
             # What the driver or the interpreter makes of it elsewhere is not ours to see.
             if timing:
                 signal.setitimer(signal.ITIMER_REAL, 0.0001)
             return
+        struck.extend(format_stack(frame))
         raise SoftTimeLimitExceeded
 
-    # In a finalizer the interpreter keeps it; as a listener is called, the driver does.
-    monkeypatch.setattr(sys, "unraisablehook", lambda made: kept.append(made.exc_value))
-    monkeypatch.setattr(monitoring, "_handle_exception", lambda: kept.append(sys.exception()))
+    def keep() -> None:
+        """In place of what the driver does with an exception of a listener."""
+        error = sys.exception()
+        assert len(extract_tb(error.__traceback__)) == len(
+            ["the driver", "a listener's first instruction", "strike"]
+        )
+        kept.append(error)
 
-    def lost() -> int:
-        errors = [each for each in caplog.records if each.levelno >= logging.ERROR]
-        # Where foreign code is called, nothing shows that it has not raised this: it is logged so.
-        assert {each.exc_info and each.exc_info[0] for each in errors} <= {SoftTimeLimitExceeded}
-        return len(errors) + sum(isinstance(each, SoftTimeLimitExceeded) for each in kept)
+    # In a finalizer the interpreter keeps it.
+    monkeypatch.setattr(sys, "unraisablehook", lambda made: kept.append(made.exc_value))
+    monkeypatch.setattr(monitoring, "_handle_exception", keep)
 
     before = signal.signal(signal.SIGALRM, strike)
-    arrived, times = 0, TIMES // 3 if fails else TIMES
     try:
         with asyncio.Runner() as runner, acting(asynchronous, runner, proxy.uri, database) as find:
 
@@ -147,12 +180,33 @@ def test_it_reaches_the_application_and_nothing_stays_in_force(
                 else:
                     find()
 
-            for _ in range(times):
-                arrived += until_struck(act, rng.uniform(0.0002, 0.004), lost)
+            for _ in range(TIMES // 3 if fails else TIMES):
+                before_it = len(kept)
+                arrived = until_struck(act, rng.uniform(0.0002, 0.004), struck)
+                assert arrived or len(kept) > before_it, "".join(struck)
                 assert in_progress.current() is None
     finally:
         signal.signal(signal.SIGALRM, before)
     # Of a coroutine that was not awaited yet the interpreter warns.
     assert {*map(type, kept)} <= {SoftTimeLimitExceeded, RuntimeWarning}
-    # The others struck where foreign code is called, or where pymongo ignores an exception.
-    assert arrived >= 0.75 * times
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+def test_one_that_struck_in_a_listener_is_raised_instead_of_the_operation_s_error(
+    proxy: ReplicaSet,
+    database: str,
+    control: MongoClient[Any],
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def strike(*_: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    instrument()
+    monkeypatch.setattr(listeners, "failure_attributes", strike)
+    with (
+        MongoClient(proxy.uri, **POLLING) as client,
+        fail_command(control, "find", errorCode=13, times=1),
+        pytest.raises(SoftTimeLimitExceeded),
+    ):
+        client[database].coll.find_one({})

@@ -28,7 +28,7 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import faults, foreign, logger
 from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -105,7 +105,7 @@ def failure_of(error: Exception, attempt: Attempt) -> Failure:
     )
     try:
         return _read(unread, attempt)
-    except Exception:  # the error may be anybody's
+    except faults():
         logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
         return unread
 
@@ -212,7 +212,7 @@ def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
     is_list = isinstance(document.get("errorLabels", []), list)
     if not (isinstance(error, PyMongoError) and is_list):
         return frozenset()
-    return frozenset(label for label in LABELS if error.has_error_label(label))
+    return foreign(frozenset, filter(error.has_error_label, LABELS))
 
 
 def _document(error: Exception) -> Mapping[str, Any]:

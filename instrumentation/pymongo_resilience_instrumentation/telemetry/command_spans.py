@@ -85,15 +85,17 @@ class SentCommand:
             return
         operation.history.only_command, operation.history.has_command_spans = None, True
         if first is not None:
-            in_progress.reported(foreign, first.record if first.ended_ns else first.start_span)
-        in_progress.reported(foreign, self.start_span)
+            (first.record if first.ended_ns else first.start_span)()
+        self.start_span()
 
     def start_span(self) -> Span:
-        self.span = self._spans.tracer.start_span(
+        self.span = in_progress.reported(
+            foreign,
+            self._spans.tracer.start_span,
             self.event.command_name,
             trace.set_span_in_context(self.around, context.get_current()),
-            kind=SpanKind.CLIENT,
-            attributes=command_attributes(self.event, self.result, namespace=True),
+            SpanKind.CLIENT,
+            command_attributes(self.event, self.result, namespace=True),
             start_time=self.started_ns,
         )
         return self.span
@@ -106,11 +108,11 @@ class SentCommand:
         if self._spans.mode == NEVER:
             operation.history.only_command = self
         elif self is not operation.history.only_command:
-            in_progress.reported(foreign, self.record)
+            self.record()
         elif semconv.ERROR_TYPE in self.result:
             # At once: the process may end before the operation does.
             operation.history.only_command, operation.history.has_command_spans = None, True
-            in_progress.reported(foreign, self.record)
+            self.record()
 
     def record(self) -> None:
         """End its span, which is made now where there is none."""
@@ -119,7 +121,7 @@ class SentCommand:
         if semconv.ERROR_TYPE in self.result:
             message = self.result.get(semconv.EXCEPTION_MESSAGE)
             span.set_status(Status(StatusCode.ERROR, message))
-        span.end(self.ended_ns)
+        in_progress.reported(foreign, span.end, self.ended_ns)
 
     def settle(self, operation: Operation, error: BaseException | None) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""

@@ -12,11 +12,13 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace import Span
 from pymongo import monitoring
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.operation import Operation
 
 from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
@@ -80,41 +82,49 @@ class Commands(OurListener, monitoring.CommandListener):
     """OpenTelemetry's own instrumentation listens to the client, too."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        operation = in_progress.found()
-        if operation is None or operation.ended or not self.enabled_flag.on:
-            return
-        operation.history.server = event.connection_id
-        spans, around = self.spans, operation.span
-        if spans is None or around is None or not around.is_recording():
-            return
         try:
-            if not event.command or event.command_name.lower() in SENSITIVE:
-                operation.history.withholds = True
+            operation = in_progress.found()
+            if operation is None or operation.ended or not self.enabled_flag.on:
                 return
-            if self.beside_contrib and client_tracing.contrib_is_active():
-                return
-            earlier = operation.command_spans.pop(event.request_id, None)
-            if earlier is not None:
-                earlier.end(operation)
-            result: dict[str, Any] = {}
-            loop = operation.history.loop
-            if loop is not None and loop.connection is not None:
-                result["db.mongodb.driver_connection_id"] = loop.connection.id
-            if self.tracing.query_text_max_length:
-                # Now: later, the application may have changed its documents.
-                result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
-            sent = SentCommand(spans, event, around, result)
-            sent.start(operation)
-            if spans.hooks:
-                spans.call_hook("request_hook", sent.span or around, event)
+            operation.history.server = event.connection_id
+            spans, around = self.spans, operation.span
+            if spans is not None and around is not None and around.is_recording():
+                self._start(event, operation, spans, around)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.started, error)
 
-    def succeeded(self, event: Any) -> None:
-        operation = in_progress.found()
-        if operation is None or operation.ended or not operation.command_spans:
+    def _start(
+        self,
+        event: monitoring.CommandStartedEvent,
+        operation: Operation,
+        spans: CommandSpans,
+        around: Span,
+    ) -> None:
+        if not event.command or event.command_name.lower() in SENSITIVE:
+            operation.history.withholds = True
             return
+        if self.beside_contrib and client_tracing.contrib_is_active():
+            return
+        earlier = operation.command_spans.pop(event.request_id, None)
+        if earlier is not None:
+            earlier.end(operation)
+        result: dict[str, Any] = {}
+        loop = operation.history.loop
+        if loop is not None and loop.connection is not None:
+            result["db.mongodb.driver_connection_id"] = loop.connection.id
+        if self.tracing.query_text_max_length:
+            # Now: later, the application may have changed its documents.
+            result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
+        sent = SentCommand(spans, event, around, result)
+        sent.start(operation)
+        if spans.hooks:
+            spans.call_hook("request_hook", sent.span or around, event)
+
+    def succeeded(self, event: Any) -> None:
         try:
+            operation = in_progress.found()
+            if operation is None or operation.ended or not operation.command_spans:
+                return
             failed = isinstance(event, monitoring.CommandFailedEvent)
             if self.spans is None or (failed and not self.enabled_flag.acts()):
                 return
