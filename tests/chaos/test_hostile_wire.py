@@ -160,10 +160,18 @@ def says(document: Any, test: Callable[[Any], bool]) -> bool:
     return isinstance(document, list) and any(says(each, test) for each in document)
 
 
+DUPLICATE_KEY = (11000, 11001, 12582)
+"""Codes that the driver raises a WriteError for, whatever the command is."""
+
+
 def is_refused(operation: Operation, document: dict[str, Any]) -> bool:
     """Whether the driver would repeat for its labels what the library must not: the rest of the
     reply shows that it was executed."""
-    executed = bool(document.get("ok")) or "writeConcernError" in document
+    executed = (
+        bool(document.get("ok"))
+        or "writeConcernError" in document
+        or document.get("code") in DUPLICATE_KEY
+    )
     return executed and not operation.safe and says(document, are_both)
 
 
@@ -180,26 +188,24 @@ def hostile_error(code: int) -> dict[str, Any]:
     return {"ok": 0.0, "errmsg": "hostile", "code": code, "errorLabels": [RETRYABLE_WRITE]}
 
 
-OVERLOADED_YET_EXECUTED = {
-    "ok": 0.0,
-    "errmsg": "hostile",
-    "errorLabels": [*BOTH_OVERLOAD_LABELS],
-    "writeConcernError": {},
-}
-OVERLOADED_YET_OVER = {
-    "ok": 0.0,
-    "errmsg": "hostile",
-    "errorLabels": [*BOTH_OVERLOAD_LABELS, TRANSIENT_TRANSACTION],
-}
+def overloaded_yet(**more: Any) -> dict[str, Any]:
+    """Labels that say that nothing was executed, beside what says otherwise."""
+    return {"ok": 0.0, "errmsg": "hostile", "errorLabels": [*BOTH_OVERLOAD_LABELS], **more}
+
+
+TRANSACTION_IS_OVER = [*BOTH_OVERLOAD_LABELS, TRANSIENT_TRANSACTION]
 
 
 @example(operation=NAMED["commit"], document={"ok": 0.0, "errmsg": "hostile", "code": 6}, times=1)
 @example(operation=NAMED["commit"], document=hostile_error(50), times=8)
 @example(operation=NAMED["insert_one"], document=hostile_error(13), times=1)
 @example(operation=NAMED["client.bulk_write"], document=hostile_error(20), times=1)
-@example(operation=NAMED["find"], document=OVERLOADED_YET_EXECUTED, times=1)
-@example(operation=NAMED["update_many"], document=OVERLOADED_YET_EXECUTED, times=1)
-@example(operation=NAMED["commit"], document=OVERLOADED_YET_OVER, times=1)
+@example(operation=NAMED["find"], document=overloaded_yet(writeConcernError={}), times=1)
+@example(operation=NAMED["update_many"], document=overloaded_yet(writeConcernError={}), times=1)
+@example(operation=NAMED["update_many"], document=overloaded_yet(code=11000), times=1)
+@example(
+    operation=NAMED["commit"], document=overloaded_yet(errorLabels=TRANSACTION_IS_OVER), times=1
+)
 @examples(20)
 @given(
     operation=st.sampled_from(OPERATIONS),
