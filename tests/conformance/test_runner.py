@@ -67,6 +67,18 @@ def test_a_case_passes(beds: Beds, api: str) -> None:
         pytest.param(_case({**FIND, "expectResult": []}), id="another result"),
         pytest.param(_case({**FIND, "expectError": {"isError": True}}), id="no error"),
         pytest.param(_case(_insert(1)), id="an error"),
+        pytest.param(_case({**FIND, "expectResult": [{"_id": True}]}), id="another type"),
+        pytest.param(_case({**FIND, "expectResult": [{"_id": 1, "n": 1}]}), id="a field missing"),
+        *(
+            pytest.param(_case({**_insert(1), "expectError": expected}), id=str(expected))
+            for expected in (
+                {"errorCode": 91},
+                {"errorCodeName": "HostUnreachable"},
+                {"errorContains": "closed"},
+                {"isClientError": True},
+                {"errorLabelsContain": ["RetryableError"]},
+            )
+        ),
         pytest.param(_case(FIND, events=[]), id="an event too many"),
         pytest.param(_case(FIND, events=[STARTED, STARTED]), id="an event missing"),
         pytest.param(_case(_insert(2), outcome=_outcome(1)), id="another outcome"),
