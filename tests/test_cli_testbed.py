@@ -194,6 +194,8 @@ def test_a_port_that_is_taken_is_one_error(
         ("--members 1 --port 65536", ["1 to 65535"]),
         ("--chaos --seed -1", ["seed is -1", "at least 0"]),
         ("--seed 1", ["seed is 1", "--chaos"]),
+        ("--control 70000", ["control is 70000", "a whole number from 0 to 65535"]),
+        ("--drill fire", ["drill is 'fire'", "must be one of rolling-maintenance"]),
     ],
 )
 def test_options_that_cannot_be_are_one_line(

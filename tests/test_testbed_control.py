@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.testbed.control import KINDS, Control
 from pymongo_resilience_instrumentation.tools.testbed.drills import DRILLS, drill
 from support.clients import wait_until
@@ -140,17 +139,3 @@ def test_a_posted_drill_is_played(control: Control, replica_set: ReplicaSet) -> 
     assert ask(control.url, "POST", "/drills", {"drill": "rolling-maintenance"})[0] == 201
     wait_until(lambda: replica_set.injected()["RollingRestart"] > 0)
     assert ask(control.url, "DELETE", "/faults")[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--control", "70000"), "control is 70000, but must be a whole number from 0 to 65535"),
-        (("--drill", "fire"), "drill is 'fire', but must be one of rolling-maintenance"),
-    ],
-)
-def test_options_that_cannot_be(
-    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["testbed", *arguments]) == cli.USAGE
-    assert sentence in capsys.readouterr().err

@@ -28,7 +28,6 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutAfter,
     CutBefore,
-    Election,
     Fail,
     NotPrimary,
     ReplicaSet,
@@ -163,18 +162,6 @@ def test_it_is_repeated_as_a_whole_and_counts_once(
     declined = [each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]
     reasons = [each.reason.value for each in declined if each.rule is Rule.NEVER_REPEATED]
     assert reasons == [reason] * times
-
-
-def test_an_election_in_the_midst_of_it(
-    side: Side, replica_set: ReplicaSet, opened: Any, numbers: Any, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=LOW)
-    coll = opened(replica_set.uri)
-    replica_set.inject(CutAfter("update"))
-    replica_set.inject(Election(gap=0.2))
-    with override(atomic=True):
-        assert counts(side.do(*update(coll))) == (3, 3)
-    assert numbers() == AFTER
 
 
 @pytest.mark.parametrize("command", ["update", "commitTransaction"])

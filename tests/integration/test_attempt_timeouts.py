@@ -6,7 +6,6 @@ import threading
 import time
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo.errors import NetworkTimeout
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
@@ -186,21 +185,6 @@ def test_a_limit_that_the_server_keeps_is_the_attempts(
     with fail_command(control, "find", errorCode=50, times=1):
         assert side.do(coll.find_one) is None
     assert reasons(telemetry) == ["attempt_timeout"]
-
-
-def test_the_deadline_comes_first_where_it_is_shorter(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=ATTEMPT_MS, attempt_timeout_ms=PLENTY_MS)
-    coll = side.do(side.client, proxy.uri)[database].coll
-    with override(timeout_ms=PLENTY_MS):
-        side.do(coll.insert_one, {"_id": 1})
-    proxy.inject(BlackHole(SLOW_MS / 1000))
-    began = time.monotonic()
-    with pytest.raises(pymongo.errors.PyMongoError) as raised:
-        side.do(coll.insert_one, {"_id": 2})
-    assert time.monotonic() - began < SLOW_MS / 1000
-    assert "exceeded its timeout" in str(raised.value)
 
 
 def test_making_a_connection_ends_in_an_error_that_names_the_time(

@@ -24,15 +24,7 @@ from pymongo_resilience.client_status import SelectionRule
 from pymongo_resilience.errors import CircuitBreakerOpenError, RetryReason
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.testbed import (
-    CutBefore,
-    Deployment,
-    Fail,
-    ReplicaSet,
-    ShardedCluster,
-    Slow,
-    Standalone,
-)
+from pymongo_resilience.testbed import CutBefore, Deployment, Fail, ReplicaSet, Slow, Standalone
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
@@ -183,17 +175,6 @@ def test_within_a_deadline_the_probe_is_waited_for(
     assert 0 < scheduled.delay <= OPEN_S
 
 
-def test_a_deadline_before_the_probe_is_not_waited_for(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    coll = opened(side, proxy, database, instrument(**LONG, timeout_ms=20_000))
-    began = time.monotonic()
-    with pytest.raises(CircuitBreakerOpenError) as refused:
-        side.do(coll.find_one)
-    assert time.monotonic() - began < 5
-    assert not isinstance(refused.value, OperationTimeoutError)
-
-
 def test_after_an_attempt_that_was_sent_its_error_is_raised(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
@@ -321,23 +302,6 @@ def test_a_client_made_before_is_refused_and_goes_elsewhere(
     (event,) = wait_until(refused)
     assert isinstance(event, RetryScheduled)
     assert event.delay < OPEN_S, "the other is there now: no probe is waited for"
-
-
-def test_any_mongos_will_do(
-    side: Side, cluster: ShardedCluster, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(**LONG)
-    coll = collection(side, cluster.uri, database)
-    cluster.inject(failing(), on=0)
-
-    def has_opened() -> list[Any]:
-        with contextlib.suppress(OperationFailure):
-            side.do(coll.update_many, {}, {"$set": {"n": 1}})
-        return breaker_events(telemetry)
-
-    wait_until(has_opened)
-    for _ in range(20):
-        side.do(coll.update_many, {}, {"$set": {"n": 1}})
 
 
 @pytest.mark.parametrize("mode", ["on", "always"])

@@ -196,27 +196,3 @@ def test_who_is_interrupted_leaves_the_cursor_to_the_background(
     assert interrupt(side, lambda: telemetry.decisions.events, cursor.close) < 5
     run_background(side, client)
     assert not is_open(control, documents, cursor_id)
-
-
-def test_a_cursor_with_a_connection_of_its_own_is_left_to_the_background(
-    side: Side,
-    proxy: ReplicaSet,
-    documents: str,
-    control: Any,
-    instrument: Instrument,
-    sent: SentCommands,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    instrument(base_backoff_ms=1)
-    client = side.client(proxy.uri, event_listeners=[sent])
-    # As behind a load balancer, which the test bed has not.
-    monkeypatch.setattr(client, "_should_pin_cursor", lambda session: True)
-    cursor = half_read(side, client, documents)
-    cursor_id = cursor.cursor_id
-    assert cursor._sock_mgr
-    proxy.inject(Overload("killCursors", times=2))
-    side.do(cursor.close)
-    for _ in range(2):
-        run_background(side, client)
-    assert killed(sent) == [[cursor_id]] * 3
-    assert not is_open(control, documents, cursor_id)

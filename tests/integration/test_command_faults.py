@@ -142,15 +142,6 @@ def test_the_fault_that_was_injected_first_acts_first(proxy: ReplicaSet) -> None
     assert proxy.injected() == {"Fail": 3}
 
 
-def test_one_fault_for_several_members_counts_for_all_of_them(server: EmbeddedServer) -> None:
-    with ReplicaSet(server.address) as replica_set:
-        fault = Fail(code=1111, times=2)
-        replica_set.inject(fault)
-        addresses = [member.address for member in replica_set.members]
-        assert [ask(each, PING).get("code") for each in addresses] == [1111, 1111, None]
-        assert fault.injected == 2
-
-
 def test_a_fault_strikes_whom_it_is_aimed_at(server: EmbeddedServer) -> None:
     with ReplicaSet(server.address) as replica_set:
         addresses = [member.address for member in replica_set.members]

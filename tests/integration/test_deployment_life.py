@@ -173,11 +173,6 @@ def test_a_target_that_is_not_there_is_one_error(replica_set: ReplicaSet, on: An
     assert replica_set.injected() == {}
 
 
-def test_routers_have_no_roles(cluster: ShardedCluster) -> None:
-    with pytest.raises(ValueError, match=r"must be 'all', or the index of a member: 0 to 1$"):
-        cluster.inject(Reset(), on="primary")
-
-
 @pytest.mark.parametrize("fault", [Election(), SkewedClock(1)])
 def test_a_fault_that_needs_replication_says_so(cluster: ShardedCluster, fault: Any) -> None:
     kind = type(fault).__name__

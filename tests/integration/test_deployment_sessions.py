@@ -7,9 +7,9 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64
-from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure, PyMongoError
+from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure
 from pymongo.read_preferences import Secondary
-from support.clients import SentCommands, Side, wait_until
+from support.clients import SentCommands, Side
 from support.raw_client import ask, new_session
 
 from pymongo_resilience.testbed import Election, ReplicaSet, Restart, ShardedCluster
@@ -51,29 +51,6 @@ def test_an_election_aborts_an_open_transaction(
         with pytest.raises(OperationFailure) as afterwards:
             side.do(work, **arguments)
         assert (afterwards.value.code, afterwards.value.has_error_label(TRANSIENT)) == (251, True)
-    side.do(session.end_session)
-    assert stored() == [0]
-    # Aborted, and not merely forgotten: what it had inserted can be inserted.
-    side.do(coll.insert_one, {"_id": 1})
-    side.do(client.close)
-
-
-def test_a_restart_of_its_routers_aborts_an_open_transaction(
-    side: Side, cluster: ShardedCluster, database: str, stored: Any
-) -> None:
-    client = side.client(cluster.uri)
-    coll = client[database].coll
-    session = begun(side, client, database)
-    cluster.inject(Restart(0.05)).result(5)
-
-    def is_unknown() -> bool:
-        # The connections were reset, too: that has the same label, and would be no proof.
-        with pytest.raises(PyMongoError) as raised:
-            side.do(coll.insert_one, {"_id": 2}, session=session)
-        assert raised.value.has_error_label(TRANSIENT)
-        return isinstance(raised.value, OperationFailure) and raised.value.code == 251
-
-    wait_until(is_unknown)
     side.do(session.end_session)
     assert stored() == [0]
     # Aborted, and not merely forgotten: what it had inserted can be inserted.

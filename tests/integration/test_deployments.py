@@ -13,7 +13,7 @@ import pytest
 from bson import Int64, ObjectId
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.tools.testbed import wire
-from support.clients import Side, wait_until
+from support.clients import Side
 from support.raw_client import RawClient, ask
 from support.transactions import run, session_of
 
@@ -32,13 +32,6 @@ HELLO: Document = {"hello": 1}
 
 def names(deployment: Deployment) -> list[str]:
     return [member.host_and_port for member in deployment.members]
-
-
-def elected(replica_set: ReplicaSet, *, gap: float = 0.01) -> tuple[str, int]:
-    """The address of another primary than the present one."""
-    replica_set.inject(Election(gap)).result(5)
-    assert replica_set.primary is not None
-    return replica_set.primary.address
 
 
 # What hello says
@@ -112,18 +105,6 @@ def test_routers_and_a_standalone_tell_of_no_replication(
         assert hello["isWritablePrimary"] is True
         assert not (REPLICATION | {"msg"}) & hello.keys()
         assert {"topologyVersion", "maxWireVersion"} <= hello.keys()
-
-
-def test_an_election_is_pushed_to_the_client_at_once(side: Side, replica_set: ReplicaSet) -> None:
-    """The next heartbeat is a minute away; only a streamed hello tells of it earlier."""
-    client = side.client(replica_set.uri, serverMonitoringMode="auto", heartbeatFrequencyMS=60_000)
-    side.do(client.admin.command, "ping")
-    for _ in range(2):
-        started = time.monotonic()
-        address = elected(replica_set)
-        wait_until(lambda new=address: side.do(lambda: client.primary) == new)
-        assert time.monotonic() - started < 5
-    side.do(client.close)
 
 
 # Awaiting a hello

@@ -105,13 +105,3 @@ def test_every_fault_is_documented() -> None:
     for name, kind in {**KINDS, "Corrupt": Corrupt}.items():
         parameters = inspect.signature(kind).parameters.values()
         assert bool(shown[name]) == any(each.default is each.empty for each in parameters), name
-
-
-def test_the_least_and_the_greatest_that_are_allowed() -> None:
-    Latency(1e-9, 0.0)
-    RateLimit(0.001, 1)
-    Overload(base_backoff=1e-9, code=473)
-    SkewedClock(-86_400.5)
-    ReplicaSet(members=1, port=65_535)
-    ReplicaSet(port=65_533)
-    Scenario().after(0, CutBefore, None, 1, on=0)

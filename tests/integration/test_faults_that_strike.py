@@ -71,12 +71,6 @@ def test_it_is_done_once_it_has_struck_as_often_as_it_should(
     assert fault.struck == 2
 
 
-def test_one_of_a_hello_is_done_too(proxy: ReplicaSet) -> None:
-    done = proxy.inject(CutAfter("hello"))
-    _send(proxy, HELLO)
-    done.result(5)
-
-
 @pytest.mark.parametrize("make", [lambda: RateLimit(1, seconds=0.1), lambda: BlackHole(0.1)])
 def test_one_with_an_end_is_done_when_that_has_come(
     proxy: ReplicaSet, make: Callable[[], Fault]

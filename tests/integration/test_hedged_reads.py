@@ -499,11 +499,17 @@ def test_a_first_try_that_fails_is_repeated_beside_a_hedge_that_hangs(
     settle(side, coll)
 
 
+REFUSED = Answer({"ok": 0.0, "code": 9, "errmsg": "no"})
+
+
 @pytest.mark.parametrize("timeout_ms", [None, 20_000], ids=["bare", "timeout"])
-def test_an_error_of_the_first_try_does_not_wait_for_a_hedge_that_hangs(
-    timeout_ms: int | None, side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
-) -> None:
-    replica_set.inject(Script(Delay(0.15), Delay(3)))
+@pytest.mark.parametrize("hedge", [Delay(3), REFUSED], ids=["hangs", "fails"])
+def test_an_error_of_the_first_try_is_that_of_the_read_and_waits_for_no_hedge(
+    hedge: Verdict, timeout_ms: int | None, side: Side, coll: Any, replica_set: ReplicaSet,
+    telemetry: Telemetry,
+) -> None:  # fmt: skip
+    """The server refuses the filter, the first time late."""
+    replica_set.inject(Script(Delay(0.15), hedge))
     began = time.perf_counter()
     with (
         override(hedge=HEDGE_MS, timeout_ms=timeout_ms),
@@ -569,19 +575,6 @@ def test_where_both_fail_the_first_is_repeated_by_the_rules(
     (operation,) = telemetry.operations(f"find {coll.full_name}")
     assert operation.attributes is not None
     assert operation.attributes["pymongo_resilience.attempts"] == 2
-    settle(side, coll)
-
-
-def test_where_both_fail_for_good_the_error_is_that_of_the_first(
-    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
-) -> None:
-    """The server refuses the filter, the first time late."""
-    refused = Answer({"ok": 0.0, "code": 9, "errmsg": "no"})
-    replica_set.inject(Script(Delay(0.15), refused))
-    with override(hedge=HEDGE_MS), pytest.raises(OperationFailure) as caught:
-        side.do(coll.find_one, {"x": {"$no": 1}})
-    assert caught.value.code == 2
-    assert [each.winner for each in hedged(telemetry)] == [None]
     settle(side, coll)
 
 

@@ -16,7 +16,6 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import driver
 from support.clients import Side, retry_loops, wait_until
 from support.engine.retry_strategies import REFUSES
-from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config, override
@@ -220,13 +219,3 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
 
     monkeypatch.setattr(driver.connections, "is_of", is_of)
     is_set_free(side, replica_set, coll, recording)
-
-
-def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
-    originals = [
-        vars(cls)[driver.monitors.CHANGE] for cls in driver.clients.classes("topology", "Topology")
-    ]
-    instrument(disabled_recovery=("interruptions", "quick_checks"))
-    assert [
-        vars(cls)[driver.monitors.CHANGE] for cls in driver.clients.classes("topology", "Topology")
-    ] == originals

@@ -182,18 +182,6 @@ def test_a_later_instrument_shows_its_clients_through_the_same_provider(
             pymongo_resilience.uninstrument()
 
 
-def test_without_metrics_nothing_is_measured_and_the_rest_works(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(metrics=False, timeout_ms=20_000)
-    client = side.do(side.client, proxy.uri)
-    proxy.inject(CutAfter("insert", times=3))
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    assert telemetry.points("db.client.operation.duration") == []
-    (root,) = telemetry.operations()
-    assert len(telemetry.commands_of(root)) == 4
-
-
 def test_durations_by_database_and_awaited_heartbeats_are_told_apart(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:

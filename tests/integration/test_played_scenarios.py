@@ -21,8 +21,6 @@ from pymongo_resilience.testbed import (
     Reset,
     RollingRestart,
     Scenario,
-    ShardedCluster,
-    SkewedClock,
     Standalone,
 )
 
@@ -90,21 +88,6 @@ def test_a_scenario_strikes_in_its_order_and_time_on_each_deployment(
             assert ask(deployment.members[1].address, PING)["ok"] == 1
         assert replica_set.injected() == {"CutBefore": 1, "Reset": 3, "Refuse": 2}
         assert other.injected() == {"CutBefore": 1, "Reset": 2, "Refuse": 1}
-
-
-@pytest.mark.parametrize(
-    ("scenario", "sentence"),
-    [
-        (Scenario().after(0, Reset, on=7), "^on is 7, but must be "),
-        (Scenario().after(0, SkewedClock, 1), "^SkewedClock strikes a ReplicaSet alone"),
-    ],
-)
-def test_a_scenario_that_does_not_fit_says_so(
-    server: EmbeddedServer, scenario: Scenario, sentence: str
-) -> None:
-    with ShardedCluster(server.address) as cluster:
-        with pytest.raises(ValueError, match=sentence):
-            cluster.play(scenario).result(5)
 
 
 @pytest.mark.parametrize(

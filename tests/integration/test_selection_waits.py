@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import Wait
-from pymongo_resilience_instrumentation.tools.testbed import Overload, Refuse
+from pymongo_resilience_instrumentation.tools.testbed import Refuse
 from support.clients import Side, wait_until
-from support.interruption import interrupt
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server
 
@@ -124,50 +123,6 @@ def test_one_that_waited_in_vain(side: Side, instrument: Instrument) -> None:
     assert event.attributes[OUTCOME] == "timed_out"
     assert event.attributes["pymongo_resilience.waited"] >= 0.05
     assert waits(telemetry) == {("find", "timed_out"): 1}
-
-
-class BlackHolePort:
-    """A server selector of an application that wants no server at its next look."""
-
-    closed = False
-
-    def __call__(self, servers: list[Any]) -> list[Any]:
-        closed, self.closed = self.closed, False
-        return [] if closed else servers
-
-
-def test_each_attempt_has_a_wait_of_its_own(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument(overload_retargeting=False)
-    gate = BlackHolePort()
-    client = side.client(proxy.uri, server_selector=gate)
-    side.do(client.admin.command, "ping")
-    proxy.inject(Overload("insert", 2))
-    gate.closed = True
-    telemetry.decisions.on_event = lambda event: setattr(gate, "closed", True)  # type: ignore[method-assign]
-    side.do(client[database].coll.insert_one, {})
-    found = events(telemetry, f"insert {database}.coll")
-    assert [event.attributes[OUTCOME] for event in found] == ["selected"] * 3
-    assert waits(telemetry)["insert", "selected"] == 3
-
-
-def test_one_that_was_interrupted(
-    side: Side, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # In Python 3.11 a cancellation is dropped that arrives together with the end of a wait.
-    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 60)
-    telemetry = instrument()
-    client = side.client(NOBODY, heartbeatFrequencyMS=60_000)
-
-    def waits_in_earnest() -> bool:
-        (server,) = pymongo_resilience.status(client).servers
-        return server.error is not None and bool(client._topology._condition._waiters)
-
-    interrupt(side, waits_in_earnest, client["db"].coll.find_one)
-    (event,) = events(telemetry, "find db.coll")
-    assert event.attributes[OUTCOME] == "interrupted"
-    assert waits(telemetry) == {("find", "interrupted"): 1}
 
 
 @pytest.mark.parametrize("broken", ["__init__", "add", "end"])

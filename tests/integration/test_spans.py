@@ -119,20 +119,3 @@ def test_a_task_started_inside_of_an_operation_outlives_its_span_and_deadline(
     assert [len(telemetry.commands_of(span)) for span in inserts] == [1, 1, 1]
     assert find.parent is not None
     assert {span.parent.span_id for span in inserts if span.parent} == {find.parent.span_id}
-
-
-def test_an_operation_on_another_client_inside_of_one_has_a_span_of_its_own(
-    server: EmbeddedServer, database: str, instrument: Instrument
-) -> None:
-    """An application's listener that writes through a client of its own."""
-    inside = Inside()
-    telemetry = instrument()
-    options: Any = {"event_listeners": [inside]}
-    with pymongo.MongoClient(server.uri) as audit, pymongo.MongoClient(server.uri, **options) as it:
-        inside.act = lambda: audit[database].audit.insert_one({})
-        it[database].coll.find_one()
-    (find,) = telemetry.operations(f"find {database}.coll")
-    (insert,) = telemetry.operations(f"insert {database}.audit")
-    assert [span.name for span in telemetry.commands_of(insert)] == ["insert"]
-    assert find.attributes["pymongo_resilience.outcome"] == "ok"
-    assert "find" in [span.name for span in telemetry.commands_of(find)]

@@ -87,16 +87,6 @@ def test_operations_and_the_end_are_its_children(
     assert ends["transaction"] >= ends[f"{end} admin"]
 
 
-def test_a_block_that_raises_and_a_session_that_ends_abort_it(
-    side: Side, client: Any, database: str, telemetry: Telemetry
-) -> None:
-    session = begun(side, client, database)
-    side.do(session.end_session)
-    ((name, facts, below),) = trees(telemetry.spans())
-    assert (name, below[-1][0]) == ("transaction", "abortTransaction admin")
-    assert facts[OUTCOME] == "aborted"
-
-
 @pytest.mark.parametrize("own_session", [True, False])
 def test_each_try_of_with_transaction_is_one(
     own_session: bool, side: Side, client: Any, proxy: ReplicaSet, database: str,

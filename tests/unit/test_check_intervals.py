@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
 
 LEAST = 0.5
@@ -25,11 +25,6 @@ def checks(seconds: float, *, refused: bool, reached: bool = True) -> list[float
     return [*made, now]
 
 
-@pytest.mark.parametrize("seconds", [1, 10, 60, 600])
-def test_at_most_ten_hellos_more_than_the_specification_has(seconds: float) -> None:
-    assert len(checks(seconds, refused=False)) <= seconds / LEAST + 10
-
-
 def test_the_second_check_is_made_at_once_and_the_interval_doubles() -> None:
     made = checks(30, refused=False)
     gaps = [later - earlier for earlier, later in itertools.pairwise(made)]
@@ -46,6 +41,7 @@ def test_of_an_address_that_refuses_it_is_late_by_a_part_of_the_outage(seconds: 
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.sampled_from([1.0, 10.0, 60.0]))
+@example([False], 600.0)
 def test_hellos_are_as_few_where_only_some_connections_are_refused(
     pattern: Sequence[bool], seconds: float
 ) -> None:

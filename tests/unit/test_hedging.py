@@ -50,15 +50,6 @@ def test_the_percentile_is_exact() -> None:
     assert latencies.percentile == times[round(0.95 * len(times)) - 1]
 
 
-def test_too_few_tell_nothing() -> None:
-    latencies = Latencies()
-    for _ in range(LEAST_READS - 1):
-        latencies.add(0.01)
-    assert latencies.percentile is None
-    latencies.add(0.01)
-    assert latencies.percentile is not None
-
-
 def test_what_has_become_slower_is_known_soon() -> None:
     latencies = Latencies()
     for _ in range(100 * REMEMBERED_READS):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from functools import partial
-from threading import Barrier
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
@@ -121,25 +119,6 @@ def test_as_a_decorator() -> None:
         assert pay(order) == (order, Policy(True, None, {"job": 1}))
     assert current() is NOTHING
     assert (pay.__name__, pay.__doc__) == ("pay", "Pay.")
-
-
-def test_a_decorated_function_in_many_threads_at_once() -> None:
-    threads = 8
-    together = Barrier(threads, timeout=10)
-
-    @override(idempotent=True)
-    def pay() -> bool | None:
-        together.wait()
-        inside = current().idempotent
-        together.wait()
-        return inside
-
-    def work() -> tuple[bool | None, Policy]:
-        return pay(), current()
-
-    with ThreadPoolExecutor(threads) as pool:
-        running = [pool.submit(work) for _ in range(threads)]
-        assert [future.result(10) for future in running] == [(True, NOTHING)] * threads
 
 
 def test_tasks_do_not_see_each_others_but_inherit() -> None:
