@@ -47,7 +47,9 @@ def outcome(make: Callable[[], Config]) -> Config | ConfigurationError:
         return error
 
 
-@pytest.mark.parametrize("option", [each for each in OPTIONS if each.has_variable], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "option", [each for each in OPTIONS if each.has_variable], ids=lambda each: each.name
+)
 def test_an_odd_text_is_one_error_and_white_space_is_nothing(option: Any) -> None:
     name = option.variable
     for text in NO_VALUE:
