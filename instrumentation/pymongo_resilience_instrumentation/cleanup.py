@@ -72,18 +72,17 @@ class BackgroundOperation(CleanupOperation):
 class BackgroundRun(Interceptor):
     """Around a run of the task: it begins with the aborts."""
 
-    def __init__(self, clients: Clients, asynchronous: bool) -> None:
+    def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self.send = self._send_async if asynchronous else self._send
 
-    def _send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+    def send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
         state = self._clients.of(client)
         for _abort in range(len(state.open_transactions)):
             with _aborting(state) as opened:
                 driver.sessions.abort(client, opened)
         return original(client)
 
-    async def _send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+    async def send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
         state = self._clients.of(client)
         for _abort in range(len(state.open_transactions)):
             with _aborting(state) as opened:
@@ -184,10 +183,6 @@ class EndSessions(OperationInterceptor):
 
     runtime: Runtime
 
-    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
-        super().__init__(runtime)
-        self.send = self._send_async if asynchronous else self._send
-
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupOperation | None:
         if in_progress.reporting():
             return None
@@ -195,13 +190,13 @@ class EndSessions(OperationInterceptor):
         self.runtime.begin(operation)
         return operation
 
-    def _send(
+    def send(
         self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
     ) -> None:
         for at in range(0, len(ids), MOST_SESSIONS):
             driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
 
-    async def _send_async(
+    async def send_async(
         self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
     ) -> None:
         for at in range(0, len(ids), MOST_SESSIONS):

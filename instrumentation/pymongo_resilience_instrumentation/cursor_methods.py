@@ -191,14 +191,27 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     return NO_DEADLINE if timeout is None else timeout.resume()
 
 
-def refreshed(closed: Any) -> AbstractContextManager[None]:
+def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """A cursor's or change stream's ``close()`` has the whole time again that its operation had.
 
-    CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what an
-    operation closes by itself is within that one's own time.
+    CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins. What an operation
+    closes by itself, as each find_one does, is within that one's own time.
     """
+    refreshed = Within(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
+    found = in_progress.found
+
+    def wrapper(original: Function, closed: Any, args: Any, kwargs: Any) -> Any:
+        operation = found()
+        if operation is not None and not operation.ended:
+            return original(*args, **kwargs)
+        return refreshed(original, closed, args, kwargs)
+
+    return wrapper
+
+
+def _refreshed(closed: Any) -> AbstractContextManager[None]:
     kept = kept_by(closed)
-    if in_progress.current() or kept is None or not getattr(closed, "cursor_id", True):
+    if kept is None or not getattr(closed, "cursor_id", True):
         return NO_DEADLINE
     if blocks.current().timeout_ms is not None or driver.csot.timeout_in_force() is not None:
         return NO_DEADLINE

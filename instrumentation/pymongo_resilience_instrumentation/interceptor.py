@@ -50,6 +50,8 @@ class Interceptor:
     send: Callable[..., Any] | None = None
     """Called with what ``enter`` returned, the original and its arguments, in place of the
     original. Returns the result; around a coroutine function, an awaitable."""
+    send_async: Callable[..., Any] | None = None
+    """The same around a coroutine function, where it awaits something itself."""
     succeeded: Callable[[Any, Any], Any] | None = None
     """Called after it with what ``enter`` returned and the result; returns what the caller gets."""
     sends_by_policy = False
@@ -132,7 +134,8 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
 
 
 def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
-    enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
+    enter, succeeded = interceptor.enter, interceptor.succeeded
+    send = interceptor.send_async or interceptor.send
     found, by_policy = in_progress.found, interceptor.sends_by_policy
 
     async def wrapper(

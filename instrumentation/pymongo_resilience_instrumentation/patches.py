@@ -30,7 +30,6 @@ from pymongo_resilience_instrumentation.interceptor import (
     is_async,
 )
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
-from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
 from pymongo_resilience_instrumentation.public_operations import PublicOperation
 from pymongo_resilience_instrumentation.recovery import lost_connections, woken_monitors
 from pymongo_resilience_instrumentation.retries import loop_subclass, stopped_bulks
@@ -138,10 +137,7 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
     """Also where the installed pymongo lacks a name that the others need."""
     for owner, table in PUBLIC:
         for name, operation in table.items():
-            kind: type[PublicMethod] = PublicMethod
-            if runtime.timeouts.csot_available:
-                kind = public_methods.BY_RESULT[operation.gives]
-            yield owner, name, kind(runtime, owner, operation)
+            yield owner, name, public_methods.public_method(runtime, owner, operation)
     for owner in CLIENTS:
         yield owner, "start_session", session_methods.start_session()
         yield owner, "__init__", client_setup.constructor(runtime)
@@ -189,14 +185,12 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
         yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
     yield from stopped_bulks.wrapped(runtime)
     for client in CLIENTS:
-        asynchronous = client is AsyncMongoClient
         for name in {"close", "aclose"} & vars(client).keys():
             yield client, name, client_registry.close(clients, flag)
         yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
-        background = cleanup.BackgroundRun(clients, asynchronous)
-        yield client, driver.clients.BACKGROUND, background
-        yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
+        yield client, driver.clients.BACKGROUND, cleanup.BackgroundRun(clients)
+        yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime)
     streams = driver.clients.classes("change_stream", "*ChangeStream")
     for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):
-        yield owner, "close", Within(cursor_methods.refreshed)
+        yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
     yield from lost_connections.of_primaries(runtime)

@@ -81,9 +81,7 @@ class ClientState:
 
     def __init__(self, client: Any) -> None:
         self._client = weakref.ref(client)
-        self.open_transactions: deque[tuple[OpenTransaction, float]] = deque(
-            maxlen=MOST_TRANSACTIONS
-        )
+        self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MOST_TRANSACTIONS)
         """What the background task is to abort, and until when it tries."""
         self.rejected: dict[int, int] = {}
         """How often a server has rejected to kill which cursor for the background task."""

@@ -132,7 +132,10 @@ class WatchMethod(PublicMethod):
         return self.runtime.end(operation, stream)
 
 
-BY_RESULT = {"cursor": CursorMethod, "change stream": WatchMethod, None: PublicMethod}
+def public_method(runtime: Runtime, owner: type, entry: PublicOperation) -> PublicMethod:
+    kinds = {"cursor": CursorMethod, "change stream": WatchMethod}
+    gives = entry.gives if runtime.timeouts.csot_available else None
+    return kinds.get(gives or "", PublicMethod)(runtime, owner, entry)
 
 
 def _is_the_applications(name: str, target: Target) -> bool:

@@ -117,7 +117,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             return
         unfinished = error is not None and is_closing(error)
         if error is None and not self.began:
-            limits = runtime.limits.known(self.client)
+            limits = runtime.limits.get(id(self.client))
             if limits is not None and not limits.budget.full:
                 limits.budget.succeeded(retried=False)
         if self.permit is not None:

@@ -50,14 +50,11 @@ def wrapped(
     connected: Connected | None,
 ) -> Iterator[Row]:
     """``dead_peer_s``: see ``Config``; ``hopeless``: where retries are decided here."""
-    for half, connect in (
-        (driver.clients.SYNC_HALF, Connect),
-        (driver.clients.ASYNC_HALF, ConnectAsync),
-    ):
+    for half in (driver.clients.SYNC_HALF, driver.clients.ASYNC_HALF):
         pool = half.module("pool")
         yield half.module("topology"), half.wait, ConditionWait(For.SERVER, hopeless)
         yield pool, half.wait, ConditionWait(For.CONNECTION)
-        yield pool, half.connect, connect(dead_peer_s)
+        yield pool, half.connect, Connect(dead_peer_s)
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
         pool = driver.clients.ASYNC_HALF.module("pool")
@@ -276,14 +273,11 @@ class Connect(Interceptor):
                 driver.connections.watch_peer(interface, self._dead_peer_s)
         return interface
 
-
-class ConnectAsync(Connect):
-    """The TLS handshake, which pymongo leaves to asyncio and its 60 s, and the resolver's thread
-    end in time as well; a cancellation that arrives with the socket is kept."""
-
-    async def send(
+    async def send_async(
         self, connecting: _Waiting, original: Function, *given: Any, **kwargs: Any
     ) -> Any:
+        """The TLS handshake, which pymongo leaves to asyncio and its 60 s, and the resolver's
+        thread end in time as well; a cancellation that arrives with the socket is kept."""
         task, seconds = asyncio.current_task(), connecting.seconds
         before = 0 if task is None else task.cancelling()
         try:
