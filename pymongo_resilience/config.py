@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -311,11 +310,8 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
         elif not option.has_variable:
             logger.warning("%s is ignored: only code or a file can set %s", variable, option.name)
         else:
-            value: Any = text
-            with suppress(ValueError, KeyError):
-                parsed = option.kind.parse(text.strip())
-                value = parsed if option.kind.legal(parsed) else text
-            yield option.name, value, variable
+            value = option.kind.read(text)
+            yield option.name, text if value is None else value, variable
 
 
 def _of_file(path: str, problems: list[str]) -> Iterator[_Entry]:

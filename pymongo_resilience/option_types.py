@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
@@ -25,6 +26,12 @@ class OptionType(NamedTuple):
     """From a variable's text; raises ValueError or KeyError where it is no such value."""
     confidential: bool = False
     """An error names the type of a value alone."""
+
+    def read(self, text: str) -> Any:
+        """The value that a variable's text stands for; None where that is not legal."""
+        with suppress(ValueError, KeyError):
+            value = self.parse(text.strip())
+            return value if self.legal(value) else None
 
     def problem(self, name: str, value: object) -> str:
         """What is wrong with a value that is not legal."""

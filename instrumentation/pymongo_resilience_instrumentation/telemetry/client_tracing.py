@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from pymongo.errors import ConfigurationError
@@ -95,12 +94,10 @@ def _of_variable(key: str) -> Any:
     text = os.environ.get(variable, "").strip()
     if not text:
         return getattr(DEFAULT, key)
-    with suppress(KeyError, ValueError):
-        value = kind.parse(text)
-        if kind.legal(value):
-            return value
-    logger.error("%s=%r: expected %s; nothing is shown", variable, text, kind.allowed)
-    return 0
+    value = kind.read(text)
+    if value is None:
+        logger.error("%s=%r: expected %s; nothing is shown", variable, text, kind.allowed)
+    return value or 0
 
 
 def settle(client: object, options: Mapping[str, Any], warn: Callable[[str], None]) -> Tracing:
