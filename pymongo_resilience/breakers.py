@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pymongo_resilience.clock import Clock, RollingCounts
+from pymongo_resilience.config import Config
 from pymongo_resilience.rules.failure import Evidence
 
 PROBES = 3
+"""How many may be under way at once, and how many must succeed."""
 RECHECK = 0.1
 """Seconds after which it is worth asking again while all probes are under way: they may end at any
 time, without an event."""
@@ -30,21 +32,6 @@ class State(enum.Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
-
-
-class BreakerSettings(NamedTuple):
-    """The same for all breakers. Immutable."""
-
-    failure_rate: float = 0.5
-    """The part of the calls, above 0 and up to 1, whose failure opens the breaker."""
-    window: float = 10.0
-    """Seconds over which they are counted; it moves on by a tenth of its length."""
-    minimum_calls: int = 20
-    """With fewer in the window it does not open."""
-    open_for: float = 5.0
-    """Seconds until the first probe, and until a probe without a report is replaced."""
-    probes: int = PROBES
-    """How many may be under way at once, and how many must succeed."""
 
 
 class Snapshot(NamedTuple):
@@ -95,11 +82,11 @@ class CircuitBreaker:
 
     def __init__(
         self,
-        settings: BreakerSettings,
+        config: Config,
         clock: Clock,
         changed: Callable[[Snapshot], object] = lambda _: None,
     ) -> None:
-        self.settings = settings
+        self.config = config
         self._changed = changed
         self.now = clock.now
         """Called with the lock held, so that it does not run backwards."""
@@ -124,7 +111,7 @@ class CircuitBreaker:
                 return wait
             permit = Permit(self, self._period)
             if self._period.state is State.HALF_OPEN:
-                self._period.under_way[permit] = now + self.settings.open_for
+                self._period.under_way[permit] = now + self.config.circuit_breaker_open_s
             return permit
 
     def next_probe_in(self) -> float:
@@ -158,14 +145,16 @@ class CircuitBreaker:
             self._changed(change)
 
     def _count(self, outcome: Evidence, now: float) -> None:
-        counts, settings = self._period.counts, self.settings
+        counts, config = self._period.counts, self.config
         if outcome is Evidence.HEALTHY:
             # It opens nothing, not even as the last call of the minimum.
             counts.add(now, CALLS)
         elif outcome is Evidence.UNHEALTHY:
             counts.add(now, CALLS, FAILURES)
             calls, failures = counts.sums(now)
-            if calls >= settings.minimum_calls and failures / calls >= settings.failure_rate:
+            rate = failures / calls
+            enough = calls >= config.circuit_breaker_minimum_calls
+            if enough and rate >= config.circuit_breaker_failure_rate:
                 self._become(State.OPEN, now, (calls, failures))
 
     def _count_probe(self, permit: Permit, outcome: Evidence, now: float) -> None:
@@ -175,14 +164,14 @@ class CircuitBreaker:
             self._become(State.OPEN, now, period.opened_by)
         elif outcome is Evidence.HEALTHY:
             period.succeeded += 1
-            if period.succeeded >= self.settings.probes:
+            if period.succeeded >= PROBES:
                 self._become(State.CLOSED, now)
 
     def _wait(self, now: float) -> float:
         """Seconds, like ``next_probe_in``. An open breaker whose time is over becomes half-open."""
-        period, settings = self._period, self.settings
+        period = self._period
         if period.state is State.OPEN:
-            left = period.since + settings.open_for - now
+            left = period.since + self.config.circuit_breaker_open_s - now
             if left > 0:
                 return left
             period = self._become(State.HALF_OPEN, now, period.opened_by)
@@ -191,11 +180,11 @@ class CircuitBreaker:
         # A copy: the same thread may come in between, in a finalizer or a signal handler.
         under_way = period.under_way.copy()
         period.under_way = {each: due for each, due in under_way.items() if due > now}
-        if len(period.under_way) + period.succeeded < settings.probes:
+        if len(period.under_way) + period.succeeded < PROBES:
             return 0.0
         return min(RECHECK, min(period.under_way.values()) - now)
 
     def _become(self, state: State, now: float, opened_by: tuple[int, int] = (0, 0)) -> _Period:
-        counts = RollingCounts(2, self.settings.window, now)
+        counts = RollingCounts(2, self.config.circuit_breaker_window_s, now)
         self._period = _Period(state, now, counts, opened_by)
         return self._period

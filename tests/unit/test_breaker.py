@@ -12,27 +12,23 @@ import pytest
 from pymongo_resilience_instrumentation.selection.client_limits import ClientBreakers
 from support.engine.fake_clock import FakeClock
 
-from pymongo_resilience.breakers import (
-    RECHECK,
-    BreakerSettings,
-    CircuitBreaker,
-    Evidence,
-    Permit,
-    Snapshot,
-    State,
-)
+from pymongo_resilience import breakers
+from pymongo_resilience.breakers import RECHECK, CircuitBreaker, Evidence, Permit, Snapshot, State
 from pymongo_resilience.config import Config
 from pymongo_resilience.events import Broadcast
 
 PROMPT = 1e-6
 """Seconds between two switches of threads: races that there are, are met."""
-SETTINGS = BreakerSettings(failure_rate=0.5, window=10.0, minimum_calls=4, open_for=8.0, probes=2)
+CONFIG = Config(circuit_breaker_minimum_calls=4, circuit_breaker_open_s=8.0)
+"""The other two have their defaults: half of the calls, in ten seconds."""
+PROBES = 2
 OUTCOMES = {"+": Evidence.HEALTHY, "-": Evidence.UNHEALTHY, ".": Evidence.NONE}
 
 
 @pytest.fixture
-def breaker(clock: FakeClock) -> CircuitBreaker:
-    return CircuitBreaker(SETTINGS, clock)
+def breaker(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> CircuitBreaker:
+    monkeypatch.setattr(breakers, "PROBES", PROBES)
+    return CircuitBreaker(CONFIG, clock)
 
 
 @pytest.fixture
@@ -201,30 +197,29 @@ def test_a_probe_that_was_replaced_is_heard_all_the_same(
 
 
 class LetsOthersIn:
-    """Settings that are asked in the middle of a step, and give every other thread its turn."""
+    """Options that are read in the middle of a step, and give every other thread its turn."""
 
-    window = SETTINGS.window
-    probes = SETTINGS.probes
+    circuit_breaker_window_s = CONFIG.circuit_breaker_window_s
 
     @property
-    def open_for(self) -> float:
+    def circuit_breaker_open_s(self) -> float:
         time.sleep(0.001)
-        return SETTINGS.open_for
+        return CONFIG.circuit_breaker_open_s
 
 
 def test_threads_get_as_many_probes_as_there_are_and_no_more(
     breaker: CircuitBreaker, clock: FakeClock
 ) -> None:
     half_opened(breaker, clock)
-    breaker.settings = LetsOthersIn()  # type: ignore[assignment]
+    breaker.config = LetsOthersIn()  # type: ignore[assignment]
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(lambda _: breaker.try_acquire(), range(8)))
-    assert sum(isinstance(each, Permit) for each in got) == SETTINGS.probes
+    assert sum(isinstance(each, Permit) for each in got) == PROBES
 
 
 @pytest.mark.usefixtures("restless_threads")
 def test_threads_lose_no_count(clock: FakeClock) -> None:
-    breaker = CircuitBreaker(BreakerSettings(minimum_calls=100_000), clock)
+    breaker = CircuitBreaker(Config(circuit_breaker_minimum_calls=100_000), clock)
 
     def work(_: int) -> None:
         for _ in range(500):

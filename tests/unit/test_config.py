@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import pytest
 
 from pymongo_resilience import instrument
-from pymongo_resilience.breakers import BreakerSettings
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Options, load
 from pymongo_resilience.errors import ConfigurationError
 
@@ -81,16 +80,6 @@ def test_the_defaults() -> None:
     # An empty variable is an unset one, and somebody else's is not ours.
     empty = {option.variable: " " for option in OPTIONS} | {FILE_VARIABLE: "", "PATH": "/"}
     assert Config.from_env(empty) == Config()
-
-
-def test_breakers_have_the_defaults_of_the_options() -> None:
-    breaker = BreakerSettings()
-    assert Config() == Config(
-        circuit_breaker_failure_rate=breaker.failure_rate,
-        circuit_breaker_window_s=breaker.window,
-        circuit_breaker_minimum_calls=breaker.minimum_calls,
-        circuit_breaker_open_s=breaker.open_for,
-    )
 
 
 def test_instrument_takes_each_by_keyword_with_the_same_type() -> None:

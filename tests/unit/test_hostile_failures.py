@@ -41,7 +41,8 @@ from support.hostile_input import (
 )
 from wrapt import FunctionWrapper
 
-from pymongo_resilience.breakers import BreakerSettings, CircuitBreaker
+from pymongo_resilience.breakers import CircuitBreaker
+from pymongo_resilience.config import Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
@@ -132,7 +133,7 @@ def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
 
 
 def refused_by_a_breaker() -> Exception:
-    breaker = CircuitBreaker(BreakerSettings(), FakeClock())
+    breaker = CircuitBreaker(Config(), FakeClock())
     at = "db1", 27017
     return breaker_error(at, breaker, next_probe_in=5.0, elsewhere=False, labels=[])
 

@@ -16,7 +16,7 @@ from typing import Any
 from pymongo.errors import AutoReconnect
 
 from pymongo_resilience import errors
-from pymongo_resilience.breakers import BreakerSettings, CircuitBreaker, Permit, Snapshot, State
+from pymongo_resilience.breakers import CircuitBreaker, Permit, Snapshot, State
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.config import OFF, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
@@ -76,20 +76,14 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
     """
 
     def __init__(self, client: object, config: Config, clock: Clock, listener: Listener) -> None:
-        settings = BreakerSettings(
-            failure_rate=config.circuit_breaker_failure_rate,
-            window=config.circuit_breaker_window_s,
-            minimum_calls=config.circuit_breaker_minimum_calls,
-            open_for=config.circuit_breaker_open_s,
-        )
-        self._settings, self._clock = settings, clock
+        self._config, self._clock = config, clock
         self._client = weakref.ref(client)
         self._listener = listener
         self._always = config.circuit_breaker == "always"
         """Also for operations that could go nowhere else."""
 
     def __missing__(self, address: Address) -> CircuitBreaker:
-        made = CircuitBreaker(self._settings, self._clock, partial(self._publish, address))
+        made = CircuitBreaker(self._config, self._clock, partial(self._publish, address))
         return self.setdefault(address, made)
 
     def admit(self, loop: Any, address: Address) -> Permit | None:
@@ -160,11 +154,11 @@ def breaker_error(
 ) -> CircuitBreakerOpenError:
     """``next_probe_in``: in seconds."""
     server, found = address_text(address), breaker.snapshot()
-    half_open = found.state is State.HALF_OPEN
+    half_open, window = found.state is State.HALF_OPEN, breaker.config.circuit_breaker_window_s
     error = CircuitBreakerOpenError(
         f"nothing was sent: the circuit breaker of {server} is "
         f"{'half-open, and its probes are under way' if half_open else 'open'}; "
-        f"{found.failures} of {found.calls} calls within {breaker.settings.window:g} s had failed; "
+        f"{found.failures} of {found.calls} calls within {window:g} s had failed; "
         f"next probe in {next_probe_in:.3f} s "
         "(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off switches circuit breakers off)",
         {"errorLabels": labels},
