@@ -150,7 +150,7 @@ def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
     hopeless = fast_fail.TerminalWaits(runtime.rules) if runtime.owns_retries else None
     connected = None
     if (metrics := runtime.telemetry.driver_metrics) is not None:
-        connected = partial(pool_metrics.connected, runtime.clients, metrics)
+        connected = partial(pool_metrics.connected, runtime.clients, runtime.telemetry)
         yield from pool_metrics.wrapped(runtime.enabled_flag, runtime.clients, metrics)
     yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)
     yield from session_methods.wrapped(runtime)

@@ -22,6 +22,7 @@ from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrappe
 
 from .listeners import NO_CONTEXT, OurListener, guarded
 from .metrics import DriverMetrics
+from .setup import Telemetry
 
 
 def wrapped(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
@@ -35,9 +36,10 @@ def _context() -> Context | None:
     return None if in_progress.current() else NO_CONTEXT
 
 
-def connected(clients: Clients, metrics: DriverMetrics, pool: Any, seconds: float) -> None:
+def connected(clients: Clients, telemetry: Telemetry, pool: Any, seconds: float) -> None:
     """A pool has made a connection: TCP, TLS, hello and authentication."""
-    with shielded("after a connection was made"):
+    metrics = telemetry.driver_metrics
+    if metrics is not None and telemetry.recorders:
         attributes = clients.attributes(pool)
         if attributes is not None:
             metrics.create_time.record(seconds, attributes, _context())

@@ -9,7 +9,7 @@ from opentelemetry import context, metrics, trace
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import ALL, BY_DATABASE
 from pymongo_resilience.events import Broadcast, Event, EventLog
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.operation import NEVER, Operation
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
@@ -75,8 +75,10 @@ class Telemetry:
     def on_event(self, event: Event, /) -> None:
         """Of the engine: what the application's listeners send meanwhile is not reported."""
         for observer in (self._timelines, *self._wanted):
-            with shielded("while showing a decision"):
+            try:
                 observer.on_event(event)
+            except faults():
+                logger.exception("internal error in pymongo-resilience while showing a decision")
         in_progress.reported(self._listeners.on_event, event)
 
     def end(self, operation: Operation, error: BaseException | None) -> None:
