@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import PoolClearedEvent
-from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.fault import Delay
 from support.clients import Side
 from support.interruption import Journal
 from support.raw_client import RawClient, ask
@@ -143,20 +141,6 @@ def _duration(client: RawClient, command: Document) -> float:
     started = time.monotonic()
     assert client.ask(command)["ok"] == 1
     return time.monotonic() - started
-
-
-def test_jitter_is_the_same_for_the_same_seed() -> None:
-    def delays(seed: int) -> list[float]:
-        fault = Latency(0.1, jitter=0.5, seed=seed)
-        connection: Any = None
-        verdicts = [fault.on_request(wire.command(PING), connection) for _ in range(50)]
-        return [each.seconds for each in verdicts if isinstance(each, Delay)]
-
-    first = delays(7)
-    assert first == delays(7) != delays(8)
-    assert len(set(first)) == 50
-    assert 0.1 <= min(first) < 0.2
-    assert 0.5 < max(first) <= 0.6
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -125,15 +125,6 @@ def test_all_attempts_have_one_deadline(
     assert control[database].coll.count_documents({}) == 0
 
 
-def test_the_application_may_end_the_transaction(
-    side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
-) -> None:
-    instrument()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    run(side, client, lambda session: session.abort_transaction())
-    assert sent.named("commitTransaction") == []
-
-
 @pytest.mark.parametrize("name", ["read_concern", "write_concern", "max_commit_time_ms", "wrong"])
 def test_an_option_that_no_transaction_has_is_refused_before_the_first_attempt(
     name: str, side: Side, proxy: ReplicaSet, instrument: Instrument

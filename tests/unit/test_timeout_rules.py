@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,14 +47,6 @@ def call(*, client: float | None = None, bound: int | None = None) -> Operation:
     made = Operation(SimpleNamespace(options=options), "find", ("shop", "orders"))
     made.bound = Policy(timeout_ms=bound)
     return made
-
-
-@contextlib.contextmanager
-def nested(*blocks_around: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for each in blocks_around:
-            stack.enter_context(each)
-        yield
 
 
 ROWS: dict[str, tuple[Block, dict[str, Any], dict[str, Any], float | None, float, bool]] = {
