@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.redaction import RedactionFilter
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
 
@@ -25,6 +26,8 @@ __all__ = [
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
+for each in (retry_logger, breaker_logger):
+    each.addFilter(RedactionFilter())  # a logger's filter does not hold for those below it
 
 
 class RetryScheduled(NamedTuple):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retry_rules import Verdict
+    from pymongo_resilience.rules.retry_rules import Retry, Verdict
     from pymongo_resilience.rules.retry_state import RetryState
 
 
@@ -41,8 +41,8 @@ class Work(Protocol):
         ``await`` leaves it unawaited.
         """
 
-    def prepare(self, failure: Failure, state: RetryState, /) -> None:
-        """Set the driver up for one more attempt after ``failure``."""
+    def prepare(self, failure: Failure, state: RetryState, retry: Retry, /) -> None:
+        """Set the driver up for one more attempt after ``failure``, as the rules have it."""
 
     def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
         """What the application gets once no attempt follows."""
@@ -116,7 +116,7 @@ class _Retries:
             executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
             return self.work.final_error(failure, verdict.rule, state)
         state.waited += verdict.delay
-        self.work.prepare(failure, state)
+        self.work.prepare(failure, state, verdict)
         executor.listener.on_event(
             RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
         )

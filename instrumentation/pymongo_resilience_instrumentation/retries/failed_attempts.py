@@ -42,7 +42,6 @@ unanswered: close() must not take long."""
 def described(loop: Any) -> RetryState:
     """The operation for the retry rules. Reads nothing of the caller's context."""
     operation, runtime, client = loop.operation, loop.runtime, loop.client
-    loop.limits = runtime.limits.of(client)
     policy = operation.policy(runtime.rules)
     kind = Kind.READ if loop.read_only is not None else loop.kind()
     method = operation.method
@@ -58,7 +57,7 @@ def described(loop: Any) -> RetryState:
         acknowledged=operation.acknowledged,
         declared_idempotent=bool(policy.idempotent),
         max_retries=driver.clients.max_retries(client),
-        budget=loop.limits.budget,
+        budget=runtime.limits.of(client).budget,
         once=loop.command_name() == ABORT,
         method=method,
         data={} if policy.data is None else policy.data,

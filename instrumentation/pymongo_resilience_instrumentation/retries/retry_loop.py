@@ -15,6 +15,7 @@ from pymongo_resilience.breakers import Permit
 from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
+from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.deferred import defer
@@ -196,6 +197,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def retry_state(self) -> RetryState:
         self.check_repeated()
+        self.limits = self.runtime.limits.of(self.client)
         clock = self.runtime.executor.clock
         self.txn_number = TxnNumber(clock)
         self.began = clock.now() - self.operation.elapsed()
@@ -240,13 +242,12 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             logger.exception("internal error in pymongo-resilience after an attempt")
         return self.needed_release(failure)
 
-    def prepare(self, failure: Failure, state: RetryState) -> None:
+    def prepare(self, failure: Failure, state: RetryState, retry: Retry) -> None:
         unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
         if self.last is None or not (failure.no_writes_performed or unsent):
             self.last = failure
         self.prepare_retry(failure)
-        rules = self.runtime.executor.retry_rules
-        if failure.reason is RetryReason.ATTEMPT_TIMEOUT and rules.holds_back(state, failure):
+        if retry.held_back and failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             # With the budget spent, an attempt has all the time that is left: each that is given
             # up costs a connection and work.
             self.operation.attempt_timeout = self.operation.reply_within = None

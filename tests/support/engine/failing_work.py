@@ -13,6 +13,7 @@ from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.budget import UNLIMITED, RetryBudget
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
+from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.testing import RecordingListener
 
@@ -154,7 +155,7 @@ class FakeWork:
         self.left.append(failure)
         self.budget.failed(failure, retried=state.attempts > 0)
 
-    def prepare(self, failure: Failure, state: RetryState, /) -> None:
+    def prepare(self, failure: Failure, state: RetryState, retry: Retry, /) -> None:
         self.prepared.append(failure)
 
     def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
