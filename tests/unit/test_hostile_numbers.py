@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.engine.failing_work import START
 from support.engine.fake_clock import FakeClock
-from support.engine.retry_strategies import BEST_EFFORT, half
+from support.engine.retry_strategies import AT_ONCE, half, waiting
 from support.hostile_input import examples, strange_floats
 
 from pymongo_resilience.clock import Deadline
@@ -23,10 +23,9 @@ from pymongo_resilience.rules.failure import (
 )
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Verdict
 from pymongo_resilience.rules.retry_state import Kind, RetryState
-from pymongo_resilience.rules.strategy import RetryAction
 
 numbers = st.floats() | strange_floats
-READ = RetryState("find", "shop.orders", Kind.READ, BEST_EFFORT)
+READ = RetryState("find", "shop.orders", Kind.READ, AT_ONCE)
 NETWORK = Failure(OSError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
 OVERLOADED = Failure(
     OSError(),
@@ -39,11 +38,8 @@ OVERLOADED = Failure(
 def decided(operation: RetryState, failure: Failure, delay: float) -> Verdict:
     """The verdict on a failure, where the strategy answers with ``delay``."""
     operation.count(failure)
-    retry_rules = RetryRules(random=half)
-    rule = retry_rules.declined(operation, failure)
-    if rule is not None:
-        return GiveUp(rule)
-    return retry_rules.verdict(operation, failure, RetryAction(delay))
+    answered = replace(operation, strategy=waiting(delay))
+    return RetryRules(random=half).decide(answered, failure)
 
 
 @examples(100)

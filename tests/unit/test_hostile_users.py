@@ -1,4 +1,4 @@
-"""Strategies and listeners of a user that misbehave: no retry, and nothing worse."""
+"""A user's strategies and listeners that misbehave, and faults of ours: no retry, nothing worse."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from itertools import repeat
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
-from support.engine.failing_work import AwaitedWork, BlockingWork, Call, FakeWork, Fault, Final
-from support.engine.retry_strategies import Answering, half
-from support.hostile_input import examples, strange_floats
+from support.engine.failing_work import (
+    AttemptFailed,
+    AwaitedWork,
+    BlockingWork,
+    Call,
+    FakeWork,
+    Fault,
+    Final,
+)
+from support.engine.retry_strategies import FAST_FAIL, Answering, half
 
 from pymongo_resilience.events import Broadcast, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -89,33 +96,26 @@ async def coroutine(answer: Callable[[], Any]) -> Any:
     return answer()
 
 
-def raising(error: BaseException | type[BaseException]) -> Callable[[], Any]:
-    def answer() -> Any:
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    def answer(*_: object) -> Any:
         raise error
 
     return answer
 
 
-delays: st.SearchStrategy[Any] = (
-    st.floats()
-    | strange_floats
-    | st.sampled_from(
-        [10**400, True, "1", None, [], Decimal("0.1"), Decimal("NaN"), Fraction(1, 3)]
-    )
-    | st.builds(Talkative)
+DELAYS: tuple[Any, ...] = (
+    *(math.nan, math.inf, -math.inf, -0.0, -1.0, 5e-324, 0.25, 1.5, 86_400.0, 86_401.0, 1e308),
+    *(10**400, True, "1", None, [], Decimal("0.1"), Decimal("NaN"), Fraction(1, 3), Talkative()),
 )
 """Not all are bad: a strategy may name any wait up to a day."""
-nonsense = st.sampled_from([0, 1.5, True, False, "soon", b"", [], {}, RetryAction, NotImplemented])
-answers: st.SearchStrategy[Callable[[], Any]] = st.one_of(
-    delays.map(lambda delay: lambda: RetryAction(delay)),
-    delays.map(lambda delay: lambda: Late(delay)),
-    delays.map(lambda delay: lambda: forged(delay)),
-    st.just(lambda: Asked(0.0)),
-    st.just(lambda: RetryAction.__new__(RetryAction)),
-    (nonsense | st.builds(Talkative)).map(lambda answer: lambda: answer),
-    st.sampled_from([LookupError, StopIteration, StopAsyncIteration, RecursionError, TimeoutError])
-    .map(lambda cls: raising(cls("a user's mistake"))),
-)  # fmt: skip
+NONSENSE: list[Any] = [0, 1.5, True, False, "soon", b"", [], {}, RetryAction, NotImplemented]
+ERRORS = (LookupError, StopIteration, StopAsyncIteration, RecursionError, TimeoutError)
+ANSWERS: list[Callable[[], Any]] = [
+    *(partial(make, delay) for make in (RetryAction, Late, forged) for delay in DELAYS),
+    *(partial(Asked, 0.0), partial(RetryAction.__new__, RetryAction)),
+    *(partial(lambda answer: answer, answer) for answer in [*NONSENSE, Talkative()]),
+    *(raising(error("a user's mistake")) for error in ERRORS),
+]
 
 
 @contextmanager
@@ -133,14 +133,11 @@ def our_faults() -> Iterator[list[str]]:
 
 
 @both
-@examples(60)
-@given(answer=answers, awaited=st.booleans(), timeout=st.none() | st.just(2.0))
+@pytest.mark.parametrize("timeout", [None, 2.0])
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("answer", ANSWERS)
 def test_any_answer_is_a_wait_or_no(
-    answer: Callable[[], Any],
-    awaited: bool,
-    timeout: float | None,
-    kind: type[FakeWork],
-    run: Run,
+    answer: Any, awaited: bool, timeout: float | None, kind: type[FakeWork], run: Run
 ) -> None:
     said = (lambda: coroutine(answer)) if awaited else answer
     work = kind(READ, repeat(CUT), Answering(said), timeout=timeout)
@@ -195,3 +192,52 @@ def test_a_strategy_that_takes_its_time_takes_it_from_the_deadline(
     with pytest.raises(Final) as caught:
         run(work, RecordingListener())
     assert (caught.value.rule.value, work.attempts, work.clock.sleeps) == ("deadline", 1, [])
+
+
+class OurFault(RuntimeError):  # noqa: N818 - a fault, as the log calls it
+    pass
+
+
+def assert_logged(caplog: pytest.LogCaptureFixture, step: str) -> None:
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("pymongo_resilience", logging.ERROR)
+    said = "internal error in pymongo-resilience while classifying AttemptFailed"
+    assert record.getMessage() == said
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], OurFault)
+    assert str(record.exc_info[1]) == step
+
+
+@both
+@pytest.mark.parametrize("step", ["retry_state", "classify", "report", "prepare"])
+def test_a_fault_of_ours_is_logged_and_the_original_error_raised(
+    step: str,
+    kind: type[FakeWork],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    work = kind(READ, [CUT], FAST_FAIL)
+    monkeypatch.setattr(work, step, raising(OurFault(step)))
+    heard = RecordingListener()
+    with pytest.raises(AttemptFailed) as caught:
+        run(work, heard)
+    assert work.attempts == 1, "no attempt after a fault"
+    assert caught.value.__cause__ is None
+    assert not [event for event in heard.events if isinstance(event, RetryScheduled)], (
+        "a retry was announced that never came"
+    )
+    assert_logged(caplog, step)
+
+
+@both
+def test_a_listener_that_nobody_kept_apart(
+    kind: type[FakeWork], run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty(RecordingListener):
+        def on_event(self, event: object, /) -> None:
+            raise OurFault("on_event")
+
+    with pytest.raises(AttemptFailed):
+        run(kind(READ, [CUT], FAST_FAIL), Faulty())
+    assert_logged(caplog, "on_event")
