@@ -11,7 +11,7 @@ Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from opentelemetry import context
@@ -75,17 +75,21 @@ class BackgroundRun(Interceptor):
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
+    def _aborts(self, client: Any) -> Iterator[AbstractContextManager[OpenTransaction]]:
+        state = self._clients.known(client)
+        if state is not None:
+            for _ in range(len(state.open_transactions)):
+                yield _aborting(state)
+
     def send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
-        state = self._clients.of(client)
-        for _abort in range(len(state.open_transactions)):
-            with _aborting(state) as opened:
+        for abort in self._aborts(client):
+            with abort as opened:
                 driver.sessions.abort(client, opened)
         return original(client)
 
     async def send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
-        state = self._clients.of(client)
-        for _abort in range(len(state.open_transactions)):
-            with _aborting(state) as opened:
+        for abort in self._aborts(client):
+            with abort as opened:
                 await driver.sessions.abort_async(client, opened)
         return await original(client)
 
@@ -94,7 +98,7 @@ class BackgroundRun(Interceptor):
             run_deferred()
         operation = BackgroundOperation(given[0], KILL_CURSORS)
         operation.token = CURRENT.set(operation)
-        if not self._clients.of(given[0]).closed:
+        if not self._clients.closed(given[0]):
             # The task of an async client inherits the span of the client's first caller.
             operation.outer_context = context.get_current()
             context.attach(Context())

@@ -127,7 +127,7 @@ class Runtime:
         telemetry = self.telemetry
         if operation.started >= telemetry.looks_at:
             telemetry.look_for_sdk(operation.started)
-        if span:
+        if span and telemetry.records:
             for recorder in telemetry.recorders:
                 recorder.begins(operation)
 

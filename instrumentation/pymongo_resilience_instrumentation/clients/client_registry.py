@@ -129,6 +129,10 @@ class Clients(ByClient[ClientState]):
         self._lock = threading.RLock()
         super().reset_after_fork()
 
+    def closed(self, client: object) -> bool:
+        known = self.known(client)
+        return known is not None and known.closed
+
     def alive(self) -> list[ClientState]:
         """Those with listeners of ours that have pools, each with its number."""
         states = [each for each in list(self.values()) if each.limits is not None]

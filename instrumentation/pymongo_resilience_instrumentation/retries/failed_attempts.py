@@ -118,8 +118,8 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
     """What the application gets once no attempt follows: which error, and what is added to it."""
     # The loop's own client: a task may outlive the operation that it was started in.
     client = loop.client
-    known = loop.runtime.clients.of(client)
-    if failure.stage is Stage.NOT_SENT and known.closed:
+    clients = loop.runtime.clients
+    if failure.stage is Stage.NOT_SENT and clients.closed(client):
         closed = failure.error
         if not isinstance(closed, InvalidOperation):
             # The driver's own error, whatever the wait was for that its client's close() ended.
@@ -129,7 +129,7 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
     name = loop.command_name()
     if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
         session = loop.session
-        known.leave_open(driver.sessions.open_transaction(session))
+        clients.of(client).leave_open(driver.sessions.open_transaction(session))
     raised = _chosen(loop.last, failure)
     error = raised.error
     if not isinstance(error, PyMongoError):

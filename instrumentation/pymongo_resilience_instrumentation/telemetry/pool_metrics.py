@@ -39,7 +39,7 @@ def _context() -> Context | None:
 def connected(clients: Clients, telemetry: Telemetry, pool: Any, seconds: float) -> None:
     """A pool has made a connection: TCP, TLS, hello and authentication."""
     metrics = telemetry.driver_metrics
-    if metrics is not None and telemetry.recorders:
+    if metrics is not None and telemetry.records:
         attributes = clients.attributes(pool)
         if attributes is not None:
             metrics.create_time.record(seconds, attributes, _context())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from opentelemetry import context, metrics, trace
 
 from pymongo_resilience._version import __version__
@@ -40,23 +38,23 @@ class Telemetry:
         self._providers = settings.tracer_provider, settings.meter_provider
         self._listeners = Broadcast([EventLog(), *settings.listeners])
         self._timelines = Timelines(config.slow_ms)
-        self._wanted: list[Observer] = []
+        self.recorders: list[Observer] = []
+        self.records = False
+        """Whether there is an SDK, for which ``recorders`` observe operations."""
         if config.metrics:
             meter = metrics.get_meter(SCOPE, __version__, settings.meter_provider)
             everything, by_collection = config.metrics == ALL, config.metrics != BY_DATABASE
             self.driver_metrics = DriverMetrics(meter, everything=everything)
             self.gauges = server_gauges(meter, settings.meter_provider)
-            self._wanted.append(
+            self.recorders.append(
                 OperationMetrics(meter, by_collection=by_collection, everything=everything)
             )
         if config.traces:
             tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
             hooks = {name: hook for name in HOOKS if (hook := getattr(settings, name)) is not None}
             self.command_spans = CommandSpans(tracer, config.command_spans, hooks)
-            self._wanted.append(OperationSpans(tracer))
-        self.recorders: Sequence[Observer] = ()
-        """What records operations, once there is an SDK."""
-        self.looks_at = 0.0 if self._wanted else NEVER
+            self.recorders.append(OperationSpans(tracer))
+        self.looks_at = 0.0 if self.recorders else NEVER
         """When an SDK is looked for next, on the clock of ``Operation.started``: one may be set up
         at any time."""
         self.shows_healthy = config.slow_ms is not None
@@ -69,12 +67,12 @@ class Telemetry:
         self.looks_at = now + LOOKS_EVERY
         # OpenTelemetry's API alone records nothing.
         if not (tracers.startswith(API) and meters.startswith(API)):
-            self.looks_at, self.shows_healthy = NEVER, True
-            self.recorders = self._wanted
+            self.looks_at = NEVER
+            self.records = self.shows_healthy = True
 
     def on_event(self, event: Event, /) -> None:
         """Of the engine: what the application's listeners send meanwhile is not reported."""
-        for observer in (self._timelines, *self._wanted):
+        for observer in (self._timelines, *self.recorders):
             try:
                 observer.on_event(event)
             except faults():
@@ -86,7 +84,7 @@ class Telemetry:
         if operation.ended_ns is not None and operation.span is not None:
             # What is measured leads to its trace; the context is the deferred work's own.
             context.attach(trace.set_span_in_context(operation.span))
-        observers = [self._timelines, *self.recorders]
+        observers = [self._timelines, *(self.recorders if self.records else ())]
         if operation.ends is not None:
             observers.append(operation.ends)
         for observer in observers:
