@@ -171,6 +171,7 @@ def test_a_cancellation_that_arrives_with_the_result_of_a_wait(
 
 
 TASKS = 200
+REJECTIONS = 40
 SECONDS = 1.0
 """Within so many the last task is cancelled."""
 
@@ -215,7 +216,7 @@ async def _cancel_them_all(proxy: ReplicaSet, database: str, journal: Journal) -
         await asyncio.gather(*(coll.find_one() for _ in range(TASKS)))
         # Replies to wait for, and back-offs.
         proxy.inject(Slow(0.05))
-        proxy.inject(Overload(times=40))
+        proxy.inject(Overload(times=REJECTIONS))
         tasks = [asyncio.create_task(_work(coll, number, rng)) for number in range(TASKS)]
         await asyncio.gather(*(_cancel(task, rng.uniform(0, SECONDS)) for task in tasks))
 
@@ -239,8 +240,8 @@ def test_whatever_the_moment_each_started_command_has_one_span_that_ends(
     asyncio.run(_cancel_them_all(proxy, database, journal))
 
     names = Counter(type(event).__name__ for event in journal.events)
-    ended = names["CommandSucceededEvent"] + names["CommandFailedEvent"]
-    interrupted = names["CommandStartedEvent"] - ended
+    # pymongo 4.20.1 reports a command that was cancelled as failed.
+    interrupted = names["CommandStartedEvent"] - names["CommandSucceededEvent"] - REJECTIONS
     assert interrupted > TASKS / 50, "nearly all were cancelled elsewhere: this proves little"
     spans = [span for span in telemetry.spans() if "db.command.name" in span.attributes]
     sent = Counter(each.command_name for each in journal.started_commands())

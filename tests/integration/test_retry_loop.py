@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,9 +40,9 @@ IN_RUN = {
     "attempt", "backoff", "enable_overload_retargeting", "has_completed_command",
     "in_transaction", "max_adaptive_retries", "retry_reads", "retry_writes", "retrying",
     "set_starting", "should_retry", "started_retryable_write", "topology_description",
-    "topology_type_name",
+    "topology_type_name", "_conn_mgr", "more_to_come",
 }  # fmt: skip
-"""What the ``run`` of pymongo 4.17 to 4.20 names. What else a newer one does, ours has to do."""
+"""What the ``run`` of pymongo 4.17 to 4.20.1 names. What else a newer one does, ours has to do."""
 
 
 def faults_logged(caplog: pytest.LogCaptureFixture) -> int:
@@ -52,6 +53,13 @@ def faults_logged(caplog: pytest.LogCaptureFixture) -> int:
 def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -> None:
     run: Any = vars(loop)["run"]
     assert set(inspect.unwrap(run).__code__.co_names) - IN_RUN == set()
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_what_a_server_streams_to_an_exhaust_cursor_is_not_repeated(more: bool) -> None:
+    loop: Any = RetryLoop()
+    loop.runtime, loop._conn_mgr = SimpleNamespace(in_flight={}), SimpleNamespace(more_to_come=more)
+    assert loop.gives_up(AutoReconnect()) is more
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -96,6 +96,12 @@ class DriverLoop:
         self.connection = None
         return self._read() if self._is_read else self._write()
 
+    def streams(self) -> bool:
+        """Whether it only receives what a server streams, an exhaust cursor's batches: nothing was
+        sent that could be repeated (pymongo 4.20.1)."""
+        pinned = getattr(self, "_conn_mgr", None)
+        return pinned is not None and bool(pinned.more_to_come)
+
     def check_repeated(self) -> None:
         """After the first failure: further attempts of a write that is to have a transaction number
         pass ``checked``. The end of a transaction has the transaction's."""

@@ -96,7 +96,9 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def gives_up(self, error: Exception) -> bool:
         """Whether the loop ends with the error of its first attempt, whatever the rules say."""
         self.runtime.in_flight.pop(id(self), None)
-        return self.read_only is not None and self.read_only.gives_up(self, error)
+        if self.read_only is not None:
+            return self.read_only.gives_up(self, error)
+        return self.streams()
 
     def leave_to_driver(self, error: Exception | None = None) -> None:
         self.operation = NOT_OURS
