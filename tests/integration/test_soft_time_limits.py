@@ -66,7 +66,7 @@ class SoftTimeLimitExceeded(Exception):  # noqa: N818 - as Celery calls it
 applications: list[Any] = []
 """Tasks that the application runs; every other one is the driver's."""
 timing: set[object] = set()
-"""Empty while the timer is to be off: a signal on its way as that is stopped starts it no more."""
+"""Empty while the timer is to be off: a signal on its way does not start it again."""
 
 
 def in_application() -> bool:
@@ -142,7 +142,6 @@ def test_it_reaches_the_application_and_nothing_stays_in_force(
     caplog.clear()  # an older pymongo lacks names, which is an ERROR
     rng = random.Random(7)  # noqa: S311 - the same moments each time
     kept: list[Any] = []
-
     struck: list[str] = []
 
     def strike(signum: int, frame: Any) -> None:
