@@ -1,4 +1,4 @@
-"""What is marked is where it is looked for; counts.toml tells of what no part runs any more."""
+"""What is marked is where it is looked for; counts.toml shows what no part runs any more."""
 
 from __future__ import annotations
 

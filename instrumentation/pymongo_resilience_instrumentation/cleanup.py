@@ -172,8 +172,7 @@ class KillCursors(OperationInterceptor):
         facts = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
         again = facts.retryable_overload and client.options.retry_reads
         own = driver.clients.max_retries(client)
-        ours = self.runtime.executor.retry_rules.max_retries
-        most = min(MOST_REPETITIONS, ours if own is None else own)
+        most = min(MOST_REPETITIONS, self.runtime.executor.retry_rules.most_retries(own))
         state = self.runtime.clients.of(client)
         for cursor_id in ids:
             count = state.rejected.pop(cursor_id, 0) + 1

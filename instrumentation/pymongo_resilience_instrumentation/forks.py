@@ -35,7 +35,7 @@ def watch(runtime: Runtime | None) -> None:
 
 def _in_child() -> None:
     """Runs in the thread that forked, before anything else of the program does."""
-    global switching  # noqa: PLW0603 - as above
+    global switching  # noqa: PLW0603 - one for the process
     switching = threading.RLock()
     runtime = _watched
     if runtime is None:

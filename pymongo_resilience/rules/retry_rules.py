@@ -141,6 +141,11 @@ class RetryRules:
         room = math.inf if limit is None else _room(limit, failure)
         return Retry(max(delay, min(wait, room - LAST_ATTEMPT)), held_back)
 
+    def most_retries(self, own: int | None) -> int:
+        """How often a command is repeated once an overload error was seen; ``own``: the number of
+        the client, where it has one."""
+        return self.max_retries if own is None else own
+
     def holds_back(self, state: RetryState, failure: Failure) -> bool:
         """Rule 8 for what is no rejection: the budget is spent, and a retry has to wait.
 
@@ -148,7 +153,7 @@ class RetryRules:
         go at once, as every driver's does. After a conflict, which no server in distress causes,
         none waits."""
         budget = state.budget
-        if state.attempts < 2 or follows_specification(state):  # noqa: PLR2004
+        if state.attempts < 2 or follows_specification(state):  # noqa: PLR2004 - the first retry
             return False
         excluded = failure.reason not in DISTRESS or budget.is_rejection(failure)
         return not excluded and not budget.allows(failure)
@@ -188,9 +193,7 @@ class RetryRules:
         """Rule 4."""
         retries = state.attempts - 1 - state.unattempted
         if state.overloaded:
-            own = state.max_retries
-            most = self.max_retries if own is None else own
-            return Rule.ATTEMPTS if retries >= most else None
+            return Rule.ATTEMPTS if retries >= self.most_retries(state.max_retries) else None
         if state.deadline is not None and not state.once:
             # A clock that stands still, as a test's may, passes no deadline.
             return Rule.DEADLINE if state.waited > state.deadline.timeout else None

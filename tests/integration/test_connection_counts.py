@@ -22,7 +22,7 @@ MONITORS = 1
 
 
 def inodes_to(port: int) -> set[str]:
-    """Of this process's connections to a port, in whatever state, as Linux tells them."""
+    """Of this process's connections to a port, in whatever state, as Linux lists them."""
     own = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:

@@ -201,8 +201,8 @@ class OurFault(RuntimeError):  # noqa: N818 - a fault, as the log calls it
 def assert_logged(caplog: pytest.LogCaptureFixture, step: str) -> None:
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("pymongo_resilience", logging.ERROR)
-    said = "internal error in pymongo-resilience while classifying AttemptFailed"
-    assert record.getMessage() == said
+    expected = "internal error in pymongo-resilience while classifying AttemptFailed"
+    assert record.getMessage() == expected
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], OurFault)
     assert str(record.exc_info[1]) == step

@@ -59,7 +59,7 @@ class ByClient(dict[int, T]):
         return found
 
     def known(self, client: object) -> T | None:
-        """None where nobody has asked for the client's yet."""
+        """The client's value; None where it has none yet."""
         return self.get(id(client))
 
     def reset_after_fork(self) -> None:

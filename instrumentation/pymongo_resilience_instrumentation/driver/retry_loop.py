@@ -66,7 +66,7 @@ class DriverLoop:
     _write: Callable[[], Any]
 
     client = property(attrgetter("_client"))
-    server = property(attrgetter("_server"), lambda loop, server: setattr(loop, "_server", server))
+    server = property(attrgetter("_server"))
     """The driver's server that is selected; None before."""
     session = property(attrgetter("_session"))
     is_retryable = property(attrgetter("_retryable"))
@@ -220,6 +220,10 @@ class DriverLoop:
         return (
             not connection.is_standalone and self._server.description.server_type_name == "Unknown"
         )
+
+    def set_server(self, server: Any) -> None:
+        """Before the driver notes the one that it has selected."""
+        self._server = server
 
     def set_retryable(self, retryable: bool) -> None:
         """Whether the attempt to be made is a retryable write."""

@@ -44,7 +44,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 type=each.server_type_name,
                 round_trip_time=each.round_trip_time,
                 minimum_round_trip_time=each.min_round_trip_time or None,
-                # Also of a pymongo that lacks a name: the self-check has said so.
+                # None also with a pymongo that lacks the name, which the self-check has logged.
                 in_flight=getattr(pool(at), "operation_count", None),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error and error_text(each.error, at),

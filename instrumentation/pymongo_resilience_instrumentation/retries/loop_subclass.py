@@ -36,7 +36,7 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         drivers_run = getattr(drivers, name)
 
         def entered(loop: Any) -> Any:
-            if _inside(loop):
+            if _operation_of(loop) is not None and loop.runtime.enabled_flag.acts():
                 return ours(loop)
             loop.leave_to_driver()
             return drivers_run(loop)
@@ -69,29 +69,22 @@ class LoopOperation(OperationInterceptor):
         return operation
 
 
-def _inside(loop: Any) -> bool:
-    """Whether the loop is part of an operation, and may be ours."""
-    operation = in_progress.current()
-    return (
-        operation is not None
-        and operation.client is loop.client
-        and loop.runtime.enabled_flag.acts()
-    )
+def _operation_of(loop: Any) -> Operation | None:
+    """The one that the loop is part of."""
+    operation = in_progress.found()
+    if operation is None or operation.ended or operation.client is not loop.client:
+        return None
+    return operation
 
 
 def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
     """``outside``: what runs a loop that is no part of an operation yet."""
-    enabled_flag, found, executor = runtime.enabled_flag, in_progress.found, runtime.executor
+    enabled_flag, executor = runtime.enabled_flag, runtime.executor
 
     def run(self: RetryLoop) -> Any:
         failed: Exception | None = None
-        operation = found()
-        if (
-            operation is None
-            or operation.ended
-            or not enabled_flag.on
-            or operation.client is not self.client
-        ):
+        operation = _operation_of(self)
+        if operation is None or not enabled_flag.on:
             return outside(self)
         self.operation, operation.history.loop = operation, self
         try:
@@ -119,16 +112,14 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
 
 
 def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
-    enabled_flag, found, executor = runtime.enabled_flag, in_progress.found, runtime.async_executor
+    enabled_flag, executor = runtime.enabled_flag, runtime.async_executor
 
     async def run(self: RetryLoop) -> Any:
         failed: Exception | None = None
-        operation = found()
+        operation = _operation_of(self)
         if (
             operation is None
-            or operation.ended
             or not enabled_flag.on
-            or operation.client is not self.client
             # The cleanup in a coroutine that is being closed is the driver's alone.
             or (exception() is not None and not enabled_flag.acts())
         ):

@@ -42,7 +42,7 @@ class ReadOnly:
         """After the first attempt has failed: whether that error ends the loop, unrepeated."""
         return False
 
-    def reclassified(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002
+    def reclassified(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002 - for others
         """The failure that the rules are to see."""
         return failure
 
@@ -192,7 +192,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             if (breakers := self.limits.breakers) is not None:
                 self.permit = breakers.admit(self, driver.selection.address(server))
         except CircuitBreakerOpenError:
-            self.server = server  # the driver notes it only now
+            self.set_server(server)
             raise
         except faults():
             logger.exception("internal error in pymongo-resilience after a server was selected")

@@ -80,7 +80,7 @@ class Telemetry:
         in_progress.reported(self._listeners.on_event, event)
 
     def end(self, operation: Operation, error: BaseException | None) -> None:
-        """A fault of one observer keeps no other one from its part."""
+        """An internal error of one observer does not keep the others from ending."""
         if operation.ended_ns is not None and operation.span is not None:
             # What is measured leads to its trace; the context is the deferred work's own.
             context.attach(trace.set_span_in_context(operation.span))

@@ -216,8 +216,7 @@ class Fetch(ReadOnly):
             return failure
         if not self._finds_query():
             return failure if failure.retryable_overload else unknown
-        own = state.max_retries
-        most = loop.runtime.executor.retry_rules.max_retries if own is None else own
+        most = loop.runtime.executor.retry_rules.most_retries(state.max_retries)
         failure, self._anew = rules.reclassified(failure, state, most)
         self._lost = failure.reason is RetryReason.CURSOR_LOST
         return failure
