@@ -59,8 +59,7 @@ CALLING_FOREIGN_CODE = {
 raises."""
 
 
-class SoftTimeLimitExceeded(Exception):  # noqa: N818 - as Celery calls it
-    pass
+class SoftTimeLimitExceeded(Exception): ...  # noqa: N818 - as Celery calls it
 
 
 applications: list[Any] = []
