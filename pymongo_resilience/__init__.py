@@ -81,7 +81,7 @@ def instrument(
     """
     if config is not None and not isinstance(config, Config):
         expected = "a Config, as in Config(timeout_ms=20_000)"
-        raise TypeError(wrong_type("config", config, expected))
+        raise TypeError(wrong_type("instrument(): config", config, expected))
     check_keywords("instrument()", options, {**BY_NAME, **(instrument.__kwdefaults__ or {})})
     by_keyword: dict[str, Any] = {**options}
     if isinstance(strategy, str):
@@ -93,12 +93,22 @@ def instrument(
         check_strategy(strategy)
     for listener in listeners:
         if not callable(getattr(listener, "on_event", None)):
-            raise TypeError(wrong_type("a listener", listener, "an object with on_event(event)"))
+            raise TypeError(
+                wrong_type("instrument(): a listener", listener, "an object with on_event(event)")
+            )
+    for name, provider, method in (
+        ("tracer_provider", tracer_provider, "get_tracer"),
+        ("meter_provider", meter_provider, "get_meter"),
+    ):
+        if provider is not None and not callable(getattr(provider, method, None)):
+            raise TypeError(
+                wrong_type(f"instrument(): {name}", provider, f"an object with {method}()")
+            )
     hooks = {"request_hook": request_hook, "response_hook": response_hook}
     hooks["failed_hook"] = failed_hook
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):
-            raise TypeError(wrong_type(name, hook, "a function"))
+            raise TypeError(wrong_type(f"instrument(): {name}", hook, "a function"))
     _instrumentor().instrument(
         explicit=True,
         replace=replace,

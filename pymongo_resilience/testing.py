@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pymongo_resilience import enabled_flag
 from pymongo_resilience.events import Event
 
+__all__ = ["RecordingListener", "is_active", "set_active"]
+
 
 class RecordingListener:
     """Keeps every event. Thread-safe: appending to a list is atomic."""

@@ -266,7 +266,7 @@ def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None
         f"pymongo_resilience.{name}"
         for name in (
             *("retry", "slow", "circuit_breaker"),  # loggers
-            *("client_status", "errors", "events", "strategies", "testing", "testbed"),
+            *("client_status", "errors", "events", "strategies", "testing", "testbed", "drills"),
         )
     }
 

@@ -1,7 +1,7 @@
 """Two figures that may only fall: private names of pymongo, and tricks with frames and cells.
 
-``sizes.json`` has the recorded figures. ``python tests/test_sizes.py`` records the present ones: in a
-commit that lowers one, or in one that explains why it has to rise. Lines of code have no limit.
+``sizes.json`` has the recorded figures. ``python tests/test_sizes.py`` records the present ones: in
+a commit that lowers one, or in one that explains why it has to rise. Lines of code have no limit.
 """
 
 from __future__ import annotations

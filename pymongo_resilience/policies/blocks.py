@@ -14,7 +14,7 @@ from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar, Unpack, cast
 
-from .policy import NOTHING, Policy, PolicyFields
+from .policy import NOTHING, Policy, PolicyFields, policy_from_keywords
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -106,7 +106,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
     """
 
     def __init__(self, **fields: Unpack[PolicyFields]) -> None:
-        self._policy = Policy(**fields)
+        self._policy = policy_from_keywords("override()", fields)
         self._entered: list[Block] = []
         """Those that have not ended."""
 

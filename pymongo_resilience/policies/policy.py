@@ -21,6 +21,7 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MS,
     OptionType,
     TimeoutMode,
+    check_keywords,
     names_its_fields,
     problems_in,
     wrong_type,
@@ -115,6 +116,16 @@ FIELDS: Mapping[str, OptionType] = {
 NOTHING = Policy()
 
 
+def policy_from_keywords(function: str, keywords: PolicyFields) -> Policy:
+    """Return the policy that a public function was given by keyword.
+
+    Raises TypeError for an unknown keyword, which names ``function``, and what :class:`Policy`
+    raises.
+    """
+    check_keywords(function, keywords, PolicyFields.__annotations__)
+    return Policy(**keywords)
+
+
 def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFields]) -> T:
     """``target``, a collection or a database of pymongo, sync or async, with a policy, or with the
     fields of one: ``bind(orders, timeout_ms=500)``.
@@ -125,13 +136,16 @@ def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFiel
     :class:`Policy` raises. Thread- and task-safe, as the original is.
     """
     if policy is None:
-        policy = Policy(**fields)
+        policy = policy_from_keywords("bind()", fields)
     elif not isinstance(policy, Policy):
-        raise TypeError(wrong_type("policy", policy, "a Policy"))
+        raise TypeError(wrong_type("bind(): policy", policy, "a Policy"))
     elif fields:
         raise TypeError(f"bind() takes a Policy or its fields, not both: {', '.join(fields)}")
     if not callable(getattr(type(target), "with_options", None)):
-        raise TypeError(f"cannot bind {type(target).__name__}: expected a collection or a database")
+        raise TypeError(
+            "bind() takes a collection or a database, "
+            f"not an object of type {type(target).__name__}"
+        )
     return _carrying(target, policy.over(policy_of(target)))
 
 

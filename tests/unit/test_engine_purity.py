@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(pymongo_resilience.__file__).parent
-DOORS = {"__main__.py", "testbed.py"}
+DOORS = {"__main__.py", "testbed.py", "drills.py"}
 """To the command and the test bed, which nothing here imports."""
 MODULES = sorted(each for each in PACKAGE.rglob("*.py") if each.name not in DOORS)
 IMPORT_AND_TELL = """

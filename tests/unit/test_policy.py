@@ -217,12 +217,17 @@ def test_a_field_of_a_wrong_type_is_refused(
     assert current() is NOTHING
 
 
-@pytest.mark.parametrize("make", [Policy, override, partial(bind, Collection())])
-def test_an_unknown_field_is_one_error_with_the_nearest_and_all_that_exist(make: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(Policy, "Policy"), (override, "override()"), (partial(bind, Collection()), "bind()")],
+)
+def test_an_unknown_field_is_one_error_with_the_nearest_and_all_that_exist(
+    make: Any, name: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         make(timeout=5)
     text = str(caught.value)
-    assert text.startswith("Policy has no timeout; did you mean timeout_ms? (it has idempotent, ")
+    assert text.startswith(f"{name} has no timeout; did you mean timeout_ms? (it has idempotent, ")
     assert all(name in text for name in PolicyFields.__annotations__)
 
 
@@ -238,7 +243,7 @@ def test_a_binding_takes_a_policy_or_its_fields() -> None:
     with pytest.raises(TypeError, match="policy is of type dict: expected a Policy"):
         bind(coll, {"timeout_ms": 500})  # type: ignore[arg-type]  # the mistake under test
     for wrong in (None, "coll", object()):
-        with pytest.raises(TypeError, match=r"cannot bind \w+: expected a collection or a datab"):
+        with pytest.raises(TypeError, match=r"bind\(\) takes a collection or a database"):
             bind(wrong, Policy())
 
 

@@ -49,8 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUNNING] = []
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(*faults, on='all', seed=None): inject faults, recipes of testbed.fault_catalog "
-        "or a drill's name when the test begins; the seed decides what is random, and the order",
+        f"{MARKER}(*faults, on='all', seed=None): inject faults, recipes of "
+        "pymongo_resilience.drills or a drill's name when the test begins; the seed decides what "
+        "is random, and the order",
     )
 
 

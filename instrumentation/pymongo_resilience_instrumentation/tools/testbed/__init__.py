@@ -22,6 +22,7 @@ from .command_faults import (
     RateLimit,
     Slow,
 )
+from .control import Control
 from .deployment import Deployment
 from .fault import Fault, Interception
 from .member_faults import (
@@ -44,8 +45,8 @@ from .scenario import Scenario
 from .server import EmbeddedServer
 
 __all__ = [
-    "BlackHole", "Corrupt", "CutAfter", "CutAtHandshake", "CutBefore", "Deployment", "Election",
-    "EmbeddedServer", "Fail", "FailStatement", "FailWriteConcern", "Fault", "InFrontOf",
+    "BlackHole", "Control", "Corrupt", "CutAfter", "CutAtHandshake", "CutBefore", "Deployment",
+    "Election", "EmbeddedServer", "Fail", "FailStatement", "FailWriteConcern", "Fault", "InFrontOf",
     "Interception", "Latency", "NotPrimary", "Overload", "PoolClearingStorm", "RateLimit",
     "RealReplicaSet", "Refuse", "ReplicaSet", "Reset", "Restart", "RollingRestart", "Scenario",
     "ShardedCluster", "SilentPrimary", "SkewedClock", "Slow", "Standalone", "TestbedError",
