@@ -16,6 +16,7 @@ from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask, new_session
 
 from pymongo_resilience.testbed import (
+    ConnectionRateLimit,
     Corrupt,
     CutAfter,
     CutBefore,
@@ -164,7 +165,6 @@ def test_a_rate_limit_admits_its_rate_after_its_burst(
     with RawClient(proxy.address) as client:
         while now < seconds:
             now += 1 / 256
-            assert client.ask(HELLO)["ok"] == 1
             reply = client.ask(PING)
             if reply["ok"] == 1:
                 admitted += 1
@@ -176,7 +176,96 @@ def test_a_rate_limit_admits_its_rate_after_its_burst(
     assert [ask(proxy.address, PING)["ok"] for _ in range(burst + 1)] == [1] * burst + [0]
     for reply in shed:
         assert (reply["code"], reply["baseBackoffMS"]) == (462, 50)
-        assert reply["errorLabels"] == ["SystemOverloadedError", "RetryableError"]
+        labels = ["SystemOverloadedError", "RetryableError", "NoWritesPerformed"]
+        assert reply["errorLabels"] == labels
+
+
+@pytest.fixture
+def frozen_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token buckets do not refill."""
+    monkeypatch.setattr(command_faults, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
+
+@pytest.mark.parametrize(
+    "command", ["hello", "isMaster", "saslStart", "saslContinue", "ping", "killCursors",
+                "endSessions", "commitTransaction", "abortTransaction", "find"]
+)  # fmt: skip
+@pytest.mark.usefixtures("frozen_time")
+def test_a_rate_limit_rejects_every_command_and_keeps_the_connection(
+    proxy: ReplicaSet, command: str
+) -> None:
+    fault = RateLimit(1, burst=1)
+    proxy.inject(fault)
+    with RawClient(proxy.address) as client:
+        assert client.ask(PING)["ok"] == 1
+        for _ in range(3):
+            reply = client.ask({command: 1, "$db": "admin"})
+            assert (reply["ok"], reply["code"]) == (0, 462)
+            assert reply["codeName"] == "IngressRequestRateLimitExceeded"
+            assert "topologyVersion" not in reply
+        assert fault.struck == 3
+        proxy.clear()
+        assert client.ask(PING)["ok"] == 1
+
+
+@pytest.mark.usefixtures("frozen_time")
+def test_a_rejection_costs_what_the_rate_limit_says(
+    proxy: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.inject(RateLimit(1, burst=1, rejection_cost=0.5))
+    with RawClient(proxy.address) as client:
+        replies = [client.ask(PING)["ok"] for _ in range(4)]  # leaves -1.5 tokens
+        moment = SimpleNamespace(monotonic=lambda: 2.0)
+        monkeypatch.setattr(command_faults, "time", moment)
+        replies.append(client.ask(PING)["ok"])
+    assert replies == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("frozen_time")
+def test_an_awaited_hello_takes_its_token_when_it_arrives(proxy: ReplicaSet) -> None:
+    with RawClient(proxy.address) as monitor, RawClient(proxy.address) as client:
+        version = monitor.ask(HELLO)["topologyVersion"]
+        fault = RateLimit(1, burst=1)
+        proxy.inject(fault)
+        awaiting = {**HELLO, "topologyVersion": version, "maxAwaitTimeMS": 60_000}
+        monitor.send(awaiting)
+        wait_until(lambda: client.ask(PING)["ok"] == 0)
+        monitor.send(PING)  # ends the wait
+        assert monitor.receive().body["code"] == 462
+        started = time.monotonic()
+        assert monitor.ask(awaiting)["code"] == 462
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.usefixtures("frozen_time")
+def test_an_exempt_application_is_known_after_its_handshake(proxy: ReplicaSet) -> None:
+    hello = {**HELLO, "client": {"application": {"name": "exempt"}}}
+    limit = RateLimit(1, burst=1, exempt=["exempt"])
+    proxy.inject(limit)
+    with RawClient(proxy.address) as client, RawClient(proxy.address) as late:
+        assert client.ask(hello)["ok"] == 1
+        assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 1]
+        assert late.ask(hello)["code"] == late.ask(PING)["code"] == 462
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+@pytest.mark.usefixtures("frozen_time")
+def test_a_connection_rate_limit_acts_on_new_connections_alone(
+    proxy: ReplicaSet, *, rejects: bool
+) -> None:
+    with RawClient(proxy.address) as old:
+        assert old.ask(HELLO)["ok"] == 1
+        fault = ConnectionRateLimit(1, burst=1, rejects=rejects)
+        proxy.inject(fault)
+        with RawClient(proxy.address) as admitted, RawClient(proxy.address) as refused:
+            assert [admitted.ask(each)["ok"] for each in (HELLO, PING)] == [1, 1]
+            if rejects:
+                assert refused.ask(HELLO)["code"] == 462
+            else:
+                with pytest.raises(ConnectionError):
+                    refused.ask(HELLO)
+        assert old.ask(PING)["ok"] == 1
+        assert fault.struck == 1
 
 
 def test_a_slow_server_s_hellos_are_fast_and_its_work_is_done_at_once(

@@ -15,6 +15,7 @@ from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import NETWO
 
 from pymongo_resilience.testbed import (
     BlackHole,
+    ConnectionRateLimit,
     Corrupt,
     CutAfter,
     CutAtHandshake,
@@ -64,6 +65,9 @@ WRONG: list[tuple[str, Callable[[Any], object], tuple[Any, ...]]] = [
     ("burst", lambda value: RateLimit(1, value), (0.5, *POSITIVE)),
     ("base_backoff", lambda value: Overload(base_backoff=value), POSITIVE),
     ("base_backoff", lambda value: RateLimit(1, base_backoff=value), POSITIVE),
+    ("rejection_cost", lambda value: RateLimit(1, rejection_cost=value), (-0.1, None, *NO_NUMBER)),
+    ("exempt", lambda value: RateLimit(1, exempt=value), ("mongot", [1])),
+    ("rate", ConnectionRateLimit, POSITIVE),
     ("jitter", lambda value: Latency(1, value), (-0.001, None, *NO_NUMBER)),
     ("startup_timeout", lambda value: EmbeddedServer(startup_timeout=value), POSITIVE),
     ("times", lambda value: CutBefore("insert", value), COUNT),

@@ -98,8 +98,8 @@ TIMELINE: Final = (
         for kind in (Kind.UPDATE, Kind.INSERT, Kind.BULK)
     )),
     Phase("overload", 0.1, (
-        Scene(Kind.UPDATE, lambda: [Overload(times=3, base_backoff=_BASE_BACKOFF)]),
-        Scene(Kind.FIND, lambda: [Overload(times=4, base_backoff=_BASE_BACKOFF)]),
+        Scene(Kind.UPDATE, lambda: [Overload("update", times=3, base_backoff=_BASE_BACKOFF)]),
+        Scene(Kind.FIND, lambda: [Overload("find", times=4, base_backoff=_BASE_BACKOFF)]),
         Scene(Kind.BULK, lambda: [Overload("update", times=2, base_backoff=_BASE_BACKOFF)]),
     )),
     Phase("slow server", 0.075, calm=lambda: [Slow(_DELAY)]),

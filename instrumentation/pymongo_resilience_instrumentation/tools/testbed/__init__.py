@@ -11,6 +11,7 @@ Needs the extra ``testbed``. Everything listens on 127.0.0.1 alone.
 """
 
 from .command_faults import (
+    ConnectionRateLimit,
     Corrupt,
     CutAfter,
     CutBefore,
@@ -45,9 +46,11 @@ from .scenario import Scenario
 from .server import EmbeddedServer
 
 __all__ = [
-    "BlackHole", "Control", "Corrupt", "CutAfter", "CutAtHandshake", "CutBefore", "Deployment",
-    "Election", "EmbeddedServer", "Fail", "FailStatement", "FailWriteConcern", "Fault", "InFrontOf",
-    "Interception", "Latency", "NotPrimary", "Overload", "PoolClearingStorm", "RateLimit",
-    "RealReplicaSet", "Refuse", "ReplicaSet", "Reset", "Restart", "RollingRestart", "Scenario",
-    "ShardedCluster", "SilentPrimary", "SkewedClock", "Slow", "Standalone", "TestbedError",
+    "BlackHole", "ConnectionRateLimit", "Control", "Corrupt", "CutAfter", "CutAtHandshake",
+    "CutBefore",
+    "Deployment", "Election", "EmbeddedServer", "Fail", "FailStatement", "FailWriteConcern",
+    "Fault", "InFrontOf", "Interception", "Latency", "NotPrimary", "Overload",
+    "PoolClearingStorm", "RateLimit", "RealReplicaSet", "Refuse", "ReplicaSet", "Reset",
+    "Restart", "RollingRestart", "Scenario", "ShardedCluster", "SilentPrimary", "SkewedClock",
+    "Slow", "Standalone", "TestbedError",
 ]  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar, Final
 
 from .fault import (
     HELLO_COMMANDS,
@@ -17,6 +17,7 @@ from .fault import (
     Interception,
     Rewrite,
     Verdict,
+    not_negative,
     positive,
     refused,
     whole,
@@ -33,9 +34,9 @@ DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
     "saslStart",
 }
 """What a driver sends on its own account, and what arms the server's own failpoints."""
-_BOTH: Final = ("SystemOverloadedError", "RetryableError")
-_OVERLOAD: Final = {462: ("IngressRequestRateLimitExceeded", _BOTH), 473: ("", _BOTH[:1])}
-"""Name and labels by the code. An error without RetryableError is not to be repeated."""
+_REJECTED: Final = ("SystemOverloadedError", "RetryableError", "NoWritesPerformed")
+_OVERLOAD: Final = {462: ("IngressRequestRateLimitExceeded", _REJECTED), 473: ("", _REJECTED[:1])}
+"""Name and labels by the code. An error without RetryableError must not be retried."""
 
 
 class OnCommand(Interception):
@@ -55,18 +56,18 @@ class OnCommand(Interception):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Give the verdict if this is the command that is meant."""
-        name = request.command_name
-        if self._command is None:
-            matches = name not in DRIVER_COMMANDS
-        elif self._command in HELLO_COMMANDS:
-            # Which of its names a driver uses depends on the server's version.
-            matches = name in HELLO_COMMANDS
-        else:
-            matches = name == self._command
-        if not matches:
+        if not self._matches(request.command_name):
             return None
         self.injected += 1
         return self.verdict(request)
+
+    def _matches(self, name: str) -> bool:
+        if self._command is None:
+            return name not in DRIVER_COMMANDS
+        if self._command in HELLO_COMMANDS:
+            # Which of its names a driver uses depends on the server's version.
+            return name in HELLO_COMMANDS
+        return name == self._command
 
     @abstractmethod
     def verdict(self, request: Message) -> Verdict:
@@ -197,11 +198,19 @@ class Corrupt(OnCommand):
 
 
 class Overload(Fail):
-    """Sheds the command with the overload labels of its code; nothing of it is executed.
+    """Rejects the command with the overload labels of its code; nothing of it is executed.
 
-    :param base_backoff: what the server asks clients to wait at first (seconds), if anything.
-    :param code: 462 with both labels; 473 with SystemOverloadedError alone.
+    The reply is the one of the ingress request rate limiter of MongoDB 8.2 and newer: it has no
+    ``topologyVersion``, inside a transaction it has no label of transactions, and the connection
+    stays open.
+
+    :param command: the name, for example ``"insert"`` or ``"saslStart"``. ``None`` rejects whatever
+        comes, hello and login of new connections included, as the server does.
+    :param base_backoff: how long the server asks clients to wait at first (seconds), if at all.
+    :param code: 462 with all labels; 473 with SystemOverloadedError alone.
     """
+
+    decides_on_arrival: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -220,27 +229,14 @@ class Overload(Fail):
         text = "the server is overloaded: too many requests"
         super().__init__(command, times, code=code, name=name, text=text, labels=labels, more=more)
 
+    def _matches(self, name: str) -> bool:
+        return self._command is None or super()._matches(name)
 
-class RateLimit(Interception):
-    """Admits so many commands per second, as a token bucket does, and sheds what is above it.
 
-    Until the deployment is cleared, or for so many seconds.
+class _Tokens(Interception):
+    """A token bucket. Its subclasses say what takes a token."""
 
-    :param rate: commands per second.
-    :param burst: how many may come at once, at first and after a pause: at least 1; by default a
-        second's worth.
-    :param base_backoff: as with :class:`Overload`.
-    :param seconds: how long it lasts; ``None``: until it is cleared.
-    """
-
-    def __init__(
-        self,
-        rate: float,
-        burst: float | None = None,
-        *,
-        base_backoff: float | None = None,
-        seconds: float | None = None,
-    ) -> None:
+    def __init__(self, rate: float, burst: float | None, seconds: float | None) -> None:
         super().__init__(seconds)
         self._rate = positive("rate", rate)
         # Less than one token would never admit anything.
@@ -249,20 +245,95 @@ class RateLimit(Interception):
             raise refused("burst", burst, "a finite number of at least 1")
         self._tokens = self._burst
         self._refilled = time.monotonic()
-        self._refusal = Answer(Overload(base_backoff=base_backoff).document)
 
+    @abstractmethod
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
-        """Take a token, or shed the command for want of one."""
-        if request.command_name in DRIVER_COMMANDS:
-            return None
+        """Take a token for what the limit is about."""
+
+    def _take(self, cost: float = 0.0) -> bool:
+        """Take one token. Without one, take ``cost`` for the rejection and return False."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._refilled) * self._rate)
         self._refilled = now
         if self._tokens >= 1:
             self._tokens -= 1
-            return None
+            return True
+        self._tokens -= cost
         self.injected += 1
+        return False
+
+
+class RateLimit(_Tokens):
+    """Admits so many commands per second, like the ingress request rate limiter of MongoDB 8.2 and
+    newer, and rejects the others as :class:`Overload` does. It lasts until the deployment is
+    cleared, or for ``seconds``.
+
+    *Every* command takes a token: the hello and the login of a new connection, ``ping``,
+    ``killCursors``, ``endSessions``, commits and aborts. A hello that is awaited takes its token
+    when it arrives; the replies that stream after it are free.
+
+    :param rate: commands per second.
+    :param burst: how many may come at once, at first and after a pause: at least 1; by default a
+        second's worth.
+    :param base_backoff: as with :class:`Overload`.
+    :param seconds: how long it lasts; ``None``: until it is cleared.
+    :param rejection_cost: how much of a token a rejection takes. MongoDB's limiter takes nothing;
+        a server whose processor is the bottleneck pays for each rejection.
+    :param exempt: names of applications (``appname``) whose connections are not limited. As on the
+        server, their first hello is: the name is known once it has been answered.
+    """
+
+    decides_on_arrival: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        rate: float,
+        burst: float | None = None,
+        *,
+        base_backoff: float | None = None,
+        seconds: float | None = None,
+        rejection_cost: float = 0.0,
+        exempt: Collection[str] = (),
+    ) -> None:
+        super().__init__(rate, burst, seconds)
+        self._rejection_cost = not_negative("rejection_cost", rejection_cost)
+        if isinstance(exempt, str) or not all(isinstance(name, str) for name in exempt):
+            raise refused("exempt", exempt, "a list of application names")
+        self._exempt = frozenset(exempt)
+        self._refusal = Answer(Overload(base_backoff=base_backoff).document)
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Take a token, or reject the command if there is none."""
+        if connection.application in self._exempt or self._take(self._rejection_cost):
+            return None
         return self._refusal
+
+
+class ConnectionRateLimit(_Tokens):
+    """Admits so many new connections per second and closes the others at their first message, like
+    the connection establishment rate limiter of MongoDB 8.2 and newer.
+
+    :param rate: connections per second.
+    :param burst: as with :class:`RateLimit`.
+    :param seconds: how long it lasts; ``None``: until it is cleared.
+    :param rejects: answer the first hello as :class:`Overload` does instead of closing.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        burst: float | None = None,
+        *,
+        seconds: float | None = None,
+        rejects: bool = False,
+    ) -> None:
+        super().__init__(rate, burst, seconds)
+        self._verdict: Verdict = Answer(Overload().document) if rejects else Cut()
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Take a token for a new connection; without one, end or reject it."""
+        is_new = connection.hellos == connection.commands == 0
+        return self._verdict if is_new and not self._take() else None
 
 
 class Slow(Interception):

@@ -155,6 +155,8 @@ class Interception(Fault):
 
     parts_members: ClassVar[bool] = False
     """It strikes what the members of a set say to each other, too."""
+    decides_on_arrival: ClassVar[bool] = False
+    """It decides about a hello that is awaited when it arrives, not when it is answered."""
     until = math.inf
     """When it is over at the latest, on the monotonic clock."""
     times: float = math.inf

@@ -50,6 +50,8 @@ class Connection:
     """How many hellos were answered."""
     commands: int = 0
     """How many other commands were received."""
+    application: str | None = None
+    """The ``appname`` of its client, known once a hello that states it has been answered."""
     _is_internal: bool = False
     """It is another member's."""
     _request_ids: itertools.count[int] = field(default_factory=itertools.count)
@@ -135,6 +137,11 @@ class Connection:
         streams = awaited and request.exhaust_allowed
         body = {key: value for key, value in request.body.items() if key not in _AWAITING}
         plain, reply = request.for_one_reply().with_body(body) if awaited else request, None
+        if awaited:
+            verdict, delay = self._decide(request, arriving=True)
+            with self.member.noticing():
+                if await self._is_settled(request, verdict, delay):
+                    return
         while True:
             if awaited and self.member.role.passes_hellos:
                 waiting = {"topologyVersion": known, "maxAwaitTimeMS": milliseconds}
@@ -142,7 +149,7 @@ class Connection:
                 reply = await self._unless_the_client_stirs(upstream.execute(asked))
             elif awaited and not await self._news(known, milliseconds):
                 return
-            verdict, delay = self._decide(request)
+            verdict, delay = self._decide(request, arriving=False if awaited else None)
             with self.member.noticing():
                 if await self._is_settled(request, verdict, delay):
                     if streams:
@@ -159,6 +166,7 @@ class Connection:
                 streams = streams and "topologyVersion" in shown
                 await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
                 self.hellos += 1
+                self.application = _application(request) or self.application
             if not streams:
                 return
             known, reply = shown["topologyVersion"], None
@@ -191,11 +199,19 @@ class Connection:
             self._upcoming = asyncio.ensure_future(wire.read_message(self.reader))
         return self._upcoming
 
-    def _decide(self, request: Message) -> tuple[Verdict | None, _Delay]:
-        """The first verdict that is not a delay, and the sum of the delays before it."""
+    def _decide(
+        self, request: Message, *, arriving: bool | None = None
+    ) -> tuple[Verdict | None, _Delay]:
+        """The first verdict that is not a delay, and the sum of the delays before it.
+
+        ``arriving``: whether an awaited hello has just arrived, or is about to be answered; each
+        interception is asked at one of the two moments. None for every other request.
+        """
         delay = _Delay(self.member.cleared)
         for interception in self.member.active():
             if self._is_internal and not interception.parts_members:
+                continue
+            if arriving is not None and arriving is not interception.decides_on_arrival:
                 continue
             verdict = interception.on_request(request, self)
             if isinstance(verdict, Delay):
@@ -247,6 +263,13 @@ class Connection:
         if number in self.member.cursors:
             return None
         return wire.error(43, "CursorNotFound", f"cursor id {number} not found")
+
+
+def _application(hello: Message) -> str | None:
+    client = hello.body.get("client")
+    application = client.get("application") if isinstance(client, dict) else None
+    name = application.get("name") if isinstance(application, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _rewritten(verdict: Verdict | None, reply: Message) -> bytes:
