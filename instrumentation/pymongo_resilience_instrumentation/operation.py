@@ -105,6 +105,9 @@ class Operation:
     """No policy holds for it."""
     attempt_timeout: float | None = None
     """Seconds that what was sent may stay unanswered."""
+    application_limit_ms: int | None = None
+    """The application's own ``maxTimeMS``, if the last command carried it: nothing that the library
+    sets was shorter."""
     reply_within: float | None = None
     """The same, of the command that is being sent. A later batch of a cursor may wait for news."""
     cursor: Any = None

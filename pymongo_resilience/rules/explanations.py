@@ -21,6 +21,7 @@ NOT_REPEATED: Final[Mapping[Rule, str]] = {
     Rule.TRANSACTION_OVER: (
         "{name}: the transaction has ended: repeat all of it, as with_transaction does"
     ),
+    Rule.TIME_LIMIT: "{name}: {time_limit} ended it, and a retry would take as long",
     Rule.UNKNOWN_REASON: "{name}: a retry would not help",
     Rule.TERMINAL: "{name}: a retry would not help ({reason})",
     Rule.NOT_SAFE: "{name} was sent {unsafe}",
@@ -180,6 +181,7 @@ def why_not_repeated(rule: Rule, state: RetryState, failure: Failure) -> str:
         unsafe=_unsafe(state, failure),
         switch=_SWITCHES.get(state.kind, "retryWrites"),
         limit=_limit(state),
+        time_limit=_time_limit(failure),
         strategy=type(state.strategy).__name__,
     )
 
@@ -191,6 +193,12 @@ def _unsafe(state: RetryState, failure: Failure) -> str:
     if not state.acknowledged:
         return "unacknowledged: whether it was executed is unknown"
     return "and is not declared idempotent"
+
+
+def _time_limit(failure: Failure) -> str:
+    if failure.application_limit_ms is None:
+        return "a time limit of the server, and not the deadline,"
+    return f"maxTimeMS={failure.application_limit_ms}, which the application set,"
 
 
 def _limit(state: RetryState) -> str:

@@ -130,8 +130,10 @@ class Failure:
     executed: bool = False
     """The reply shows that the command ran, whatever its labels say."""
     timed_out: bool = False
-    """The attempt ran out of time: of the operation's, once something was sent under a deadline;
-    before that, perhaps of its own for a server, a connection or a socket."""
+    """The attempt ran out of time: that of the operation, or a limit of its own for a server, a
+    connection, a socket, or the command."""
+    application_limit_ms: int | None = None
+    """The application's own ``maxTimeMS``, if that is the limit at which the server stopped."""
     pool_paused: bool = False
     """Nothing was tried: a failure of another operation has paused the pool until its server was
     checked."""
@@ -144,6 +146,11 @@ class Failure:
     def overloaded(self) -> bool:
         """The server says that it is overloaded (one label)."""
         return SYSTEM_OVERLOADED in self.labels
+
+    @property
+    def stopped_by_server(self) -> bool:
+        """The server stopped the command at a time limit (code 50, MaxTimeMSExpired)."""
+        return self.timed_out and self.stage is Stage.ANSWERED
 
     @property
     def error_name(self) -> str:

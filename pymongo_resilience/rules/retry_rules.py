@@ -35,6 +35,9 @@ class Rule(enum.StrEnum):
     """Rule 0: a kind of operation that is never repeated, but for overload."""
     TRANSACTION_OVER = "transaction_over"
     """Rule 0: a commit or abort of an aborted transaction; its caller repeats the transaction."""
+    TIME_LIMIT = "time_limit"
+    """Rule 0: the server stopped the command at a limit other than the deadline: the application's
+    own ``maxTimeMS``, or a limit that the server has by itself. A retry would take as long."""
     UNKNOWN_REASON = "unknown_reason"
     """Rule 1: the cause is unknown."""
     TERMINAL = "terminal"
@@ -169,6 +172,8 @@ class RetryRules:
         if state.kind is Kind.TRANSACTION_END and failure.transaction_over:
             return Rule.TRANSACTION_OVER
         if not failure.retryable_overload:
+            if failure.stopped_by_server and failure.reason is RetryReason.UNKNOWN:
+                return Rule.TIME_LIMIT
             if state.kind in NEVER_REPEATED or (
                 state.in_transaction and state.kind is not Kind.TRANSACTION_END
             ):
@@ -209,8 +214,19 @@ def _room(limit: Deadline, failure: Failure) -> float:
 
 
 def _deadline_is_over(state: RetryState, failure: Failure) -> bool:
-    """For an attempt that timed out. Once sent, its limit is the operation's deadline; before that,
-    server selection, the pool and connecting have their own limits."""
-    if state.deadline is None:
+    """Return True if it was the deadline that ended an attempt that timed out. Server selection,
+    the pool, connections, sockets and the server have limits of their own, which end earlier."""
+    if state.deadline is None or failure.application_limit_ms is not None:
         return False
-    return failure.stage is not Stage.NOT_SENT or not _room(state.deadline, failure) >= SHORTEST
+    return is_over(_room(state.deadline, failure), state.deadline.timeout, failure.stage)
+
+
+def is_over(left: float, timeout: float, stage: Stage) -> bool:
+    """Return True if ``left`` seconds of a timeout are none.
+
+    A server that stops a command at its ``maxTimeMS`` goes by its own clock, and may answer a
+    moment before the client's clock has reached the deadline.
+    """
+    early = 0.01 * (1 + timeout) if stage is Stage.ANSWERED else 0.0
+    # Written so that a NaN leaves no time.
+    return not left - early >= SHORTEST

@@ -5,6 +5,7 @@ How the type is made, and what counts as an expiry, is in tests/unit/test_timeou
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,23 +24,28 @@ from pymongo.errors import (
     WriteError,
     WTimeoutError,
 )
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
 from pymongo_resilience_instrumentation.tools.testbed.fault import Amend
 from support.busy_pools import Silent
 from support.clients import Side
+from support.command_listeners import OnCommands
 from support.telemetry import Instrument
-from support.transactions import commit
+from support.transactions import commit, run, session_of
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, override
-from pymongo_resilience.errors import Stage
+from pymongo_resilience import OperationTimeoutError, override, retry_info
+from pymongo_resilience.errors import Rule, Stage
 from pymongo_resilience.testbed import Fail, FailWriteConcern, Fault, Overload, ReplicaSet
+from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
-ENOUGH = 5000
+ENOUGH = 60_000
 """Milliseconds that no operation here needs."""
+NEARLY_OVER = 0.5
+"""Seconds that are left of ENOUGH when a server stops a command at its ``maxTimeMS``."""
 SHORT = 150
 LONG_ENOUGH = 1000
 """For an attempt to be sent."""
@@ -64,10 +70,12 @@ class Expiry:
     call: Callable[[Side, Any], Any]
     kind: type[PyMongoError]
     fault: Callable[[], Fault]
+    command: str = ""
+    """The one that fails."""
 
 
 def _fails(command: str, call: Any, kind: Any = ExecutionTimeout, fault: Any = Fail) -> Expiry:
-    return Expiry(call, kind, lambda: fault(command, code=50))
+    return Expiry(call, kind, lambda: fault(command, code=50), command)
 
 
 def _batch(side: Side, coll: Any) -> None:
@@ -93,6 +101,11 @@ def _client_bulk(side: Side, coll: Any) -> Any:
     return side.do(coll.database.client.bulk_write, [write])
 
 
+def _transaction(side: Side, coll: Any) -> Any:
+    with session_of(side, coll.database.client) as session:
+        run(side, session, lambda session: coll.insert_one({}, session=session))
+
+
 EXPIRIES: dict[str, Expiry] = {
     "find": _fails("find", lambda s, c: s.do(c.find_one)),
     "getMore": _fails("getMore", _batch),
@@ -101,6 +114,7 @@ EXPIRIES: dict[str, Expiry] = {
     "update_many": _fails("update", lambda s, c: s.do(c.update_many, {}, {"$set": {"a": 1}})),
     "creating an index": _fails("createIndexes", lambda s, c: s.do(c.create_index, "a")),
     "commit": _fails("commitTransaction", commit),
+    "with_transaction": _fails("commitTransaction", _transaction),
     "a client's bulk write": _fails("bulkWrite", _client_bulk, ClientBulkWriteException),
     "writeErrors of one": _fails("insert", _insert, WriteError, FailWrite),
     "writeErrors of many": _fails("insert", _insert_many, BulkWriteError, FailWrite),
@@ -128,36 +142,74 @@ def coll(control: Any, database: str) -> str:
     return database
 
 
-def raised(side: Side, proxy: ReplicaSet, database: str, expiry: Expiry) -> Any:
-    client = side.client(proxy.uri)
+def raised(
+    side: Side, proxy: ReplicaSet, database: str, expiry: Expiry, *listeners: OnCommands
+) -> Any:
+    client = side.client(proxy.uri, event_listeners=listeners)
     wait_for_server(side, client)
     collection = client[database].coll
     proxy.inject(expiry.fault())
     with pytest.raises(PyMongoError) as caught:
         expiry.call(side, collection)
+    proxy.clear()
     return caught.value
 
 
+def as_time_ends(expiry: Expiry) -> OnCommands:
+    """A listener: when the command that fails is sent, most of its time is over, as if the clock
+    had gone on."""
+
+    def started(event: Any) -> None:
+        if event.command_name == expiry.command:
+            driver.csot.DEADLINE.set(driver.csot.now() + NEARLY_OVER)
+            operation: Any = in_progress.current()
+            operation.started -= ENOUGH / 1000 - NEARLY_OVER
+
+    return OnCommands(started=started)
+
+
+@pytest.mark.each_setup
 @pytest.mark.parametrize("name", EXPIRIES)
-def test_code_50_under_a_deadline_and_without(
+def test_a_time_limit_of_the_server_is_not_the_deadline(
     name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
 ) -> None:
-    """Without one it is what it was: a limit that the application or the server has by itself."""
+    """Code 50 with time left is an error like any other, as in plain pymongo."""
     expiry = EXPIRIES[name]
     telemetry = instrument()
-    assert type(raised(side, proxy, coll, expiry)) is expiry.kind
+    with set_active(False):
+        plain = raised(side, proxy, coll, expiry)
+    telemetry.clear()
+    for block in (contextlib.nullcontext(), override(timeout_ms=ENOUGH)):
+        with block:
+            error = raised(side, proxy, coll, expiry)
+        assert type(error) is type(plain) is expiry.kind
+        assert (error.code, error.timeout) == (plain.code, plain.timeout)
+        info = retry_info(error)
+        assert info is not None
+        assert (info.attempts, info.timeout_s) == (1, None)
+        assert info.rule in {Rule.TIME_LIMIT, None}, "None if all its commands were answered"
+    shown = {span.attributes.get("pymongo_resilience.outcome") for span in telemetry.operations()}
+    assert shown <= {"ok", "not_retryable"}
+    assert {each.rule for each in telemetry.decisions.events} <= {Rule.TIME_LIMIT}
+
+
+@pytest.mark.parametrize("name", EXPIRIES)
+def test_code_50_when_the_time_is_over(
+    name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    expiry = EXPIRIES[name]
+    telemetry = instrument()
     with override(timeout_ms=ENOUGH):
-        error = raised(side, proxy, coll, expiry)
+        error = raised(side, proxy, coll, expiry, as_time_ends(expiry))
     assert isinstance(error, OperationTimeoutError)
     assert isinstance(error, expiry.kind)
     assert type(error.__cause__) is expiry.kind
     assert str(error.__cause__) in str(error)
     assert error.timeout is True
     assert (error.timeout_s, error.attempts, error.stage) == (ENOUGH / 1000, 1, Stage.ANSWERED)
-    assert 0 < error.elapsed_s < ENOUGH / 1000
     assert error.server == address_text(proxy.address)
     assert f"1 attempt, the last on {error.server} (answered): " in str(error)
-    if "commit" not in name:
+    if "commit" not in name and name != "with_transaction":
         span = telemetry.operations()[-1]
         assert span.attributes["pymongo_resilience.outcome"] == "deadline"
 
@@ -197,7 +249,8 @@ def test_a_file_whose_chunks_are_written_too_slowly(
     instrument()
     assert type(raised(side, proxy, coll, expiry)) is expiry.kind
     with override(timeout_ms=ENOUGH):
-        error = raised(side, proxy, coll, expiry)
+        assert type(raised(side, proxy, coll, expiry)) is expiry.kind, "time is left"
+        error = raised(side, proxy, coll, expiry, as_time_ends(expiry))
     assert isinstance(error, OperationTimeoutError)
     assert type(error.__cause__) is expiry.kind
     assert (error.server, error.stage) == (address_text(proxy.address), Stage.ANSWERED)

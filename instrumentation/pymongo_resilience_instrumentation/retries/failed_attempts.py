@@ -108,9 +108,8 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
     failure = loop.txn_number.known(loop, failure, state, loop.began)
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         stopped_bulks.show_as_answered(error)
-    limited = loop.operation.attempt_timeout is not None
-    if limited and failure.timed_out and failure.code is not None:
-        failure = command_limits.as_attempt_timeout(failure, state)
+    if failure.timed_out and failure.code is not None:
+        failure = command_limits.with_limit(loop.operation, failure, state)
     return failure if loop.read_only is None else loop.read_only.reclassified(loop, failure, state)
 
 

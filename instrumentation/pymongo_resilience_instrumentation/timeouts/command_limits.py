@@ -141,11 +141,15 @@ class Reply(Interceptor):
         return late
 
 
-def as_attempt_timeout(failure: Failure, state: RetryState) -> Failure:
-    """A limit that the server has kept is the attempt's where the operation has time left; what was
-    not sent for want of time says nothing of the server."""
+def with_limit(operation: Operation, failure: Failure, state: RetryState) -> Failure:
+    """Add to a failure with code 50 whose time limit it was. What was not sent for want of time
+    says nothing about the server."""
+    if failure.stage is Stage.NOT_SENT:
+        return failure
+    if operation.application_limit_ms is not None:
+        return replace(failure, application_limit_ms=operation.application_limit_ms)
     deadline = state.deadline
-    if failure.stage is Stage.NOT_SENT or (deadline is not None and not deadline.allows(0)):
+    if operation.attempt_timeout is None or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule, is_over
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, attempts_text
@@ -50,8 +50,8 @@ def timed_out(
 
 
 def as_timeout(operation: Operation, error: BaseException | None) -> BaseException | None:
-    """What an operation ends with: a timeout under a deadline is an OperationTimeoutError, also
-    where it was raised outside of the driver's loop; anything else is what it was."""
+    """Return the error that an operation ends with: an OperationTimeoutError if its time is over,
+    also if that was raised outside of the driver's loop; else the error itself."""
     if (
         not operation.timeout
         or error is operation.history.final_error
@@ -60,12 +60,14 @@ def as_timeout(operation: Operation, error: BaseException | None) -> BaseExcepti
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error
-    history = operation.history
+    history, gone, stage = operation.history, elapsed(operation), classify.stage_of(error)
+    if not is_over(operation.timeout - gone, operation.timeout, stage):
+        return error
     return timed_out(
         error,
-        Origin(history.server_text(), classify.stage_of(error), history.attempts, history.reasons),
+        Origin(history.server_text(), stage, history.attempts, history.reasons),
         timeout_s=operation.timeout,
-        elapsed_s=elapsed(operation),
+        elapsed_s=gone,
         name=operation.method or operation.name,
         advice=precedence.advice(operation),
     )

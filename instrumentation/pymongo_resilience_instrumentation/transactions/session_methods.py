@@ -19,6 +19,7 @@ from pymongo_resilience.internal_errors import is_closing, shielded
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.rules.retry_rules import is_over
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
@@ -191,6 +192,9 @@ class _Transaction(Interceptor):
             return None
         # The driver puts an error of its own around the one that it would have tried again after.
         last = error.__cause__ if isinstance(error.__cause__, PyMongoError) else error
+        left = self.timeout.ends - driver.csot.now()
+        if last is error and not is_over(left, seconds, classify.stage_of(error)):
+            return None  # it was a limit of the server or the application
         if isinstance(last, OperationTimeoutError):
             return last
         return timed_out(

@@ -40,6 +40,7 @@ class Fault:
     min_rtt: float = 0.0
     selection: bool = False
     timed_out: bool = False
+    application_limit_ms: int | None = None
     listed_retryable: bool = True
     next_probe_in: float | None = None
     elsewhere: bool = False
@@ -223,6 +224,7 @@ def failure_of(
         min_rtt=fault.min_rtt,
         selection=fault.selection,
         timed_out=fault.timed_out,
+        application_limit_ms=fault.application_limit_ms,
         listed_retryable=fault.listed_retryable,
         next_probe_in=fault.next_probe_in,
         elsewhere=fault.elsewhere,

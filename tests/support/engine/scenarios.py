@@ -116,6 +116,8 @@ OVERLOAD = Fault(reason=_R.OVERLOADED, labels=BOTH)
 BUSY = UNAVAILABLE(labels=frozenset({SYSTEM_OVERLOADED}))
 OUT_OF_TIME = CUT(timed_out=True)
 CONNECTED_LATE = UNCONNECTED(timed_out=True)
+STOPPED = Fault(reason=_R.UNKNOWN, timed_out=True)
+OWN_LIMIT = STOPPED(application_limit_ms=700)
 POOL_FULL = UNKNOWN(stage=Stage.NOT_SENT, timed_out=True)
 
 # How it ends.
@@ -123,6 +125,7 @@ OK = None
 SELECTION = Rule.SELECTION
 NEVER = Rule.NEVER_REPEATED
 OVER = Rule.TRANSACTION_OVER
+LIMIT = Rule.TIME_LIMIT
 NO_REASON = Rule.UNKNOWN_REASON
 TERMINAL = Rule.TERMINAL
 NOT_SAFE = Rule.NOT_SAFE
@@ -376,7 +379,19 @@ RULE_6 = [
       timeout=0.25),
     S("an overload delay of the error that does not fit", READ, [OVERLOAD(base_backoff=20.0)],
       TOO_LONG, 1, [], timeout=1),
-    S("the attempt used up the time", READ, [OUT_OF_TIME], DEADLINE, 1, [], timeout=10),
+    S("the attempt used up the time", READ, [OUT_OF_TIME(takes=10)], DEADLINE, 1, [], timeout=10),
+    S("no reply in the socket's own time, time left", READ, [OUT_OF_TIME], OK, 2, [0], timeout=10),
+    S("no reply in the socket's own time, another write", UPDATE_MANY, [OUT_OF_TIME], NOT_SAFE, 1,
+      [], timeout=10),
+    S("stopped by a server that counts a little faster", READ, [STOPPED(takes=9.9)], DEADLINE, 1,
+      [], timeout=10),
+    S("a limit of the server, time left", READ, [STOPPED(takes=9)], LIMIT, 1, [], timeout=10),
+    S("a limit of the server, without a deadline", READ, [STOPPED], LIMIT, 1, []),
+    S("a limit of the server, a command", COMMAND, [STOPPED], LIMIT, 1, [], timeout=10),
+    S("a limit of the server, labelled", INSERT_ONE, [LABELLED(timed_out=True)], OK, 2, [0],
+      timeout=10),
+    S("a limit of the application, no time left", READ, [OWN_LIMIT(takes=10)], LIMIT, 1, [],
+      timeout=10),
     S("no server, and the time is up", READ, [NO_SERVER], DEADLINE, 1, [], timeout=0.0),
     S("no server on the retry, and no answer would be in time", READ,
       [CUT(takes=0.25, min_rtt=0.5), NO_SERVER(min_rtt=0.51)], DEADLINE, 2, [0.245], timeout=1,
