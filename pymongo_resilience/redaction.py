@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 
 DRIVER = frozenset({"pymongo", "bson", "gridfs"})
@@ -10,6 +11,10 @@ DRIVER = frozenset({"pymongo", "bson", "gridfs"})
 WITHHELD = "text withheld, it may quote documents"
 LONGEST_CODE_NAME = 100
 """Characters; the longest of mongod's own has about half as many."""
+_USER_INFO = re.compile(r"://\S+@")
+_SECRET_PARAMETER = re.compile(
+    r"([?&;][^=&;\s]*(?:password|secret|token|key)[^=&;\s]*=)[^&;\s]+", re.IGNORECASE
+)
 
 
 def code_name(name: object) -> str | None:
@@ -26,6 +31,12 @@ def error_name(error: BaseException, code: object, name: object) -> str:
         text += f", code {code}"
     known = code_name(name)
     return text if known is None else f"{text} ({known})"
+
+
+def without_secrets(text: str) -> str:
+    """Return a text of the local machine without user, password, and secret parameters of URIs."""
+    # Parameters first: one that has an @ in it is no host.
+    return _USER_INFO.sub("://***@", _SECRET_PARAMETER.sub(r"\1***", text))
 
 
 class RedactionFilter(logging.Filter):
@@ -56,7 +67,7 @@ def _redacted(error: BaseException) -> BaseException:
             # A member may have been raised from an error of the driver's, or be a group itself.
             members = ", ".join(dict.fromkeys(type(each).__qualname__ for each in error.exceptions))
             return Exception(f"{name} of {members}: {WITHHELD}")
-        if _is_of_driver(error) or any(map(_is_of_driver, error.args)):
+        if is_of_driver(error) or any(map(is_of_driver, error.args)):
             return Exception(f"{name}: {WITHHELD}")
         alone = type(error).__new__(type(error), *error.args)
         vars(alone).update(vars(error))
@@ -68,8 +79,11 @@ def _redacted(error: BaseException) -> BaseException:
     return Exception(name)
 
 
-def _is_of_driver(value: object) -> bool:
-    """An exception's arguments count, too: ``RuntimeError(error)`` has the text of ``error``."""
+def is_of_driver(value: object) -> bool:
+    """Return whether the driver defines the class of an exception, whose text may quote documents.
+
+    An exception's arguments count, too: ``RuntimeError(error)`` has the text of ``error``.
+    """
     classes = type(value).__mro__ if isinstance(value, BaseException) else ()
     return any(cls.__module__.partition(".")[0] in DRIVER for cls in classes)
 

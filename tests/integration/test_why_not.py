@@ -262,6 +262,52 @@ def test_what_it_does_not_take(side: Side) -> None:
         explain_selection(client, "nearest")
 
 
+class UnsafeText(Exception):  # noqa: N818 - an error of somebody else's
+    def __str__(self) -> str:
+        raise TypeError("of the test")
+
+
+ELSEWHERE = "203.0.113.9"
+LOCAL = "the sandbox forbids connections"
+
+
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up one host fails with a local error that is no OSError."""
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host == ELSEWHERE:
+            raise RuntimeError(LOCAL)
+        return resolve(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_local_error_is_quoted_and_reachable(side: Side, instrument: Instrument) -> None:
+    coll = side.client(f"mongodb://{ELSEWHERE}/", serverSelectionTimeoutMS=300)["db"].coll
+    assert LOCAL in str(unselected(side, coll.find_one))
+    instrument()
+    error = unselected(side, coll.find_one)
+    assert f"RuntimeError: {LOCAL}" in str(error)
+    assert type(error.__cause__) is RuntimeError
+    with pytest.raises(OperationTimeoutError, match=LOCAL) as caught, override(timeout_ms=300):
+        side.do(coll.find_one)
+    assert type(caught.value.__cause__.__cause__) is RuntimeError
+    for each in (error, caught.value):
+        assert str(pickle.loads(pickle.dumps(each))) == str(each)  # noqa: S301 - made here
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_the_errors_of_several_servers_are_reachable(side: Side, instrument: Instrument) -> None:
+    instrument()
+    two = f"mongodb://{ELSEWHERE},{NOBODY.removeprefix('mongodb://')}"
+    error = unselected(side, side.client(two, serverSelectionTimeoutMS=300)["db"].coll.find_one)
+    assert LOCAL in str(error)
+    assert {type(each) for each in error.__cause__.exceptions} == {RuntimeError, AutoReconnect}
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -300,9 +346,17 @@ def test_what_it_does_not_take(side: Side) -> None:
         (NotPrimaryError(CANARY, {"errmsg": CANARY, "code": 10107}), "NotPrimaryError"),
         (AutoReconnect(CANARY, {"errmsg": CANARY}), "AutoReconnect"),
         (pymongo.errors.ProtocolError(CANARY), "ProtocolError"),
-        (ValueError(CANARY), "ValueError"),
+        (RuntimeError(OperationFailure(CANARY)), "RuntimeError"),
+        (UnsafeText(), "UnsafeText"),
+        (RuntimeError("the sandbox forbids connections"),
+         "RuntimeError: the sandbox forbids connections"),
+        (LookupError("unknown encoding: idna"), "LookupError: unknown encoding: idna"),
+        (OSError(f"cannot reach socks5://me:{CANARY}/x@proxy:1080?password={CANARY}&timeout=3"),
+         "OSError: cannot reach socks5://***@proxy:1080?password=***&timeout=3"),
+        (AutoReconnect(f"db1:27017: cannot reach http://me:{CANARY}@proxy:1080"),
+         "cannot reach http://***@proxy:1080"),
     ],
 )  # fmt: skip
 def test_what_is_shown_of_an_error(error: Exception, text: str) -> None:
-    """What the system says of a connection; of what a server says, only the code."""
+    """What this machine reports about a connection; of what a server wrote, only the code."""
     assert selection_explained.error_text(error, CONNECTION) == text

@@ -138,8 +138,11 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         and TRANSIENT_TRANSACTION in document.get("errorLabels", ()),
         executed=executed,
         timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT and expired(cause),
-        # The driver makes this error of one of its own, and every other one of the system's.
-        pool_paused=not attempt.reached_connection and type(cause.__cause__) is AutoReconnect,
+        # The driver makes this error of one of its own, and every other one of the system's. A
+        # failed selection has the errors of monitors as its cause.
+        pool_paused=not attempt.reached_connection
+        and not isinstance(cause, ServerSelectionTimeoutError)
+        and type(cause.__cause__) is AutoReconnect,
         next_probe_in=None if refusal is None else attribute(refusal, "next_probe_in"),
         elsewhere=refusal is not None and bool(attribute(refusal, "elsewhere")),
     )

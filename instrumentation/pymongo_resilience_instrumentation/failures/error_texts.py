@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import ConfigurationError, ConnectionFailure, PyMongoError
 
 from pymongo_resilience import redaction
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
@@ -94,3 +94,21 @@ def code_name(error: BaseException) -> str | None:
 def safe_message(error: BaseException) -> str:
     """Class, code and code name: no text of a server or a document leaves at default settings."""
     return redaction.error_name(error, attribute(error, "code"), code_name(error))
+
+
+def local_text(error: BaseException) -> str | None:
+    """Return what this machine reports: its operating system, TLS library, or resolver, a proxy's
+    socket class, or pymongo about a connection. None if a server may have written the text."""
+    if isinstance(error, (ConnectionFailure, ConfigurationError)):
+        if attribute(error, "details"):
+            return None
+        text = error.args[0] if error.args else ""
+        return redaction.without_secrets(text) if isinstance(text, str) else None
+    if redaction.is_of_driver(error) or any(map(redaction.is_of_driver, error.args)):
+        return None
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the class may be anybody's
+        text = ""
+    name = type(error).__name__
+    return f"{name}: {redaction.without_secrets(text)}" if text else name

@@ -133,6 +133,11 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
     error = raised.error
     if not isinstance(error, PyMongoError):
         return error
+    if raised.selection and raised.stage is Stage.NOT_SENT:
+        with shielded("while a failed selection was explained"):
+            from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
+
+            error.__cause__ = selection_explained.original_error(client)
     reasons = state.reasons
     origin = Origin(raised.server, raised.stage, len(reasons), reasons[:-1])
     if rule is Rule.DEADLINE and state.deadline is not None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pymongo.errors import ConnectionFailure
 from pymongo.read_preferences import make_read_preference
 from pymongo.server_selectors import writable_server_selector
 
@@ -28,8 +27,7 @@ from pymongo_resilience_instrumentation.failures.causes import (
     diagnose,
     symptom_of,
 )
-from pymongo_resilience_instrumentation.failures.classify import attribute
-from pymongo_resilience_instrumentation.failures.error_texts import safe_message
+from pymongo_resilience_instrumentation.failures.error_texts import local_text, safe_message
 
 from .client_limits import applications_own
 
@@ -270,11 +268,10 @@ def _symptom(server: Any, topology: Any) -> Symptom | None:
 
 
 def error_text(error: Exception, address: Address) -> str:
-    """The operating system's or the TLS library's words of a connection that failed; of anything
-    else only the class and the code, since a server's text quotes values."""
-    text = error.args[0] if error.args else None
-    of_server = attribute(error, "details")
-    if not isinstance(error, ConnectionFailure) or of_server or not isinstance(text, str):
+    """Return what this machine reports about a connection that failed. For an error that a server
+    wrote, return only the class and the code, since a server's text quotes values."""
+    text = local_text(error)
+    if text is None:
         return safe_message(error)
     text = AFTER.sub("", text.removeprefix(f"{address_text(address)}: "))
     number = NUMBER.match(text)
@@ -283,3 +280,15 @@ def error_text(error: Exception, address: Address) -> str:
         known = int(number[1]) in errno.errorcode
         text = os.strerror(int(number[1])) if known else text[number.end() :]
     return " ".join(text.split())[:LONGEST_ERROR] or safe_message(error)
+
+
+def original_error(client: Any) -> Exception | None:
+    """Return the error of a client's only failed server, or a group of several servers' errors.
+
+    pymongo quotes them in its text and keeps the exceptions to itself. Must be called only for the
+    error that the application gets: any other one may be in the context of these.
+    """
+    found = [each.error for each in servers_of(client.topology_description) if each.error]
+    if len(found) > 1:
+        return ExceptionGroup("the last error of each server", found)
+    return found[0] if found else None

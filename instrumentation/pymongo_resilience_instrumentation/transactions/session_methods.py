@@ -11,7 +11,12 @@ from functools import partial
 from sys import exception
 from typing import Any
 
-from pymongo.errors import ConfigurationError, PyMongoError, WriteConcernError
+from pymongo.errors import (
+    ConfigurationError,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WriteConcernError,
+)
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
@@ -191,7 +196,9 @@ class _Transaction(Interceptor):
         if not seconds or not error.timeout or raised is error or ours:
             return None
         # The driver puts an error of its own around the one that it would have tried again after.
-        last = error.__cause__ if isinstance(error.__cause__, PyMongoError) else error
+        # The cause of a failed selection is what the monitors found.
+        is_around = not isinstance(error, ServerSelectionTimeoutError)
+        last = error.__cause__ if is_around and isinstance(error.__cause__, PyMongoError) else error
         left = self.timeout.ends - driver.csot.now()
         if last is error and not is_over(left, seconds, classify.stage_of(error)):
             return None  # it was a limit of the server or the application
