@@ -118,7 +118,8 @@ class Batch(OperationInterceptor):
         self, operation: Operation | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
     ) -> BaseException | None:
         instead = super().failed(operation, error, given, kwargs)
-        if isinstance(instead, (NetworkTimeout, WaitQueueTimeoutError)):
+        timed_out = isinstance(instead, (NetworkTimeout, WaitQueueTimeoutError))
+        if timed_out and self.runtime.owns_retries:
             _kill_later(given, kwargs)
         return instead
 
@@ -218,19 +219,24 @@ def _refreshed(closed: Any) -> AbstractContextManager[None]:
     return driver.csot.Timeout.from_now(kept.to_close).resume()
 
 
-def next_of_stream(stream: Any) -> AbstractContextManager[None]:
+def next_of_stream(runtime: Runtime) -> Within:
     """A change stream's ``next`` in a block, of ``override`` or of ``pymongo.timeout``: one timeout
     for all that it sends, which the block can only shorten.
 
-    Without one the driver does it, with the timeout that the stream was given.
+    Without one the driver does it, with the timeout that the stream was given. With
+    ``strategy=driver`` it also does what a ``pymongo.timeout`` asks for.
     """
-    around, in_force = blocks.current().timeout_ms, driver.csot.timeout_in_force()
-    if around is None and in_force is None:
-        return NO_DEADLINE
-    own = driver.cursors.timeout_of_each_next(stream)
-    seconds = shorter((around or 0) / 1000, own or 0)
-    longer = in_force is not None and shorter(seconds, in_force) == in_force
-    return NO_DEADLINE if longer else driver.csot.InForce(seconds)
+
+    def begin(stream: Any) -> AbstractContextManager[None]:
+        around, in_force = blocks.current().timeout_ms, driver.csot.timeout_in_force()
+        if around is None and (in_force is None or not runtime.owns_retries):
+            return NO_DEADLINE
+        own = driver.cursors.timeout_of_each_next(stream)
+        seconds = shorter((around or 0) / 1000, own or 0)
+        longer = in_force is not None and shorter(seconds, in_force) == in_force
+        return NO_DEADLINE if longer else driver.csot.InForce(seconds)
+
+    return Within(begin)
 
 
 class Resume(OperationInterceptor):

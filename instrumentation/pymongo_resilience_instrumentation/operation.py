@@ -143,6 +143,8 @@ class Operation:
     """How long it took."""
     timeout: float | None = None
     """Seconds the whole operation has; 0 disables the timeout, None is no deadline."""
+    pymongos_timeout: float | None = None
+    """Seconds of a timeout that this library only shows: pymongo alone keeps it."""
     deadline = NO_DEADLINE
     """Puts the timeout in force, where that is ours to do."""
     span: Span | None = None

@@ -26,7 +26,6 @@ from pymongo_resilience_instrumentation.interceptor import (
     Replacement,
     Row,
     Subclass,
-    Within,
     is_async,
 )
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
@@ -79,7 +78,7 @@ class Patches:
                 feature.plug_in(runtime, self.put_on)
         self.put_on(_for_telemetry(runtime))
         if runtime.state is State.ALL:
-            self.put_on(_for_deadlines(runtime))
+            self.put_on(_for_operations(runtime))
         if runtime.owns_retries:
             self.put_on(_for_retries(runtime))
 
@@ -143,17 +142,22 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
         yield owner, "__init__", client_setup.constructor(runtime)
 
 
-def _for_deadlines(runtime: Runtime) -> Iterator[Row]:
-    """Also where pymongo's own loop decides on retries."""
+def _for_operations(runtime: Runtime) -> Iterator[Row]:
+    """Batches, transactions and waits as telemetry shows them, and timeouts that were set through
+    this library. Without such a timeout none of these changes what pymongo does."""
     yield from _of_cursors(runtime)
-    dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
-    hopeless = fast_fail.TerminalWaits(runtime.rules) if runtime.owns_retries else None
     connected = None
     if (metrics := runtime.telemetry.driver_metrics) is not None:
         connected = partial(pool_metrics.connected, runtime.clients, runtime.telemetry)
         yield from pool_metrics.wrapped(runtime.enabled_flag, runtime.clients, metrics)
-    yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)
     yield from session_methods.wrapped(runtime)
+    if not runtime.owns_retries:
+        yield from bounded_waits.observed(connected)
+        yield from command_limits.of_cursors(runtime.enabled_flag)
+        return
+    dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
+    hopeless = fast_fail.TerminalWaits(runtime.rules)
+    yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)
     yield from command_limits.wrapped(runtime.enabled_flag)
@@ -175,7 +179,7 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
         yield stream, driver.cursors.AGGREGATE, cursor_methods.Resume(runtime)
         step = "__anext__" if is_async(vars(stream)["next"]) else "__next__"
         for name in ("next", "try_next", step):
-            yield stream, name, Within(cursor_methods.next_of_stream)
+            yield stream, name, cursor_methods.next_of_stream(runtime)
 
 
 def _for_retries(runtime: Runtime) -> Iterator[Row]:

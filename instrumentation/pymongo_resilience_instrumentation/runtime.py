@@ -44,6 +44,14 @@ ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
 
+UNUSED_BY_PYMONGO = ("idempotent", "strategy", "attempt_timeout_ms", "hedge", "resumable")
+"""Fields of a policy that change how this library retries."""
+UNUSED = (
+    "strategy=driver: pymongo retries by itself, {} of override() or bind() has no effect; "
+    "further cases are not logged"
+)
+
+
 class Runtime:
     """Thread- and task-safe: what changes is on the operation."""
 
@@ -74,7 +82,9 @@ class Runtime:
         self.executor: Executor = Executor(retry_rules, clock, telemetry)
         self.async_executor: AsyncExecutor = AsyncExecutor(retry_rules, clock, telemetry)
         self.rules: NamespaceRules = _rules(config, settings.strategy)
-        self.timeouts = TimeoutRules(self.rules, config, csot_available=state is State.ALL)
+        self.timeouts = TimeoutRules(
+            self.rules, config, csot_available=state is State.ALL, observes=not self.owns_retries
+        )
         limited = config if self.owns_retries else None
         self.limits = ByClient(partial(ClientLimits, limited, clock, telemetry))
         self.admits = self.owns_retries and config.circuit_breaker != OFF
@@ -121,6 +131,8 @@ class Runtime:
             operation.transaction = transaction_of(session)
         operation.plain = operation.within is NOTHING is operation.bound and not self.rules.any
         self.timeouts.set_timeout(operation)
+        if not (operation.plain or self.owns_retries):
+            self._warn_of_unused(operation)
         if operation.timeout is not None and whole_timeout:
             operation.limit_to(driver.csot.Timeout.from_now(operation.timeout))
         operation.token = CURRENT.set(operation)
@@ -130,6 +142,13 @@ class Runtime:
         if span and telemetry.records:
             for recorder in telemetry.recorders:
                 recorder.begins(operation)
+
+    def _warn_of_unused(self, operation: Operation) -> None:
+        """Log what a block or a binding asks for that pymongo's own loop does not do."""
+        policy = operation.within.over(operation.bound)
+        unused = [name for name in UNUSED_BY_PYMONGO if getattr(policy, name)]
+        if unused:
+            self.warn_once(UNUSED.format(", ".join(unused)))
 
     def end(
         self, operation: Operation, result: Any = None, error: BaseException | None = None
@@ -207,6 +226,7 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         (config.policies, "the policies have"),
         (config.retry_budget == TOKENS, "adaptive retries have"),
         (config.circuit_breaker != "off", "circuit breakers have"),
+        (config.attempt_timeout_ms, "attempt_timeout_ms has"),
     ):
         if chosen:
             logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)

@@ -35,7 +35,8 @@ def constructor(runtime: Runtime) -> Wrapper:
         if refused or not runtime.enabled_flag.on:
             original(*args, **kwargs)
             return
-        client_options.refuse_negative_timeout(args, kwargs)
+        if runtime.owns_retries:
+            client_options.refuse_negative_timeout(args, kwargs)
         with shielded("before a client was made"):
             own = kwargs.get("event_listeners", ())
             ours = _configure(runtime, client, own, adaptive, tracing_option)

@@ -115,8 +115,9 @@ class WatchMethod(PublicMethod):
             for each in (stream, inner):
                 attach_policy(blocks.current().over(operation.bound), each)
             seconds, configured = operation.own_timeout
-            # A timeout of the configuration's leaves the wait for news alone.
-            driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
+            if self.runtime.owns_retries or seconds is not None:
+                # A timeout of the configuration's leaves the wait for news alone.
+                driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
             if operation.timeout is not None:
                 each_batch = seconds if configured else None
                 kept = precedence.CursorTimeout(

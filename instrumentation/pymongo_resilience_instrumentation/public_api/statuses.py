@@ -24,7 +24,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         budget = runtime.limits.of(client).budget
         breakers = runtime.breakers_of(client)
         hedges = None if runtime.hedges is None else runtime.hedges.known(client)
-        if driver.connections.can_watch():
+        if runtime.owns_retries and driver.connections.can_watch():
             dead_peer_s = runtime.config.dead_peer_s or None
 
     def pool(at: Any) -> Any:

@@ -136,6 +136,6 @@ def _retry_attributes(operation: Operation) -> dict[str, Any]:
         reasons = tuple(reason.value for reason in operation.history.reasons)
         attributes["pymongo_resilience.retry.reasons"] = reasons
         attributes["pymongo_resilience.backoff.total"] = operation.history.backoff
-    if operation.timeout:
-        attributes["pymongo_resilience.deadline"] = operation.timeout
+    if timeout := operation.timeout or operation.pymongos_timeout:
+        attributes["pymongo_resilience.deadline"] = timeout
     return attributes

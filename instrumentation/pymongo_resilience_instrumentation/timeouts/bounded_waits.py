@@ -43,6 +43,15 @@ CONNECTING = 1.0
 authentication are several round trips."""
 
 
+def observed(connected: Connected | None) -> Iterator[Row]:
+    """For ``strategy=driver``: waits are measured, and end when pymongo ends them."""
+    for half in (driver.clients.SYNC_HALF, driver.clients.ASYNC_HALF):
+        pool = half.module("pool")
+        yield half.module("topology"), half.wait, MeasuredWait(For.SERVER)
+        yield pool, half.wait, MeasuredWait(For.CONNECTION)
+        yield pool.Pool, driver.selection.HANDSHAKE, MeasuredHandshake(connected)
+
+
 def wrapped(
     enabled_flag: EnabledFlag,
     dead_peer_s: int,
@@ -141,9 +150,16 @@ class _Waiting:
     began: float = field(default_factory=driver.csot.now)
 
 
-class _MeasuredWait(Interceptor):
+class MeasuredWait(Interceptor):
+    """Measures how long an operation waits, and changes nothing."""
+
     def __init__(self, what: For) -> None:
         self._what = what
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
+        operation = in_progress.current()
+        self._begin(operation)
+        return _Waiting(given[0], None, operation=operation)
 
     def _begin(self, operation: Operation | None) -> None:
         if operation is None:
@@ -170,10 +186,10 @@ class _MeasuredWait(Interceptor):
         operation.handshaking = None
         with shielded("after a wait"):
             seconds = driver.csot.now() - waiting.began
-            operation.history.waits[-1].add(seconds, connecting=isinstance(self, Handshake))
+            operation.history.waits[-1].add(seconds, connecting=isinstance(self, MeasuredHandshake))
 
 
-class ConditionWait(_MeasuredWait):
+class ConditionWait(MeasuredWait):
     """A wait for a server, or for a place in the pool. The sync one runs under their lock."""
 
     def __init__(self, what: For, hopeless: Hopeless | None = None) -> None:
@@ -203,13 +219,31 @@ class ConditionWait(_MeasuredWait):
         return original(waiting.instance, waiting.seconds)
 
 
-class Handshake(_MeasuredWait):
-    """A connection until it is ready, hello and authentication included: it has what selecting a
-    server has left of ``min(serverSelectionTimeoutMS, remaining)``, and what an attempt has."""
+class MeasuredHandshake(MeasuredWait):
+    """A connection until it is ready, hello and authentication included."""
 
     def __init__(self, connected: Connected | None) -> None:
         super().__init__(For.CONNECTION)
         self._connected = connected
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
+        # Monitors, and what keeps minPoolSize, have no handler.
+        handler = given[1] if len(given) > 1 else kwargs.get("handler")
+        operation = None if handler is None else in_progress.current()
+        self._begin(operation)
+        return _Waiting(given[0], None, operation=operation)
+
+    def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
+        self._add(waiting)
+        with shielded("once connected"):
+            if self._connected is not None and not in_progress.reporting():
+                self._connected(waiting.instance, driver.csot.now() - waiting.began)
+        return connection
+
+
+class Handshake(MeasuredHandshake):
+    """It has what selecting a server has left of ``min(serverSelectionTimeoutMS, remaining)``, and
+    what an attempt has."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
         # Monitors, and what keeps minPoolSize, have no handler.
@@ -228,12 +262,9 @@ class Handshake(_MeasuredWait):
         return _Waiting(pool, attempt, limit, operation)
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
-        self._add(waiting)
         with shielded("once connected"):
             driver.connections.count_login(waiting.instance, refused=False)
-            if self._connected is not None and not in_progress.reporting():
-                self._connected(waiting.instance, driver.csot.now() - waiting.began)
-        return connection
+        return super().succeeded(waiting, connection)
 
     def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
         if waiting is None:

@@ -36,6 +36,32 @@ IGNORED = (
 )
 
 
+def of_cursors(enabled_flag: EnabledFlag) -> Iterator[Row]:
+    """For ``strategy=driver``: only cursors with a timeout that was set through this library."""
+    for owner in driver.connections.connections_with(driver.connections.LIMITED):
+        yield owner, driver.connections.LIMITED, limit_cursor(enabled_flag)
+
+
+def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
+    """The server must not count later batches to the first command's limit."""
+    found = in_progress.found
+
+    def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
+        operation = found()
+        cursor = None if operation is None else operation.cursor
+        if cursor is None or not cursor.omits_max_time or not enabled_flag.on:
+            return original(*given, **kwargs)
+        command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
+        own = None if command is None else command.get(LIMIT)
+        result = original(*given, **kwargs)
+        with shielded("while limiting a command"):
+            if timeout := driver.csot.TIMEOUT.get():
+                _adjust(connection, command, own, timeout, operation)
+        return result
+
+    return wrapper
+
+
 def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
         yield owner, driver.connections.LIMITED, limit(enabled_flag)

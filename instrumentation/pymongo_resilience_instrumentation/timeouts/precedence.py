@@ -48,14 +48,18 @@ _TRANSACTION = "_pymongo_resilience_transaction"
 
 class TimeoutRules:
     """Immutable, so thread- and task-safe. ``csot_available``: whether the driver's timeout in
-    force can be read; without it we set none."""
+    force can be read; without it we set none. ``observes``: pymongo decides everything, so only
+    timeouts that were set through this library are put in force."""
 
-    def __init__(self, rules: NamespaceRules, config: Config, *, csot_available: bool) -> None:
+    def __init__(
+        self, rules: NamespaceRules, config: Config, *, csot_available: bool, observes: bool = False
+    ) -> None:
         self.csot_available = csot_available
+        self._observes = observes
         self.timeout_mode = config.timeout_mode
         self._rules = rules
         self._have_timeouts = rules.have_timeouts
-        self._attempt_ms = config.attempt_timeout_ms
+        self._attempt_ms = None if observes else config.attempt_timeout_ms
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
 
     def set_timeout(self, operation: Operation) -> None:
@@ -67,8 +71,7 @@ class TimeoutRules:
                 operation.transaction.refuse_others()
             operation.limit_to(operation.transaction.timeout)
             return
-        if not self.csot_available:
-            operation.timeout = operation.client.options.timeout
+        if self._is_pymongos(operation):
             return
         within, bound = operation.within, operation.bound
         rule = operation.rule(self._rules) if self._have_timeouts else NOTHING
@@ -100,6 +103,19 @@ class TimeoutRules:
         if seconds is not None:
             # Also where it is the client's own: pymongo's loop over several batches has none.
             operation.deadline = driver.csot.InForce(seconds)
+
+    def _is_pymongos(self, operation: Operation) -> bool:
+        """Whether pymongo's own timeout applies, or none: it works as without this library."""
+        if not self.csot_available:
+            operation.timeout = operation.client.options.timeout
+            return True
+        if not self._observes or operation.within.timeout_ms is not None:
+            return False
+        own, in_force = operation.client.options.timeout, driver.csot.timeout_in_force()
+        operation.pymongos_timeout = own if in_force is None else in_force
+        if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
+            return True
+        return operation.bound.timeout_ms is None and (own is not None or self._default is None)
 
     def of_several(
         self, client: object, target: Target, bound: Policy

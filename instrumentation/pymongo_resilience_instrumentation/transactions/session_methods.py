@@ -64,8 +64,9 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         yield owner, "with_transaction", WithTransaction(runtime, asynchronous)
         yield owner, "commit_transaction", EndTransaction(runtime, COMMIT)
         yield owner, "abort_transaction", EndTransaction(runtime, ABORT)
-    for module, _ in driver.clients.both("client_session"):
-        yield module, driver.sessions.WITHIN_TIME_LIMIT, within_time_limit(runtime)
+    if runtime.owns_retries:
+        for module, _ in driver.clients.both("client_session"):
+            yield module, driver.sessions.WITHIN_TIME_LIMIT, within_time_limit(runtime)
 
 
 def start_session() -> Wrapper:
@@ -95,7 +96,7 @@ class EndTransaction(OperationInterceptor):
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
         wrapper = super().wrapper(flag, asynchronous)
-        if not asynchronous or self._operation != ABORT:
+        if not asynchronous or self._operation != ABORT or not self.runtime.owns_retries:
             return wrapper
 
         async def abort(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ class EndTransaction(OperationInterceptor):
             if isinstance(error, PyMongoError):
                 if self.runtime.owns_retries:
                     _state_outcome(error)
-            elif self._operation == ABORT:
+            elif self._operation == ABORT and self.runtime.owns_retries:
                 opened = driver.sessions.open_transaction(session, aborted=True)
                 defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
         return super().failed(entered, error) if isinstance(entered, Operation) else error
