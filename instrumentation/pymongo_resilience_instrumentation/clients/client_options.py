@@ -14,6 +14,7 @@ from urllib.parse import unquote_plus
 from pymongo.errors import ConfigurationError
 
 OPTION = "adaptiveRetries"
+SRV = "mongodb+srv://"
 _ADAPTIVE = re.compile(f"[?&;]{OPTION}=([^&;]*)", re.IGNORECASE)
 _TIMEOUT = re.compile("[?&;](timeoutMS)=([^&;]*)", re.IGNORECASE)
 _BOOLEANS = {"true": True, "false": False}
@@ -59,6 +60,13 @@ def _without(host: Any, said: list[bool]) -> Any:
     if left == options:
         return host
     return f"{head}?{left[1:]}" if left[1:] else head
+
+
+def has_srv(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a client's hosts come from SRV records."""
+    host = args[0] if args else kwargs.get("host")
+    hosts = host if isinstance(host, (list, tuple)) else [host]
+    return any(isinstance(each, str) and each.startswith(SRV) for each in hosts)
 
 
 def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import importlib
 import ssl
+import sys
 from collections.abc import Iterator
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common, ssl_support
+from pymongo.errors import ConfigurationError
 
 ANY = ReadPreference.PRIMARY_PREFERRED
 
@@ -57,6 +59,33 @@ def existing_clients() -> list[Any]:
     """The clients of this process that are alive and not closed."""
     clients: list[Any] = [*MongoClient._clients.values(), *AsyncMongoClient._clients.values()]
     return [client for client in clients if not client._closed]
+
+
+LOOKUP = "_resolve"
+"""A function of ``srv_resolver``: looks up the SRV or TXT records of a mongodb+srv URI, within its
+keyword ``lifetime``, in seconds."""
+
+
+def lookup_may_succeed_later(error: BaseException, *, has_deadline: bool) -> bool:
+    """Return whether looking up the hosts of a mongodb+srv URI failed without a definite answer.
+
+    Name servers failed or refused the question, or did not answer in time. A name that does not
+    exist, or that has no such records, is an answer. Without a deadline, a lookup that timed out
+    has taken all of ``connectTimeoutMS``, in which dnspython has asked again and again.
+    """
+    # Imported by pymongo if it was needed: dnspython is optional.
+    resolver = sys.modules.get("dns.resolver")
+    if resolver is None or not isinstance(error, ConfigurationError):
+        return False
+    passing = (resolver.NoNameservers, *(resolver.Timeout,) * has_deadline)
+    return isinstance(error.__cause__, passing)
+
+
+def begin_looking_for_servers(client: Any) -> None:
+    """Do the last step of a MongoClient's constructor, which the client's first operation does if
+    it was not done."""
+    # The public property begins to look, and returns what is known without waiting.
+    _ = client.arbiters
 
 
 topology_of = attrgetter("_topology")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import ASYNC_HALF, BACKGROUND, END_SESSIONS, KILL, SYNC_HALF
+from .clients import ASYNC_HALF, BACKGROUND, END_SESSIONS, KILL, LOOKUP, SYNC_HALF
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
@@ -77,6 +77,7 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
         ("_settings",),
     ),
     ("{half}.topology", ("{wait}(condition, timeout)",), ()),
+    ("{half}.srv_resolver", (LOOKUP,), ()),
     ("{half}.server:Server", (), ("_monitor",)),
     ("{half}.monitor:Monitor", (CANCEL, READ, "request_check"), ("_executor",)),
     ("periodic_executor:{a}PeriodicExecutor", (), ("_min_interval",)),

@@ -133,6 +133,7 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         selection=isinstance(cause, ServerSelectionTimeoutError),
         terminal=causes.terminal_cause(cause) is not None,
         listed_retryable=refusal is None
+        and not _lookup_passes(cause)
         and (RETRYABLE_WRITE in labels or labels >= OVERLOADED or code not in NOT_LISTED),
         transaction_over=TRANSIENT_TRANSACTION in labels
         and TRANSIENT_TRANSACTION in document.get("errorLabels", ()),
@@ -262,6 +263,8 @@ def _reason(
                 return RetryReason.UNKNOWN
             given_up = causes.terminal_cause(error)
             return reason if given_up is None else causes.TERMINAL[given_up]
+    if not attempt.reached_connection and _lookup_passes(error):
+        return RetryReason.SOCKET_NOT_AVAILABLE
     if isinstance(error, NotPrimaryError):
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
@@ -282,6 +285,11 @@ def _reason(
         return BY_CODE[code]
     labelled = RETRYABLE_WRITE in labels or labels >= OVERLOADED
     return RetryReason.TEMPORARILY_UNAVAILABLE if labelled else RetryReason.UNKNOWN
+
+
+def _lookup_passes(error: Exception) -> bool:
+    has_deadline = driver.csot.remaining() is not None
+    return driver.clients.lookup_may_succeed_later(error, has_deadline=has_deadline)
 
 
 def _refused_by_tls(error: Exception) -> bool:

@@ -3,14 +3,20 @@ a selector, and gives us the options that are ours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.rules import backoff
+from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import deferred, driver, self_check
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.client_limits import (
     ClientBreakers,
@@ -25,6 +31,7 @@ from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_i
 
 def constructor(runtime: Runtime) -> Wrapper:
     """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
+    by_specification = isinstance(runtime.rules.strategy, MongoDB)
 
     def construct(original: Function, client: Any, args: Any, kwargs: Any) -> None:
         # Also while it is switched off: an application that gives the option has to start.
@@ -43,10 +50,40 @@ def constructor(runtime: Runtime) -> Wrapper:
             kwargs["event_listeners"] = ours
             if (breakers := runtime.limits.of(client).breakers) is not None:
                 _select_by(breakers, runtime, kwargs)
-        original(*args, **kwargs)
+        if runtime.owns_retries and client_options.has_srv(args, kwargs) and not by_specification:
+            _look_up(runtime, client, partial(original, *args, **kwargs))
+        else:
+            original(*args, **kwargs)
         warn_of_ignored_options(client, runtime.config.timeout_ms)
 
     return construct
+
+
+def _look_up(runtime: Runtime, client: Any, construct: Callable[[], None]) -> None:
+    """Run the constructor for a mongodb+srv URI, which in ``MongoClient`` ends with a lookup of its
+    hosts. If name servers fail, look again until the configured timeout expires, or once without
+    one. An ``AsyncMongoClient`` does it in its first operation, which is retried as a whole."""
+    clock, timeout = runtime.executor.clock, (runtime.config.timeout_ms or 0) / 1000
+    began, waited, attempts = clock.now(), 0.0, 0
+    while True:
+        # A clock that stands still, as a test's may, must not keep this loop going.
+        left = timeout - max(waited, clock.now() - began)
+        try:
+            with driver.csot.within(left) if timeout else NO_DEADLINE:
+                construct()
+        except ConfigurationError as error:
+            attempts += 1
+            delay = backoff.controlled(attempts)
+            longest = max(waited, clock.now() - began) + delay
+            fits = longest < timeout if timeout else attempts == 1
+            passes = driver.clients.lookup_may_succeed_later(error, has_deadline=bool(timeout))
+            if not (fits and passes):
+                raise
+            clock.sleep(delay)
+            waited += delay
+            construct = partial(driver.clients.begin_looking_for_servers, client)
+        else:
+            return
 
 
 def _configure(

@@ -64,6 +64,7 @@ def wrapped(
         yield half.module("topology"), half.wait, ConditionWait(For.SERVER, hopeless)
         yield pool, half.wait, ConditionWait(For.CONNECTION)
         yield pool, half.connect, Connect(dead_peer_s)
+        yield half.module("srv_resolver"), driver.clients.LOOKUP, Lookup()
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
         pool = driver.clients.ASYNC_HALF.module("pool")
@@ -321,6 +322,24 @@ class Connect(Interceptor):
             await interface.close()
             raise asyncio.CancelledError
         return interface
+
+
+class Lookup(Interceptor):
+    """Look up the hosts of a mongodb+srv URI: ``min(connectTimeoutMS, remaining)``."""
+
+    def send(
+        self,
+        _entered: Any,
+        original: Function,
+        *given: Any,
+        lifetime: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        left = driver.csot.remaining()
+        if left is not None:
+            left = max(left, RESOLUTION)
+            lifetime = left if lifetime is None else min(lifetime, left)
+        return original(*given, lifetime=lifetime, **kwargs)
 
 
 def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
