@@ -207,5 +207,5 @@ def _limit(state: RetryState) -> str:
     if state.once:
         return "one, since the background task sends it again"
     if state.retry_window is None:
-        return "one without timeout_ms"
+        return f"{'one' if state.retries == 1 else state.retries} without timeout_ms"
     return "serverSelectionTimeoutMS with a timeout of 0"

@@ -141,6 +141,9 @@ class Failure:
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False
     """Another server, whose breaker would let the attempt through, can be selected at once."""
+    unhurried_until: Deadline | None = None
+    """Until then the driver alone might still wait for its next check of the server, which the
+    library makes sooner; None if the driver would retry at once."""
 
     @property
     def overloaded(self) -> bool:

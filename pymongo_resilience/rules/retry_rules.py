@@ -111,6 +111,9 @@ class RetryRules:
         delay, held_back = max(0.0, answer.delay), self.holds_back(state, failure)
         if held_back:
             delay = max(delay, backoff.held_back(state.attempts, self.random))
+        elif state.retries >= 1 and is_extra(state):
+            # Extra retries are spread over their time, whatever the strategy says.
+            delay = max(delay, backoff.exponential(state.attempts, self.random))
         if failure.overloaded:
             return self._after_overload(state, failure, delay, held_back=held_back)
         limit = state.time_limit
@@ -196,15 +199,26 @@ class RetryRules:
 
     def _attempts_left(self, state: RetryState) -> Rule | None:
         """Rule 4."""
-        retries = state.attempts - 1 - state.unattempted
         if state.overloaded:
-            return Rule.ATTEMPTS if retries >= self.most_retries(state.max_retries) else None
+            most = self.most_retries(state.max_retries)
+            return Rule.ATTEMPTS if state.retries >= most else None
         if state.deadline is not None and not state.once:
             # A clock that stands still, as a test's may, passes no deadline.
             return Rule.DEADLINE if state.waited > state.deadline.timeout else None
         if state.retry_window is not None and not state.once:
             return Rule.ATTEMPTS if state.retry_window.expired() else None
-        return Rule.ATTEMPTS if retries >= 1 else None
+        if state.retries < 1 or is_extra(state):
+            return None
+        return Rule.ATTEMPTS
+
+
+def is_extra(state: RetryState) -> bool:
+    """Whether a retry would not count as the one that an operation without a deadline has.
+
+    The library finds a lost server within milliseconds, and the driver within half a second. So the
+    driver's one retry outlives a short outage in which the library's would fail."""
+    excluded = state.time_limit is not None or state.once or follows_specification(state)
+    return not (excluded or state.overloaded or state.is_unhurried)
 
 
 def _room(limit: Deadline, failure: Failure) -> float:

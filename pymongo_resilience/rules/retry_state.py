@@ -65,6 +65,10 @@ class RetryState:
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The caller's own facts, for the strategy; never shown, they may be confidential."""
 
+    unhurried_until: Deadline | None = None
+    """Without a deadline, a retry that begins before then is an extra one: the driver alone might
+    still wait for its server, and would make its one retry later."""
+
     attempts: int = 0
     """Failed attempts of the command at hand."""
     unattempted: int = 0
@@ -93,11 +97,30 @@ class RetryState:
         """One more attempt has failed. What that costs, ``RetryBudget.failed`` says."""
         self.attempts += 1
         self.unattempted += failure.pool_paused
+        if self.retries <= 1 and (until := failure.unhurried_until) is not None:
+            # The driver's own retry begins when it has found the server, not later than this after
+            # the library's first. Further failures do not extend the time, so it does end.
+            known = self.unhurried_until
+            if known is None or known.remaining() < until.remaining():
+                self.unhurried_until = until._replace(timeout=until.timeout + self.waited)
         self.carried_txn_number = failure.carried_txn_number
         self.overloaded = self.overloaded or failure.overloaded
         self.reasons.append(failure.reason)
 
+    @property
+    def retries(self) -> int:
+        """How many of the failed attempts were retries."""
+        return self.attempts - 1 - self.unattempted
+
+    @property
+    def is_unhurried(self) -> bool:
+        """Whether the driver alone would have made its one retry by now."""
+        until = self.unhurried_until
+        # The waits are compared as well: a clock that stands still, as a test's may, never expires.
+        return until is None or until.expired() or self.waited > until.timeout
+
     def next_command(self) -> None:
         """A bulk went on to its next command, which has its own attempts."""
         self.attempts = self.unattempted = 0
+        self.unhurried_until = None
         self.overloaded = False

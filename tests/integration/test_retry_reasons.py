@@ -86,8 +86,13 @@ def test_after_a_lost_connection(
     command, call = OPERATIONS[name]
     coll = side.client(proxy.uri)[database].coll
     error = raised(side, proxy, coll, call, CutBefore(command, times=50))
-    assert (error.attempts, error.retry_reasons, error.retry_rule) == (2, (CUT,), Rule.ATTEMPTS)
-    assert retry_info(error) == RetryInfo(2, (CUT,), Rule.ATTEMPTS, error.server)
+    # Without a timeout there is one retry, beside those that come sooner than pymongo's would.
+    assert (set(error.retry_reasons), error.retry_rule) == ({CUT}, Rule.ATTEMPTS)
+    attempts = len(error.retry_reasons) + 1
+    assert 2 <= error.attempts == attempts
+    assert retry_info(error) == RetryInfo(
+        attempts, error.retry_reasons, Rule.ATTEMPTS, error.server
+    )
 
 
 @pytest.mark.parametrize("name", cases([*OPERATIONS, *OVERLOADED_ALONE], SINCE))

@@ -116,8 +116,9 @@ CASES = {
         "update_many was sent and is not declared idempotent",
     ),
     "no timeout": Case(
-        find_one, cut("find"), Rule.ATTEMPTS,
-        "find_one: the limit of retries is reached: one without timeout_ms", (CUT,),
+        find_one, lambda: Fail("find", times=50, code=6), Rule.ATTEMPTS,
+        "find_one: the limit of retries is reached: one without timeout_ms",
+        (RetryReason.TEMPORARILY_UNAVAILABLE,),
     ),
     "overload": Case(
         insert_one, overload("insert"), Rule.ATTEMPTS,

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pymongo
 import pytest
 import trustme
@@ -27,9 +28,17 @@ from support.free_ports import consecutive_free_ports
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience.testbed import CutAfter, EmbeddedServer, ReplicaSet, Restart
+from pymongo_resilience.testbed import (
+    CutAfter,
+    EmbeddedServer,
+    Fail,
+    ReplicaSet,
+    Restart,
+    ShardedCluster,
+)
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
+RETRYABLE = ["RetryableWriteError"]
 NEVER = 60.0
 """Seconds after which the driver itself would notice."""
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
@@ -111,18 +120,70 @@ def test_a_cut_clears_the_pool_once(
     assert server.pool.gen.get_overall() == generation + 1
 
 
+ELSEWHERE = {"topologyVersion": {"processId": bson.ObjectId(), "counter": bson.Int64(0)}}
+"""As of a shard whose error a router relays: by this, the error is not older than what is known."""
+REPLIES: dict[str, Callable[[], Any]] = {
+    "not primary": lambda: Fail("insert", code=10107, labels=RETRYABLE, more=ELSEWHERE),
+    "recovering": lambda: Fail("insert", code=11602, labels=RETRYABLE, more=ELSEWHERE),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_server_that_a_reply_made_unknown_is_checked_at_once(
+    name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """pymongo checks it when the awaited hello returns, here after a minute."""
+    instrument()
+    client, beats = made(side, proxy.uri)
+    for number in range(3):
+        proxy.inject(REPLIES[name]())
+        side.do(client[database].coll.insert_one, {"_id": number})
+        side.wait_until(lambda: beats.begun[-1])
+    assert side.do(client[database].coll.count_documents, {}) == 3
+    assert "_OperationCancelled" in beats.failures
+
+
+def test_a_router_that_relays_not_primary_serves_at_once(
+    side: Side, cluster: ShardedCluster, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client, _ = made(side, f"mongodb://{cluster.members[0].host_and_port}/")
+    cluster.inject(Fail("find", code=11602, more=ELSEWHERE))
+    assert side.do(client[database].coll.find_one) is None
+    assert side.do(client[database].coll.find_one) is None
+
+
+def test_while_replies_go_on_the_operation_goes_on_without_a_timeout(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """pymongo would wait for ten seconds before its one retry: so long they may go on."""
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.02)
+    instrument()
+    client, _ = made(side, proxy.uri)
+    proxy.inject(Fail("find", code=11602, more=ELSEWHERE, times=6))
+    assert side.do(client[database].coll.find_one) is None
+
+
 def are_wrapped(name: str) -> set[bool]:
     owners = {
         *driver.clients.classes("topology", "Topology"),
         *driver.clients.classes("monitor", "Monitor"),
     }
-    methods = [vars(cls)[name] for cls in owners if name in vars(cls)]
+    methods = [vars(cls)[name] for cls in driver.clients.defining(name, *owners)]
     return {isinstance(each, wrapt.FunctionWrapper) for each in methods}
 
 
 @pytest.mark.parametrize(
     ("disabled", "name"),
-    [("woken_checks", driver.monitors.CANCEL), ("quick_checks", driver.monitors.CHANGE)],
+    [
+        ("woken_checks", driver.monitors.CANCEL),
+        ("woken_checks", driver.monitors.REQUEST),
+        ("quick_checks", driver.monitors.CHANGE),
+    ],
 )
 def test_switched_off_nothing_is_wrapped(instrument: Instrument, disabled: str, name: str) -> None:
     instrument(disabled_recovery=(disabled, "interruptions"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given, strategies as st
-from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
+from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals, HurriedChecks
 
 LEAST = 0.5
 """Seconds: the specification's minHeartbeatFrequencyMS."""
@@ -75,3 +75,18 @@ def test_each_outage_begins_anew() -> None:
         for _ in range(2000):  # without end, and without an overflow
             intervals.note(0, known=False, refused=False)
         assert intervals.seconds(LEAST) == LEAST
+
+
+def test_requests_hurry_ten_checks_at_once_and_then_as_many_as_the_specification_makes() -> None:
+    hurried = HurriedChecks()
+    asked = [tick / 1000 for tick in range(100_000)]
+    made = [now for now in asked if hurried.allows(now, LEAST)]
+    assert made[:10] == [number / 1000 for number in range(10)]
+    assert len(made) <= 10 + 100 / LEAST
+    assert max(later - earlier for earlier, later in itertools.pairwise(made)) <= LEAST + 0.002
+
+
+def test_after_a_quiet_time_they_are_hurried_at_once_again() -> None:
+    hurried = HurriedChecks()
+    for start in (0.0, 60.0):
+        assert [hurried.allows(start, LEAST) for _ in range(11)] == [True] * 10 + [False]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from pymongo import common
 from pymongo.errors import _OperationCancelled
@@ -15,11 +15,15 @@ from pymongo_resilience_instrumentation.addresses import Address
 from .clients import existing_clients, server_at, topology_of
 from .connections import shut_down
 
-READ, CANCEL = "_check_with_socket", "cancel_check"
-"""A monitor's methods: the part of a check that needs its connection, and what ends it."""
+T = TypeVar("T")
+
+READ, CANCEL, REQUEST = "_check_with_socket", "cancel_check", "request_check"
+"""A monitor's methods: the part of a check that needs its connection, what ends it, and what an
+operation calls that waits for a server."""
 CHANGE = "on_change"
 """A topology's method: called by a monitor with the description that its check has made."""
 _READ, _PRIMARY = "_pymongo_resilience_read", "_pymongo_resilience_primary"
+_HURRIES = "_pymongo_resilience_hurries"
 
 
 class AwaitedReply:
@@ -61,6 +65,37 @@ def wake(monitor: Any) -> None:
     if awaited is not None and awaited.process == os.getpid():
         awaited.woken = True
         shut_down(awaited.connection)
+
+
+def unknown_for(monitor: Any) -> tuple[Exception, float] | None:
+    """The reply for which the client takes the server for unknown while the monitor waits for the
+    server to report news, and since when, on the driver's clock; None otherwise. pymongo 4.20
+    checks such a server when that wait ends, after up to ``heartbeatFrequencyMS``."""
+    awaited = vars(monitor).get(_READ)
+    if awaited is None or awaited.woken or not monitor._awaited:
+        return None
+    described = monitor._topology.description.server_descriptions()
+    found = described.get(monitor._server_description.address)
+    if found is None or found.is_server_type_known:
+        return None
+    return found.error, found.last_update_time
+
+
+def hurries(monitor: Any, make: Callable[[], T]) -> T:
+    """What limits the checks that requests cut short; made at the first one."""
+    kept: T = vars(monitor).get(_HURRIES) or vars(monitor).setdefault(_HURRIES, make())
+    return kept
+
+
+def hurries_at(topology: Any, address: Address) -> Any:
+    """The same, of a server's monitor; None if there was no such check."""
+    server = server_at(topology, address)
+    return None if server is None else vars(server._monitor).get(_HURRIES)
+
+
+def longest_wait(topology: Any) -> float:
+    """Seconds for which a monitor waits for news, at most."""
+    return float(topology._settings.heartbeat_frequency)
 
 
 def look_every(seconds: float, topology: Any, address: Address) -> None:

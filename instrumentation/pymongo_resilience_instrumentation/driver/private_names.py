@@ -16,7 +16,7 @@ from .clients import ASYNC_HALF, BACKGROUND, END_SESSIONS, KILL, LOOKUP, SYNC_HA
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
-from .monitors import CANCEL, CHANGE, READ
+from .monitors import CANCEL, CHANGE, READ, REQUEST
 from .retry_loop import EXECUTE_BATCH, LOOP
 from .selection import ASYNC_SEND, HANDSHAKE, SELECT
 from .sessions import STATE, WITHIN_TIME_LIMIT
@@ -79,7 +79,11 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
     ("{half}.topology", ("{wait}(condition, timeout)",), ()),
     ("{half}.srv_resolver", (LOOKUP,), ()),
     ("{half}.server:Server", (), ("_monitor",)),
-    ("{half}.monitor:Monitor", (CANCEL, READ, "request_check"), ("_executor",)),
+    (
+        "{half}.monitor:Monitor",
+        (CANCEL, READ, REQUEST),
+        ("_awaited", "_executor", "_server_description", "_topology"),
+    ),
     ("periodic_executor:{a}PeriodicExecutor", (), ("_min_interval",)),
     ("network_layer:{a}NetworkingInterface", (), ("conn",)),
     ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),

@@ -1,9 +1,11 @@
-"""Monitors that check a lost server sooner: woken after a network error, and looking at shorter
-intervals whether an operation waits for the server while it is lost."""
+"""Monitors that check a lost server sooner: woken after a network error, or if an operation waits
+for a server that is unknown for another reason, and looking at shorter intervals whether an
+operation waits for the server while it is lost."""
 
 from __future__ import annotations
 
 import errno
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -11,9 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from pymongo import common
+from pymongo.errors import OperationFailure
 
 from pymongo_resilience.config import QUICK_CHECKS, WOKEN_CHECKS
 from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
@@ -33,6 +37,8 @@ REFUSED_PART = 0.04
 """How late a server is found at most, as a part of the time that it has refused connections."""
 LONGEST = 1.0
 """Seconds; the driver's own interval is shorter."""
+REFUSED_S = 1.0
+"""Seconds after a refused handshake, a wrong password for example, before the next may be tried."""
 MOST_HELLOS = 10
 """So many hellos of an outage may come at shorter intervals than the specification's."""
 
@@ -42,12 +48,21 @@ _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of monitors and topologies, and with what."""
+    """What to wrap of monitors and topologies, and with what.
+
+    Nothing if MongoDB's specifications decide and there is no timeout: the one retry that they
+    allow must not come sooner than pymongo's.
+    """
+    if isinstance(runtime.rules.strategy, MongoDB) and runtime.config.timeout_ms is None:
+        return
     disabled = runtime.config.disabled_recovery
     if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
         for cls in driver.clients.classes("monitor", "Monitor"):
             yield cls, driver.monitors.READ, Read()
             yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
+        bases = driver.clients.classes("monitor", "Monitor")
+        for owner in driver.clients.defining(driver.monitors.REQUEST, *bases):
+            yield owner, driver.monitors.REQUEST, request_check(runtime.enabled_flag)
     if QUICK_CHECKS not in disabled:
         for cls in driver.clients.classes("topology", "Topology"):
             yield cls, driver.monitors.CHANGE, CheckResult()
@@ -103,6 +118,51 @@ def cancel_check(enabled_flag: EnabledFlag) -> Wrapper:
         with suppress(Exception):
             if enabled_flag.on:
                 driver.monitors.wake(monitor)
+        return result
+
+    return wrapper
+
+
+class HurriedChecks:
+    """How often requests may cut short a monitor's wait for news: ten times at once, and in the
+    long run as often as the specification checks a server. Not thread-safe: a race costs one check.
+    """
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+        """When the last one was, in seconds."""
+        self._allowed = float(MOST_HELLOS)
+
+    def allows(self, now: float, interval: float) -> bool:
+        """Whether one may be now, which counts it. ``interval``: the specification's."""
+        allowed = min(MOST_HELLOS, self._allowed + (now - self.last) / interval)
+        if allowed < 1:
+            return False
+        self._allowed, self.last = allowed - 1, now
+        return True
+
+
+def may_hurry(monitor: Any, error: Exception, since: float) -> bool:
+    now = time.monotonic()
+    if isinstance(error, OperationFailure) and now - since < REFUSED_S:
+        return False
+    hurries = driver.monitors.hurries(monitor, HurriedChecks)
+    return hurries.allows(now, common.MIN_HEARTBEAT_INTERVAL)
+
+
+def request_check(enabled_flag: EnabledFlag) -> Wrapper:
+    """Called under the driver's lock, by operations that wait for a server: nothing is logged.
+
+    A server becomes unknown without a network error if it replies "not primary", also what a router
+    relays from a shard, or refuses a handshake; only network errors end a monitor's wait for news.
+    A handshake that an overloaded server rejects does not get here: it leaves the server known."""
+
+    def wrapper(original: Function, monitor: Any, args: Any, kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        with suppress(Exception):  # a topology that was collected, among others
+            found = driver.monitors.unknown_for(monitor) if enabled_flag.on else None
+            if found is not None and may_hurry(monitor, *found):
+                monitor.cancel_check()
         return result
 
     return wrapper

@@ -3,8 +3,10 @@ an attempt that has failed; and the error of the last one. ``loop``: a RetryLoop
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from pymongo import common
 from pymongo.errors import (
     BulkWriteError,
     ClientBulkWriteException,
@@ -106,11 +108,41 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
         ),
     )
     failure = loop.txn_number.known(loop, failure, state, loop.began)
+    if state.time_limit is None:
+        failure = replace(failure, unhurried_until=unhurried(loop, failure))
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         stopped_bulks.show_as_answered(error)
     if failure.timed_out and failure.code is not None:
         failure = command_limits.with_limit(loop.operation, failure, state)
     return failure if loop.read_only is None else loop.read_only.reclassified(loop, failure, state)
+
+
+SERVER_LOST = frozenset({
+    RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.SOCKET_NOT_AVAILABLE,
+    RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.NOT_PRIMARY,
+})  # fmt: skip
+"""After these, pymongo makes its one retry once it has checked the server again. After any other
+error it retries at once, and so does the library."""
+WAITS = 2
+"""How often pymongo alone may wait for a check: before its first attempt, if another operation has
+lost the server, and before its retry."""
+LATE = 1.2
+"""How late a check may be, as a multiple of its interval."""
+
+
+def unhurried(loop: Any, failure: Failure) -> Deadline | None:
+    """Until when pymongo alone might have waited for the failed attempt's server."""
+    if failure.reason not in SERVER_LOST:
+        return None
+    clock = loop.runtime.executor.clock
+    seconds = common.MIN_HEARTBEAT_INTERVAL * WAITS * LATE
+    if failure.reason is RetryReason.NOT_PRIMARY and loop.server is not None:
+        topology = driver.clients.topology_of(loop.client)
+        address = driver.selection.address(loop.server)
+        if (hurries := driver.monitors.hurries_at(topology, address)) is not None:
+            noticed = hurries.last + driver.monitors.longest_wait(topology)
+            seconds = max(seconds, noticed - driver.csot.now())
+    return Deadline.after(clock, seconds)
 
 
 def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> Exception:

@@ -81,6 +81,12 @@ class Case:
         arguments = [each.get("arguments", {}) for each in self.test["operations"]]
         return any(each.get("failPoint", {}).get("mode") == "alwaysOn" for each in arguments)
 
+    @property
+    def expects_one_retry(self) -> bool:
+        """The server is lost twice, and the second time is expected to be the last (D29)."""
+        second = ("fails on second attempt", "fails after two NotWritablePrimary errors")
+        return self.description.endswith(second)
+
     def __str__(self) -> str:
         return f"{self.suite}/{self.file}: {self.description}"
 
@@ -108,13 +114,16 @@ def failure(case: Case, bed: Bed, side: str, *, instrumented: bool) -> Exception
 
 
 def _library(case: Case) -> AbstractContextManager[None]:
-    """The library in force, as it is by default but for two options.
+    """The library in force, as it is by default but for three options.
 
-    No case measures time, so the back-off is as short as it can be. And the newest tests want two
-    retries after an overload error, where the specification that our default is from says five.
+    No case measures time, so the back-off is as short as it can be. The newest tests want two
+    retries after an overload error, where the specification that our default is from says five. And
+    some count the retries after a lost server, which only ``mongodb`` limits to one.
     """
-    retries = {"max_retries": 2} if case.counts_all_retries else {}
-    return _instrumented(Config(base_backoff_ms=1, **retries))
+    options: dict[str, Any] = {"max_retries": 2} if case.counts_all_retries else {}
+    if case.expects_one_retry:
+        options["strategy"] = "mongodb"
+    return _instrumented(Config(base_backoff_ms=1, **options))
 
 
 @contextlib.contextmanager

@@ -44,6 +44,8 @@ class Fault:
     listed_retryable: bool = True
     next_probe_in: float | None = None
     elsewhere: bool = False
+    unhurried: float | None = None
+    """Seconds for which the driver alone might still wait for the server."""
     takes: float = 0.0
     next_command: bool = False
     """A bulk whose earlier command went through meanwhile."""
@@ -150,7 +152,8 @@ class FakeWork:
             if state.attempts:
                 self.budget.succeeded(retried=True)
             state.next_command()
-        return failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
+        failure = failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
+        return replace(failure, unhurried_until=self._after(fault.unhurried))
 
     def _report(self, failure: Failure, state: RetryState) -> None:
         self.left.append(failure)

@@ -89,6 +89,8 @@ _R = RetryReason
 BOTH = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 CUT = Fault(reason=_R.SOCKET_CLOSED_WHILE_IN_FLIGHT, stage=Stage.IN_FLIGHT)
 DEAD_PEER = CUT(reason=_R.DEAD_PEER)
+HURRIED = CUT(unhurried=0.5)
+"""The driver alone would have waited for up to half a second."""
 NO_REPLY = CUT(reason=_R.NO_REPLY)
 INTERRUPTED = CUT(reason=_R.INTERRUPTED)
 UNANSWERED = CUT(reason=_R.ATTEMPT_TIMEOUT)
@@ -246,6 +248,21 @@ RULE_4 = [
     S("no deadline: one retry", READ, [CUT] * 2, ATTEMPTS, 2, [0]),
     S("no deadline: one retry whatever the strategy says", READ, [CUT] * 2, ATTEMPTS, 2, [0],
       strategy=AT_ONCE),
+    S("no deadline: retries that pymongo would have made later do not count", READ, [HURRIED] * 5,
+      OK, 6, AFTER_OTHERS[:5]),
+    S("no deadline: these are spread over their time", READ, [HURRIED] * 20, ATTEMPTS, 12,
+      AFTER_OTHERS[:11]),
+    S("no deadline: and whatever the strategy says", READ, [HURRIED] * 4, OK, 5,
+      [0, 0.000625, 0.00125, 0.0025], strategy=AT_ONCE),
+    S("no deadline: one that takes longer than their time is the last", READ,
+      [HURRIED, HURRIED, HURRIED(takes=0.6)], ATTEMPTS, 3, [0, 0.00075]),
+    S("no deadline: their time begins anew with the first retry", READ,
+      [HURRIED, HURRIED(takes=60)], OK, 3, [0, 0.00075]),
+    S("no deadline: only the first retry's failure gives them time", READ,
+      [HURRIED] * 2 + [HURRIED(takes=0.3)] * 9, ATTEMPTS, 4, [0, 0.00075, 0.0015]),
+    S("no deadline: none as MongoDB specifies", READ, [HURRIED] * 2, ATTEMPTS, 2, [0],
+      strategy=MONGODB),
+    S("an abort has none, which is sent again later", ABORT, [HURRIED] * 2, ATTEMPTS, 2, [0]),
     S("a deadline: as many as fit", READ, [CUT] * 12, OK, 13, AFTER_OTHERS, timeout=100),
     S("a deadline: as many as fit, not primary", READ, [NOT_PRIMARY] * 7, OK, 8, CONTROLLED,
       timeout=100),
