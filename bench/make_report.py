@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import blips
 import documents
 from fleet import fleet
 from footprint import footprint
@@ -82,6 +83,16 @@ SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
     "recovery": (
         "python bench/recovery.py",
         lambda quick: recovery(("cut",) if quick else tuple(ROWS), progress=progress),
+    ),
+    "blips": (
+        "python bench/blips.py",
+        lambda quick: {
+            "rows": blips.measured(
+                ["cut"] if quick else list(blips.KINDS),
+                [0.2] if quick else blips.LENGTHS,
+                blips.APIS,
+            )
+        },
     ),
     "recovery-real": ("python bench/real_recovery.py mongod=PATH", recovery_real),
     "fleet": ("python bench/fleet.py", fleet),

@@ -32,7 +32,24 @@ def real(report: Report) -> str:
     return f"`{found['command']}`, {found['server']}, with {used}:\n\n" + table(headings, lines)
 
 
+def blips(report: Report) -> str:
+    found = report["blips"]
+    used = ", ".join(f"{what} {number}" for what, number in found["versions"].items())
+
+    def cell(failed: int, operations: int, slowest: float) -> str:
+        return f"{failed} of {operations}" + (f", {slowest:.1f} s" if failed < operations else "")
+
+    sides = ["plain", "bare", "timeout"]
+    lines = [
+        [row["kind"], row["api"], f"{row['seconds']:g}", *(cell(*row[side]) for side in sides)]
+        for row in found["rows"]
+    ]
+    headings = ["outage", "", "seconds", "pymongo", "the defaults", "a timeout of 20 s"]
+    return f"`{found['command']}`, with {used}:\n\n" + table(headings, lines)
+
+
 BLOCKS: dict[str, tuple[tuple[str, ...], Callable[[Report], str]]] = {
     "recovery": (("recovery",), recovery),
     "recovery-real": (("recovery-real",), real),
+    "blips": (("blips",), blips),
 }

@@ -18,11 +18,12 @@ from opentelemetry import context
 from opentelemetry.context import Context
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 
+from pymongo_resilience.config import INTERRUPTIONS
 from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import is_closing, shielded
 
 from . import driver, in_progress
-from .clients.client_registry import Clients, ClientState
+from .clients.client_registry import ClientState
 from .deferred import pending, run_deferred
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
 from .driver.sessions import OpenTransaction
@@ -30,6 +31,7 @@ from .failures import classify
 from .interceptor import Function, Interceptor, OperationInterceptor
 from .operation import CURRENT, Operation
 from .public_operations import Target
+from .recovery.lost_connections import look_for_silent_servers
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
 
@@ -72,8 +74,9 @@ class BackgroundOperation(CleanupOperation):
 class BackgroundRun(Interceptor):
     """Around a run of the task: it begins with the aborts."""
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._clients = runtime.clients
 
     def _aborts(self, client: Any) -> Iterator[AbstractContextManager[OpenTransaction]]:
         state = self._clients.known(client)
@@ -98,6 +101,9 @@ class BackgroundRun(Interceptor):
             run_deferred()
         operation = BackgroundOperation(given[0], KILL_CURSORS)
         operation.token = CURRENT.set(operation)
+        if INTERRUPTIONS not in self._runtime.config.disabled_recovery:
+            with shielded("in the background task"):
+                look_for_silent_servers(self._runtime, given[0])
         if not self._clients.closed(given[0]):
             # The task of an async client inherits the span of the client's first caller.
             operation.outer_context = context.get_current()

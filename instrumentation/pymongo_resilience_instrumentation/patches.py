@@ -192,7 +192,7 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
         for name in {"close", "aclose"} & vars(client).keys():
             yield client, name, client_registry.close(clients, flag)
         yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
-        yield client, driver.clients.BACKGROUND, cleanup.BackgroundRun(clients)
+        yield client, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime)
         yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime)
     streams = driver.clients.classes("change_stream", "*ChangeStream")
     for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -23,7 +25,7 @@ operation calls that waits for a server."""
 CHANGE = "on_change"
 """A topology's method: called by a monitor with the description that its check has made."""
 _READ, _PRIMARY = "_pymongo_resilience_read", "_pymongo_resilience_primary"
-_HURRIES = "_pymongo_resilience_hurries"
+_HURRIES, _ASKED = "_pymongo_resilience_hurries", "_pymongo_resilience_asked"
 
 
 class AwaitedReply:
@@ -130,6 +132,16 @@ def last_reply_at(topology: Any, address: Address) -> float:
     if found is None or not found.is_server_type_known:
         return float("-inf")
     return float(found.last_update_time)
+
+
+def may_ask(topology: Any, address: Address, every: float) -> bool:
+    """Whether the last question to the server was ``every`` seconds ago or earlier; if so, one is
+    counted now. Called by one task of a client."""
+    server, now = server_at(topology, address), time.monotonic()
+    if server is None or now - vars(server._monitor).get(_ASKED, -math.inf) < every:
+        return False
+    vars(server._monitor)[_ASKED] = now
+    return True
 
 
 def request_check(topology: Any, address: Address) -> None:

@@ -1,6 +1,6 @@
-"""Connections that are given up: to dead peers, by the kernel, and to a former primary that
-no longer answers, whose attempts are interrupted where they would be repeated. And the reason for
-which a connection was lost, where pymongo knows only that it was."""
+"""Connections that are given up: to dead peers, by the kernel; and to a former primary, or to one
+of several servers, that no longer answers, whose attempts are interrupted if they would be retried.
+And the reason for which a connection was lost, where pymongo knows only that it was."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 ANSWERS_WITHIN = 0.2
 """Seconds that a former primary has to answer a check."""
 SILENT = "interrupted: the server is no longer the primary and does not answer"
+PATIENCE_SHARE, PATIENCE = 0.25, 5.0
+"""The part of its timeout, or without one the seconds, for which an attempt that could go to
+another server waits before its server is asked whether it lives."""
+ASKED_ANSWERS_WITHIN = 1.0
+"""Seconds that such a server has to answer a check: longer than a former primary, of which it is
+known that another took its place."""
+ASK_EVERY = 10.0
+"""Seconds between two such questions to a server."""
+UNANSWERED = "interrupted: the server does not answer, and another one can be used"
 LOOKS = 10
 """How many times, ANSWERS_WITHIN apart, its attempts are looked for: some connect late."""
 THREAD = "pymongo_resilience_recovery"
@@ -130,36 +139,70 @@ class Hello(Interceptor):
         return result
 
 
-def _watch(runtime: Runtime, topology: Any, address: Address) -> None:
-    """In a thread of its own: ask a member that is no longer the primary whether it lives, then
-    interrupt what waits for it in vain."""
-    with shielded("after an election"):
+def look_for_silent_servers(runtime: Runtime, client: Any) -> None:
+    """Called once a second by the client's background task: ask servers whether they live if an
+    attempt has waited long for one and could go to another.
+
+    An attempt on a frozen router would take all the time that its operation has. It has no time
+    limit of its own: if its server answers the check, the operation is merely slow, and goes on."""
+    for attempt in runtime.attempts_in_flight():
+        if attempt.client is not client or not _has_waited_long(runtime, attempt):
+            continue
+        topology = driver.clients.topology_of(client)
+        address = driver.selection.address(attempt.server)
+        if driver.monitors.may_ask(topology, address, ASK_EVERY):
+            watch = partial(_watch, runtime, topology, address, ASKED_ANSWERS_WITHIN, UNANSWERED)
+            threading.Thread(target=watch, name=THREAD, daemon=True).start()
+
+
+def _has_waited_long(runtime: Runtime, attempt: RetryLoop) -> bool:
+    operation, now = attempt.operation, runtime.executor.clock.now()
+    connection = attempt.connection or operation.handshaking
+    if attempt.server is None or connection is None:
+        return False
+    patience = operation.timeout * PATIENCE_SHARE if operation.timeout else PATIENCE
+    waited = now - attempt.began if attempt.began else operation.elapsed()
+    if waited < patience or not driver.selection.has_choice(attempt):
+        return False
+    topology = driver.clients.topology_of(attempt.client)
+    answered = driver.monitors.last_reply_at(topology, driver.selection.address(attempt.server))
+    return driver.csot.now() - answered >= patience
+
+
+def _watch(
+    runtime: Runtime,
+    topology: Any,
+    address: Address,
+    within: float = ANSWERS_WITHIN,
+    reason: str = SILENT,
+) -> None:
+    """In a thread of its own: ask a server whether it lives, then interrupt what waits for it
+    needlessly. It has ``within`` seconds to answer."""
+    with shielded("while a server was asked whether it lives"):
         asked_at = time.monotonic()
         driver.monitors.request_check(topology, address)
         for _ in range(LOOKS):
-            time.sleep(ANSWERS_WITHIN)
+            time.sleep(within)
             pool = driver.connections.pool_at(topology, address)
             answered = driver.monitors.last_reply_at(topology, address) >= asked_at
             if pool is None or pool.closed or answered or not runtime.enabled_flag.on:
                 return
             for attempt in runtime.attempts_in_flight():
-                with shielded("after an election"):
-                    _interrupt(runtime, attempt, pool, address)
+                with shielded("while a server was asked whether it lives"):
+                    if reason is SILENT or driver.selection.has_choice(attempt):
+                        _interrupt(runtime, attempt, pool, within, reason)
 
 
-def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, address: Address) -> None:
+def _interrupt(runtime: Runtime, attempt: RetryLoop, pool: Any, within: float, reason: str) -> None:
     connection = attempt.connection or attempt.operation.handshaking
     if (
         connection is not None
         and driver.connections.is_of(connection, pool)
-        and driver.connections.nothing_arrived_for(connection, ANSWERS_WITHIN)
+        and driver.connections.nothing_arrived_for(connection, within)
         and would_be_repeated(runtime, attempt)
     ):
-        driver.connections.end(connection, LostConnectionError(RetryReason.INTERRUPTED, SILENT))
-        logger.info(
-            "an attempt was interrupted on %s: no longer the primary, and silent",
-            address_text(address),
-        )
+        driver.connections.end(connection, LostConnectionError(RetryReason.INTERRUPTED, reason))
+        logger.info("an attempt on %s was %s", address_text(pool.address), reason)
 
 
 def would_be_repeated(runtime: Runtime, attempt: RetryLoop) -> bool:
