@@ -105,7 +105,7 @@ def test_an_error_of_a_retry_that_wrote_nothing_is_kept_as_the_cause_of_the_firs
     side.do(coll.find_one)
     proxy.inject(Fail("insert", code=91, labels=["RetryableWriteError"]))
     labels = ["RetryableWriteError", "NoWritesPerformed"]
-    proxy.inject(Fail("insert", code=10107, labels=labels))
+    proxy.inject(Fail("insert", times=50, code=10107, labels=labels))
     with pytest.raises(pymongo.errors.NotPrimaryError) as caught:
         side.do(coll.insert_one, {"_id": 1})
     assert caught.value.details["code"] == 91

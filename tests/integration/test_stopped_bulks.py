@@ -189,7 +189,7 @@ def test_the_last_error_of_a_clients_bulk_is_what_the_server_has_sent(
     verbose: bool, side: Side, proxy: ReplicaSet, coll: Any, database: str, instrument: Instrument
 ) -> None:
     instrument()
-    proxy.inject(StopClientsBulkAt(1, 2))
+    proxy.inject(StopClientsBulkAt(1, 50))
     models = models_of(database)
     with pytest.raises(ClientBulkWriteException) as caught:
         side.do(coll.database.client.bulk_write, models, verbose_results=verbose)
@@ -203,7 +203,7 @@ def test_the_last_error_of_a_clients_bulk_is_what_the_server_has_sent(
     if verbose:
         assert error.partial_result.insert_results[0].inserted_id == 7
     assert "'writeConcernErrors': []" in str(error)
-    assert vars(error)["attempts"] == 2
+    assert vars(error)["attempts"] >= 2
 
 
 ROUTERS = (133, 6, 7, 89, 90, 202, 262, 9001)
@@ -304,7 +304,7 @@ def test_its_last_error_is_what_the_server_has_sent(
     more: dict[str, Any], side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
 ) -> None:
     instrument()
-    proxy.inject(StopAt("update", 1, 2, more=more))
+    proxy.inject(StopAt("update", 1, 50, more=more))
     models = [InsertOne({"_id": 9}), *(UpdateOne({"_id": n}, INC) for n in (1, 2))]
     with pytest.raises(BulkWriteError) as caught:
         side.do(coll.bulk_write, models)
@@ -313,7 +313,7 @@ def test_its_last_error_is_what_the_server_has_sent(
     assert [(each["index"], each["code"]) for each in details["writeErrors"]] == [(2, 189)]
     assert (details["nInserted"], details["nMatched"]) == (1, 1)
     assert "'writeConcernErrors': []" in str(caught.value)
-    assert vars(caught.value)["attempts"] == 2
+    assert vars(caught.value)["attempts"] >= 2
 
 
 @pytest.mark.parametrize(("n", "errors", "says"), [(2, 0, True), (2, 1, False), (3, 0, False)])
