@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from pymongo_resilience.internal_errors import is_closing
 
 
 class EnabledFlag:
@@ -15,12 +12,6 @@ class EnabledFlag:
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
         self._turns = 0
-
-    def acts(self) -> bool:
-        """Whether it is on, and no coroutine is being closed: the cleanup there is the driver's
-        alone."""
-        error = sys.exception()
-        return self.on and (error is None or not is_closing(error))
 
     def turn(self, *, on: bool) -> None:
         """Permanently: blocks that are not left yet have no effect any more."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.internal_errors import faults, is_closing, logger
+from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, ask_strategy
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
@@ -31,7 +31,10 @@ class Work(Protocol):
         """Send it; the executor of tasks awaits what it returns."""
 
     def classify(self, error: Exception, state: RetryState, /) -> Failure:
-        """The facts of the attempt that ended with ``error``."""
+        """Return the facts of the attempt that ended with ``error``.
+
+        Raises ``error`` itself if its coroutine is being closed: nothing may follow it then.
+        """
 
     def report(self, failure: Failure, state: RetryState, /) -> Callable[[], Any] | None:
         """The failed attempt is over, whatever follows: report it to what counts them, once, and
@@ -76,8 +79,6 @@ class _Retries:
 
     def classify(self, error: Exception) -> Callable[[], Any] | None:
         """What releases what the failed attempt held, if anything."""
-        if is_closing(error):
-            raise error
         self.failure = self.work.classify(error, self.state)
         release = self.work.report(self.failure, self.state)
         self.state.count(self.failure)
@@ -123,7 +124,7 @@ class _Retries:
         return verdict.delay - (executor.clock.now() - decided)
 
     def undecided(self, error: Exception, fault: Exception) -> _End:
-        if is_closing(error):
+        if fault is error:
             return error
         text = "internal error in pymongo-resilience while classifying %s"
         logger.error(text, type(error).__name__, exc_info=fault)
@@ -145,7 +146,7 @@ class _Retries:
     def _no_answer(self, error: Exception) -> None:
         strategy = type(self.state.strategy)
         ours = strategy in OURS and not isinstance(error, faults())
-        if is_closing(error) or ours:
+        if ours:
             raise error
         text = "the retry strategy %s raised on %s: not retried"
         logger.error(text, strategy.__name__, self.state.name, exc_info=error)

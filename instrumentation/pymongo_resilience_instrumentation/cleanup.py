@@ -18,9 +18,10 @@ from opentelemetry import context
 from opentelemetry.context import Context
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 
+from pymongo_resilience.closing import kept_variables
 from pymongo_resilience.config import INTERRUPTIONS
 from pymongo_resilience.errors import Rule
-from pymongo_resilience.internal_errors import is_closing, shielded
+from pymongo_resilience.internal_errors import shielded
 
 from . import driver, in_progress
 from .clients.client_registry import ClientState
@@ -61,6 +62,7 @@ class CleanupOperation(Operation):
     """A killCursors or endSessions: no operation of the public API, though it has a span."""
 
     has_operations = False
+    is_cleanup = True
 
     def __init__(self, client: object, operation: str, target: Target = ("", None)) -> None:
         super().__init__(client, operation, target)
@@ -97,14 +99,19 @@ class BackgroundRun(Interceptor):
         return await original(client)
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundOperation:
-        if pending:
+        state = self._clients.known(given[0])
+        closed = state is not None and state.closed
+        if state is not None and not closed:
+            state.coroutine_closed = False
+        # Closing a client runs the task once more, perhaps in a coroutine that is closed itself.
+        if not closed and (pending or kept_variables):
             run_deferred()
         operation = BackgroundOperation(given[0], KILL_CURSORS)
         operation.token = CURRENT.set(operation)
         if INTERRUPTIONS not in self._runtime.config.disabled_recovery:
             with shielded("in the background task"):
                 look_for_silent_servers(self._runtime, given[0])
-        if not self._clients.closed(given[0]):
+        if not closed:
             # The task of an async client inherits the span of the client's first caller.
             operation.outer_context = context.get_current()
             context.attach(Context())
@@ -118,8 +125,10 @@ class BackgroundRun(Interceptor):
         self, operation: BackgroundOperation | None, error: BaseException, *_: Any
     ) -> BaseException:
         if operation is not None:
-            leave = operation.leave_unfinished if is_closing(error) else operation.leave
-            leave()
+            if operation.is_closed_by(error):
+                operation.leave_unfinished()
+            else:
+                operation.leave()
         return error
 
 
@@ -134,6 +143,8 @@ class KillCursors(OperationInterceptor):
         client, outer = given[0], in_progress.current()
         if outer is not None and outer.client is not client:
             outer = None
+        if self.runtime.clients.left_by_coroutine(client):
+            return None
         if address is None or isinstance(outer, BackgroundOperation) or in_progress.reporting():
             return None
         operation = CleanupOperation(client, KILL_CURSORS, driver.clients.cursor_namespace(address))
@@ -193,7 +204,7 @@ class EndSessions(OperationInterceptor):
     runtime: Runtime
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupOperation | None:
-        if in_progress.reporting():
+        if in_progress.reporting() or self.runtime.clients.left_by_coroutine(given[0]):
             return None
         operation = CleanupOperation(given[0], END_SESSIONS, ("admin", None))
         self.runtime.begin(operation)
@@ -213,4 +224,4 @@ class EndSessions(OperationInterceptor):
 
     def failed(self, operation: Any, error: BaseException, *rest: Any) -> BaseException | None:
         raised = super().failed(operation, error, *rest)
-        return None if isinstance(error, PyMongoError) and not is_closing(error) else raised
+        return None if isinstance(error, PyMongoError) else raised

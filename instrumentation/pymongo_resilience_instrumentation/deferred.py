@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 
+from pymongo_resilience.closing import kept_variables
 from pymongo_resilience.internal_errors import shielded
 
 from . import in_progress
@@ -29,6 +30,7 @@ defer = pending.append
 def run_deferred() -> None:
     """Everything that is pending, in a context of its own: what is sent meanwhile is the driver's
     alone. Raises what a signal handler does."""
+    kept_variables.clear()
     while pending:
         try:
             work = pending.popleft()

@@ -49,6 +49,18 @@ def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         CURRENT.set(before)
 
 
+def holds(operation: Operation) -> bool:
+    """Return True if the caller's context is inside of this very operation.
+
+    False in a coroutine that is closed from another context, as the garbage collector does. What
+    the operation set is not there, so there is nothing to restore.
+    """
+    inner = CURRENT.get()
+    while inner is not None and inner is not operation:
+        inner = inner.outer
+    return inner is not None
+
+
 def unwind(around: Operation | None) -> None:
     """What was begun inside of ``around``, by this thread or task, was interrupted before it was
     stored: restore what was before."""
@@ -80,8 +92,7 @@ def clear_inherited() -> None:
         return
     if operation.outer_context is not None:
         context.attach(operation.outer_context)
-    ours = operation.deadline is not NO_DEADLINE
-    if ours and driver.csot.timeout_in_force() == operation.timeout:
+    if operation.deadline is not NO_DEADLINE and driver.csot.is_ours():
         driver.csot.forget_timeout()
     CURRENT.set(None)
 

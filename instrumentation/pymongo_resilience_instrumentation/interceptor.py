@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from sys import exception
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import faults, is_closing, logger
+from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
 
@@ -101,7 +100,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if not (flag.on and (exception() is None or flag.acts())):
+        if not flag.on:
             return original(*args, **kwargs)
         given = args if instance is None else (instance, *args)
         entered, around = None, found()
@@ -124,7 +123,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             try:
                 instead = interceptor.failed(entered, error, given, kwargs)
             finally:
-                _restore(around, error)
+                _restore(around)
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
@@ -141,7 +140,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     async def wrapper(
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if not (flag.on and (exception() is None or flag.acts())):
+        if not flag.on:
             return await original(*args, **kwargs)
         given = args if instance is None else (instance, *args)
         entered, around = None, found()
@@ -164,7 +163,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             try:
                 instead = interceptor.failed(entered, error, given, kwargs)
             finally:
-                _restore(around, error)
+                _restore_async(around, entered)
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
@@ -180,9 +179,16 @@ def _unbound(original: Function, instance: Any) -> Function:
     return lambda _instance, *args, **kwargs: original(*args, **kwargs)
 
 
-def _restore(around: Operation | None, error: BaseException) -> None:
-    """Whatever struck in lines of ours, nothing that began inside stays in force."""
-    if in_progress.found() is not around and not is_closing(error):
+def _restore(around: Operation | None) -> None:
+    """Even if one of our own lines raised, restore the operation from before the call."""
+    if in_progress.found() is not around:
+        in_progress.unwind(around)
+
+
+def _restore_async(around: Operation | None, entered: Any) -> None:
+    """The same for a coroutine, which may have been closed from another context: the operation
+    that is in progress there is another task's."""
+    if isinstance(entered, Operation) and in_progress.holds(entered):
         in_progress.unwind(around)
 
 

@@ -14,6 +14,7 @@ from opentelemetry.trace import Span
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
+from pymongo_resilience.closing import keep_variables
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy
@@ -133,6 +134,8 @@ class Operation:
     connection may pass it."""
     interruption: Exception | None = None
     """What a signal handler has raised in a listener of ours: raised once the operation ends."""
+    is_cleanup = False
+    """It ends a cursor, a session or a transaction that is left."""
     public = True
     """False without a wrapper around the driver's loop: no telemetry."""
     ended = False
@@ -214,6 +217,15 @@ class Operation:
         concern = getattr(self.instance, "write_concern", None)
         return concern is None or bool(concern.acknowledged)
 
+    def is_closed_by(self, error: BaseException) -> bool:
+        """Return True if its coroutine is being closed, before it has finished.
+
+        The garbage collector may do that anywhere, also while the thread holds a lock: no foreign
+        code may be called then. pymongo's cleanup may have replaced the GeneratorExit by another
+        error, but in the context of the collector's thread the operation is not in progress.
+        """
+        return isinstance(error, GeneratorExit) or CURRENT.get() is not self
+
     def limit_to(self, timeout: driver.csot.Timeout) -> None:
         """It has this timeout, which is put in force while the driver runs."""
         self.timeout, self.deadline = timeout.seconds, timeout.resume()
@@ -222,6 +234,28 @@ class Operation:
         """Seconds since it was entered."""
         return time.perf_counter() - self.started
 
+    @property
+    def outer(self) -> Operation | None:
+        """The operation that this one began inside of, one that has ended included."""
+        before = None if self.token is None else self.token.old_value
+        return before if isinstance(before, Operation) else None
+
+    def _restore(self) -> None:
+        """Put back what was there before, if the current context still holds this operation.
+
+        It does not if its coroutine is closed from another context: then nothing is to be restored.
+        """
+        if CURRENT.get() is not self:
+            return
+        deadline = self.deadline
+        if isinstance(deadline, driver.csot.InForce):
+            deadline.__exit__(None, None, None)
+        if self.outer_context is not None:
+            # Not by detaching, which takes any exception for its own fault.
+            context.attach(self.outer_context)
+        if self.token is not None:
+            CURRENT.reset(self.token)
+
     def leave(self) -> None:
         """The caller's own span is the current one again.
 
@@ -229,15 +263,7 @@ class Operation:
         is in force ends first, and the operation is forgotten last.
         """
         self.ended = True
-        if CURRENT.get() is self:
-            deadline = self.deadline
-            if isinstance(deadline, driver.csot.InForce) and deadline.before is not None:
-                deadline.__exit__(None, None, None)
-            if self.outer_context is not None:
-                # Not by detaching, which takes any exception for its own fault.
-                context.attach(self.outer_context)
-            if self.token is not None:
-                CURRENT.reset(self.token)
+        self._restore()
         if self.deadline is not NO_DEADLINE:
             # A context that outlives the operation, a connection's or a task's, keeps it.
             self.deadline = PAST_DEADLINE
@@ -247,10 +273,13 @@ class Operation:
         self.client = self.instance = self.session = None
 
     def leave_unfinished(self) -> None:
-        """A coroutine is closed unfinished, in whatever context: see ``deferred``. Nothing is set
-        or reset; an operation that begins in its own context finds the operation among what is
+        """Leave it because its coroutine is closed; what it has to report is kept: see
+        ``deferred``. An operation that begins later in its own context finds it among what is
         inherited."""
         self.ended = True
+        if CURRENT.get() is self:
+            keep_variables()
+            self._restore()
         self.client = self.instance = self.session = None
         self.history.loop = self.history.final_error = self.terminal_detector = None
         self.token = None

@@ -12,10 +12,11 @@ from weakref import ref
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.breakers import Snapshot
+from pymongo_resilience.closing import keep_variables
 from pymongo_resilience.config import OFF, TOKENS, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
+from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules.failure import Stage
@@ -121,7 +122,10 @@ class Runtime:
         ``whole_timeout``: it has all of it, whatever has passed of it. Raises InvalidOperation
         (pymongo's) for a timeout of its own inside of with_transaction.
         """
-        if pending:
+        if operation.is_cleanup:
+            # pymongo also sends these while a coroutine is closed, perhaps by the collector.
+            keep_variables()
+        elif pending:
             run_deferred()
         if in_progress.found() is not None:
             in_progress.clear_inherited()
@@ -158,7 +162,7 @@ class Runtime:
         Returns the result, or the error that the application gets, see ``timeout_errors``.
         Raises what a signal handler has raised in a listener: the driver keeps that to itself.
         """
-        if error is not None and is_closing(error):
+        if error is not None and operation.is_closed_by(error):
             self._end_later(operation)
             return error
         raises = error is None
@@ -186,6 +190,8 @@ class Runtime:
     def _end_later(self, operation: Operation) -> None:
         """Its coroutine is closed unfinished; see ``deferred``."""
         operation.seconds, operation.ended_ns = operation.elapsed(), time.time_ns()
+        if (state := self.clients.known(operation.client)) is not None:
+            state.coroutine_closed = True
         try:
             operation.history.server, operation.history.loop = operation.history.address, None
         except faults():  # not even a log may be written here

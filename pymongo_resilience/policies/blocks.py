@@ -14,6 +14,8 @@ from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar, Unpack, cast
 
+from pymongo_resilience.closing import keep_variables
+
 from .policy import NOTHING, Policy, PolicyFields, policy_from_keywords
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -94,9 +96,10 @@ def _policy_of(block: Block | None) -> Policy:
 class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
     """``with override(idempotent=True):`` — a policy for the operations inside.
 
-    Works as ``with``, as ``async with``, and as a decorator: of functions, coroutine functions,
-    generator functions (for each step) and asynchronous generator functions (for each step). Blocks
-    nest: the inner one wins where both say something, and of two timeouts the shorter.
+    Works as ``with``, as ``async with``, and as a decorator: of functions and coroutine functions,
+    and of generator functions, asynchronous ones included (for each step, and while the generator
+    is closed). Blocks nest: the inner one wins where both say something, and of two timeouts the
+    shorter.
 
     It holds until the block is left, however and wherever that happens, for tasks and threads that
     inherit the context as well. A ``with`` inside of a generator that yields holds for the body of
@@ -171,7 +174,9 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
                 try:
                     step, given = steps.send, (yield made)
                 except GeneratorExit:
-                    steps.close()
+                    keep_variables()
+                    with Block(self._policy):
+                        steps.close()
                     raise
                 except BaseException as error:  # noqa: BLE001 - the generator's to handle
                     step, given = steps.throw, error
@@ -191,7 +196,9 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
                 try:
                     step, given = steps.asend, (yield made)
                 except GeneratorExit:
-                    await steps.aclose()
+                    keep_variables()
+                    with Block(self._policy):
+                        await steps.aclose()
                     raise
                 except BaseException as error:  # noqa: BLE001 - the generator's to handle
                     step, given = steps.athrow, error

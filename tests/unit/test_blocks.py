@@ -253,7 +253,7 @@ def test_a_decorated_generator_function_holds_for_each_step() -> None:
     steps = pages(2)
     next(steps)
     steps.close()
-    assert closed == [True, True, None], "what close() runs is no step"
+    assert closed == [True, True, True], "what close() runs included"
     assert current() is NOTHING
 
 
@@ -298,7 +298,7 @@ def test_a_decorated_async_generator_function_holds_for_each_step() -> None:
     assert inspect.isasyncgenfunction(pages)
     assert pages.__doc__ == "Pages."
     asyncio.run(main())
-    assert closed == [True, True, None, True], "what aclose() runs is no step"
+    assert closed == [True, True, True, True], "what aclose() runs included"
 
 
 def test_what_is_called_like_a_coroutine_or_generator_function_is_one() -> None:

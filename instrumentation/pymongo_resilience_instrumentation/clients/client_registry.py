@@ -78,6 +78,10 @@ class ClientState:
     """A ClientLimits (selection/); None of a client that was made before ``instrument()``."""
     closed = False
     """Or about to be."""
+    coroutine_closed = False
+    """Since the last run of the background task, a coroutine was closed while it waited in an
+    operation. What pymongo then sends to clean up cannot be awaited, and its context may be another
+    task's: it is pymongo's alone, and an abort is the background task's."""
 
     def __init__(self, client: Any) -> None:
         self._client = weakref.ref(client)
@@ -132,6 +136,11 @@ class Clients(ByClient[ClientState]):
     def closed(self, client: object) -> bool:
         known = self.known(client)
         return known is not None and known.closed
+
+    def left_by_coroutine(self, client: object) -> bool:
+        """Return True if a coroutine was closed inside an operation of the client, just before."""
+        known = self.known(client)
+        return known is not None and known.coroutine_closed
 
     def alive(self) -> list[ClientState]:
         """Those with listeners of ours that have pools, each with its number."""

@@ -6,12 +6,12 @@ import math
 import time
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pymongo import _csot
 
 from pymongo_resilience.clock import SHORTEST
-from pymongo_resilience.internal_errors import is_closing
+from pymongo_resilience.closing import keep_variables
 
 # Where the self-check misses one of these, what needs it stays off.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
@@ -75,16 +75,10 @@ class Timeout(NamedTuple):
         return InForce(self.seconds, self.ends)
 
 
-_OURS: ContextVar[tuple[float | None, float]] = ContextVar(
-    "pymongo_resilience_timeout", default=(None, math.inf)
-)
-"""The timeout that the library has put in force last; see ``is_ours``."""
-
-
 class InForce(AbstractContextManager[None]):
-    """A timeout of ours is in force in one thread or task; ``__exit__`` may be repeated."""
+    """A timeout that the library activates in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_timeout", "before")
+    __slots__ = ("_ends", "_seconds", "before")
 
     def __init__(self, seconds: float | None, ends: float | None = None) -> None:
         """Without ``ends`` it begins now, and ends with the one in force at the latest."""
@@ -92,25 +86,48 @@ class InForce(AbstractContextManager[None]):
             ends = DEADLINE.get()
             if seconds:
                 ends = min(ends, time.monotonic() + seconds)
-        self._timeout = seconds, ends
-        self.before: tuple[Any, ...] | None = None
-        """What it is in place of; None while it is not in force."""
+        # A new object, even if the application's own timeout has the same length: see ``is_ours``.
+        self._seconds = None if seconds is None else seconds + 0.0
+        self._ends = ends
+        self.before: tuple[float | None, float, float, InForce | None] | None = None
+        """The values that it replaced; None while it is not active."""
 
     def __enter__(self) -> None:
-        self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _OURS.get()
-        TIMEOUT.set(self._timeout[0])
-        DEADLINE.set(self._timeout[1])
-        _OURS.set(self._timeout)
+        self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _INNERMOST.get()
+        TIMEOUT.set(self._seconds)
+        DEADLINE.set(self._ends)
+        _INNERMOST.set(self)
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # A coroutine that is closed unfinished may be so in another context.
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         before = self.before
-        if before is not None and (error is None or not is_closing(error)):
-            TIMEOUT.set(before[0])
-            DEADLINE.set(before[1])
-            RTT.set(before[2])
-            _OURS.set(before[3])
-            self.before = None
+        # A coroutine that is closed from another context has left nothing there.
+        if before is None or not _is_active(self):
+            return
+        if kind is GeneratorExit:
+            keep_variables()
+        TIMEOUT.set(before[0])
+        DEADLINE.set(before[1])
+        RTT.set(before[2])
+        _INNERMOST.set(before[3])
+        self.before = None
+
+    def is_pymongos(self) -> bool:
+        """Return True if this is the timeout that pymongo uses now: the application has put none of
+        its own inside."""
+        return self._seconds is not None and TIMEOUT.get() is self._seconds
+
+
+_INNERMOST: ContextVar[InForce | None] = ContextVar("pymongo_resilience_timeout", default=None)
+"""The timeout that the library has activated last in this context."""
+
+
+def _is_active(timeout: InForce) -> bool:
+    """Return True if the current context holds ``timeout``, or one that was activated inside of it
+    and never ended because a signal handler raised."""
+    inner = _INNERMOST.get()
+    while inner is not None and inner is not timeout:
+        inner = None if inner.before is None else inner.before[3]
+    return inner is not None
 
 
 def within(seconds: float) -> InForce:
@@ -127,8 +144,8 @@ def forget_timeout() -> None:
 def is_ours() -> bool:
     """Whether the library has put the timeout in force, and no ``pymongo.timeout`` inside of that
     has changed it."""
-    timeout = Timeout.in_force()
-    return timeout.seconds is not None and timeout == _OURS.get()
+    innermost = _INNERMOST.get()
+    return innermost is not None and innermost.is_pymongos()
 
 
 def hidden_timeout() -> Timeout | None:

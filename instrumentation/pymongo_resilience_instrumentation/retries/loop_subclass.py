@@ -8,7 +8,6 @@ before ``instrument()``, gets an operation of its own that keeps its deadline.
 from __future__ import annotations
 
 from collections.abc import Callable
-from sys import exception
 from typing import Any
 
 from pymongo_resilience_instrumentation import driver, in_progress
@@ -36,7 +35,7 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         drivers_run = getattr(drivers, name)
 
         def entered(loop: Any) -> Any:
-            if _operation_of(loop) is not None and loop.runtime.enabled_flag.acts():
+            if _operation_of(loop) is not None and loop.runtime.enabled_flag.on:
                 return ours(loop)
             loop.leave_to_driver()
             return drivers_run(loop)
@@ -117,12 +116,7 @@ def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
     async def run(self: RetryLoop) -> Any:
         failed: Exception | None = None
         operation = _operation_of(self)
-        if (
-            operation is None
-            or not enabled_flag.on
-            # The cleanup in a coroutine that is being closed is the driver's alone.
-            or (exception() is not None and not enabled_flag.acts())
-        ):
+        if operation is None or not enabled_flag.on:
             return await outside(self)
         self.operation, operation.history.loop = operation, self
         try:

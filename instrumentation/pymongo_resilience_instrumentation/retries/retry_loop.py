@@ -13,7 +13,7 @@ from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.breakers import Permit
 from pymongo_resilience.errors import CircuitBreakerOpenError
-from pymongo_resilience.internal_errors import faults, is_closing, logger, shielded
+from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import RetryState
@@ -96,6 +96,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def gives_up(self, error: Exception) -> bool:
         """Whether the loop ends with the error of its first attempt, whatever the rules say."""
         self.runtime.in_flight.pop(id(self), None)
+        if self.operation.is_closed_by(error):
+            return True
         if self.read_only is not None:
             return self.read_only.gives_up(self, error)
         return self.streams()
@@ -118,7 +120,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         runtime.in_flight.pop(id(self), None)
         if operation is NOT_OURS:
             return
-        unfinished = error is not None and is_closing(error)
+        unfinished = error is not None and operation.is_closed_by(error)
         if error is None and not self.began:
             limits = runtime.limits.get(id(self.client))
             if limits is not None and not limits.budget.full:
@@ -214,6 +216,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         return self.again()
 
     def classify(self, error: Exception, state: RetryState) -> Failure:
+        if self.operation.is_closed_by(error):
+            raise error
         self._attempt_ends(error, state)
         if isinstance(error, TxnNumberUnsupportedError):
             self._end_permit(Evidence.NONE)

@@ -57,13 +57,12 @@ def contain(method: Callable[..., None], error: Exception) -> None:
 
 
 def guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """A listener's method that does nothing while the library is switched off, or a coroutine is
-    being closed."""
+    """A listener's method that does nothing while the library is switched off."""
 
     @functools.wraps(method)
     def called(self: OurListener, *args: Any) -> None:
         try:
-            if self.enabled_flag.acts():
+            if self.enabled_flag.on:
                 method(self, *args)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(method, error)
@@ -126,7 +125,7 @@ class Commands(OurListener, monitoring.CommandListener):
             if operation is None or operation.ended or not operation.command_spans:
                 return
             failed = isinstance(event, monitoring.CommandFailedEvent)
-            if self.spans is None or (failed and not self.enabled_flag.acts()):
+            if self.spans is None or not self.enabled_flag.on:
                 return
             sent: SentCommand | None = operation.command_spans.pop(event.request_id, None)
             if sent is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from opentelemetry.context import Context
@@ -18,7 +19,9 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
+from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrapper
+from pymongo_resilience_instrumentation.operation import Operation
 
 from .listeners import NO_CONTEXT, OurListener, guarded
 from .metrics import DriverMetrics
@@ -50,7 +53,7 @@ def _out_of_time(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) ->
 
     def wrapper(original: Function, pool: Any, args: Any, kwargs: Any) -> Any:
         with shielded("after a wait for a connection"):
-            if flag.acts() and not in_progress.reporting():
+            if flag.on and not in_progress.reporting():
                 metrics.timeouts.add(1, clients.attributes(pool) or {})
         return original(*args, **kwargs)
 
@@ -64,22 +67,29 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     pool_name: Callable[[Address], dict[str, Any]]
     """The attributes of the client's pool at an address."""
     metrics: DriverMetrics
-    _taken: dict[tuple[Address, int], float] = field(default_factory=dict)
-    """When each connection was, by the driver's number of it."""
+    _taken: dict[tuple[Address, int], tuple[float, Operation | None]] = field(default_factory=dict)
+    """When each connection was, and in which operation, by the driver's number of it."""
 
     @guarded
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
         if self.metrics.wait_time is not None and not in_progress.reporting():
-            self._taken[event.address, event.connection_id] = time.perf_counter()
+            taken = time.perf_counter(), in_progress.found()
+            self._taken[event.address, event.connection_id] = taken
             seconds = event.duration or 0.0
             self.metrics.wait_time.record(seconds, self.pool_name(event.address), _context())
 
     @guarded
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
         taken = self._taken.pop((event.address, event.connection_id), None)
-        if taken is not None and self.metrics.use_time is not None:
-            seconds = time.perf_counter() - taken
-            self.metrics.use_time.record(seconds, self.pool_name(event.address), _context())
+        if taken is None or self.metrics.use_time is None:
+            return
+        seconds, attributes = time.perf_counter() - taken[0], self.pool_name(event.address)
+        if in_progress.found() is taken[1]:
+            self.metrics.use_time.record(seconds, attributes, _context())
+        else:
+            # In another context: perhaps the collector closes the coroutine that used it, while
+            # the thread holds a lock of the SDK.
+            defer(partial(self.metrics.use_time.record, seconds, attributes, NO_CONTEXT))
 
     def _ignore(self, event: Any) -> None: ...
 

@@ -140,9 +140,13 @@ def end_session(enabled_flag: EnabledFlag) -> Wrapper:
 
     def wrapper(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
         found = span_of(session)
-        if found is not None and enabled_flag.acts() and not session.in_transaction:
-            with shielded("before end_session"):
-                found.end()
+        if found is not None and enabled_flag.on and not session.in_transaction:
+            if any(args):
+                # Left by an exception, perhaps in a coroutine that the collector closes.
+                defer(partial(found.end, ended_ns=time.time_ns()))
+            else:
+                with shielded("before end_session"):
+                    found.end()
         return original(*args, **kwargs)
 
     return wrapper

@@ -20,7 +20,7 @@ from pymongo.errors import (
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.internal_errors import is_closing, shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, Policy
@@ -95,16 +95,16 @@ class EndTransaction(OperationInterceptor):
         self._operation = operation
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-        wrapper = super().wrapper(flag, asynchronous)
+        wrapper, clients = super().wrapper(flag, asynchronous), self.runtime.clients
         if not asynchronous or self._operation != ABORT or not self.runtime.owns_retries:
             return wrapper
 
         async def abort(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
-            if not (flag.on and is_closing(exception())):
+            if not (flag.on and clients.left_by_coroutine(session.client)):
                 return await wrapper(original, session, args, kwargs)
-            # A coroutine that is closed unfinished can await no answer.
+            # A coroutine that is being closed can wait for no reply.
             opened = driver.sessions.open_transaction(session)
-            return defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
+            return defer(partial(clients.of(session.client).leave_open, opened))
 
         return abort
 
@@ -122,6 +122,7 @@ class EndTransaction(OperationInterceptor):
         operation.bound = default_of(session)
         operation.ends = transaction_spans.span_of(session)
         operation.session = session
+        operation.is_cleanup = self._operation == ABORT
         runtime.begin(operation, whole_timeout=self._operation == ABORT)
         return operation
 

@@ -1,0 +1,386 @@
+"""An operation in a ``finally`` or ``except`` block is one like any other: also while a generator
+is closed, as WSGI servers do if a client disconnects. Whatever an operation, a method of GridFS or
+a transaction ends with, nothing that was active for it stays active.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, closing, suppress
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import gridfs
+import pymongo
+import pytest
+from opentelemetry import trace
+from pymongo import InsertOne, UpdateOne, _csot as pymongo_csot
+from pymongo_resilience_instrumentation import in_progress
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+
+from pymongo_resilience import override
+from pymongo_resilience.testbed import CutAfter, CutAtHandshake, CutBefore, ReplicaSet, Slow
+
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
+
+
+def _in_generator(side: Side, work: Callable[[], Any], decorate: Callable[..., Any]) -> None:
+    """Run ``work`` in the ``finally`` of a generator that is closed after its first step."""
+    if side.runner is None:
+
+        @decorate
+        def rows() -> Any:
+            try:
+                yield 1
+                yield 2
+            finally:
+                work()
+
+        with closing(rows()) as generator:
+            next(generator)
+        return
+
+    @decorate
+    async def async_rows() -> Any:
+        try:
+            yield 1
+            yield 2
+        finally:
+            await work()
+
+    async def main() -> None:
+        async with aclosing(async_rows()) as generator:
+            await anext(generator)
+
+    side.do(main)
+
+
+def _in_except_block(side: Side, work: Callable[[], Any], _: object) -> None:
+    """The error that is handled was raised while another generator was closed."""
+
+    async def main() -> None:
+        try:
+            _close_badly()
+        except OSError:
+            await work()
+
+    if side.runner is not None:
+        side.do(main)
+        return
+    try:
+        _close_badly()
+    except OSError:
+        work()
+
+
+def _plainly(side: Side, work: Callable[[], Any], _: object) -> None:
+    side.do(work)
+
+
+PLACES = pytest.mark.parametrize("place", [_plainly, _in_generator, _in_except_block])
+
+
+def _names(sent: SentCommands) -> list[str]:
+    return [event.command_name for event in sent.started_events]
+
+
+def _undecorated(function: Any) -> Any:
+    return function
+
+
+def _close_badly() -> None:
+    """Raise an OSError whose context is a GeneratorExit."""
+
+    def chunks() -> Iterator[bytes]:
+        try:
+            yield b"x"
+        finally:
+            raise OSError("body was closed")
+
+    generator = chunks()
+    next(generator)
+    generator.close()
+
+
+@PLACES
+def test_it_is_retried_and_shown(
+    place: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 1, "n": 0})
+    proxy.inject(CutAfter("update"))
+    place(side, lambda: coll.update_one({"_id": 1}, {"$inc": {"n": 1}}), _undecorated)
+    assert side.do(coll.find_one) == {"_id": 1, "n": 1}
+    (span,) = telemetry.operations(f"update {database}.coll")
+    assert span.attributes["pymongo_resilience.attempts"] == 2
+
+
+@PLACES
+def test_no_operation_of_a_bulk_write_is_lost(
+    place: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri)
+    coll = client[database].coll
+    requests = [InsertOne({"_id": 1}), UpdateOne({"_id": 1}, {"$set": {"done": True}})]
+    proxy.inject(CutAtHandshake())
+    place(side, lambda: coll.bulk_write(requests), _undecorated)
+    assert side.do(coll.find_one) == {"_id": 1, "done": True}
+
+
+@PLACES
+def test_a_block_around_it_holds(
+    place: Any,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    sent: SentCommands,
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    side.do(coll.insert_one, {"n": 0})
+
+    def work() -> Any:
+        def change() -> Any:
+            with override(atomic=True, timeout_ms=5_000):
+                return coll.update_many({}, {"$inc": {"n": 1}})
+
+        async def change_async() -> Any:
+            with override(atomic=True, timeout_ms=5_000):
+                return await coll.update_many({}, {"$inc": {"n": 1}})
+
+        return change() if side.runner is None else change_async()
+
+    place(side, work, _undecorated)
+    assert _names(sent)[-2:] == ["update", "commitTransaction"]
+    (update,) = sent.named("update")
+    assert 0 < update["maxTimeMS"] <= 5_000
+
+
+def test_a_decorated_generators_policy_holds_while_it_is_closed(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, sent: SentCommands
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    side.do(coll.insert_one, {"n": 0})
+    decorate = override(atomic=True)
+    _in_generator(side, lambda: coll.update_many({}, {"$inc": {"n": 1}}), decorate)
+    assert _names(sent)[-2:] == ["update", "commitTransaction"]
+    side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+    assert _names(sent)[-1] == "update", "it ends with the generator"
+
+
+def _reset_elsewhere() -> None:
+    variable: ContextVar[int] = ContextVar("variable")
+    variable.reset(copy_context().run(variable.set, 1))
+
+
+def _raise_generator_exit() -> None:
+    raise GeneratorExit
+
+
+ERRORS = pytest.mark.parametrize("fail", [_close_badly, _reset_elsewhere, _raise_generator_exit])
+"""They look as if a coroutine was being closed."""
+RAISED = (OSError, ValueError, GeneratorExit)
+
+
+class Body(io.RawIOBase):
+    """A stream of the application's, which fails."""
+
+    def __init__(self, fail: Callable[[], None]) -> None:
+        self._fail = fail
+
+    def read(self, _size: int = -1) -> bytes:  # type: ignore[override]
+        self._fail()
+        raise AssertionError("not reached")
+
+    def write(self, _data: Any) -> int:
+        self._fail()
+        raise AssertionError("not reached")
+
+
+def _upload(bucket: Any, _client: Any, fail: Callable[[], None]) -> Any:
+    return bucket.upload_from_stream("name", Body(fail))
+
+
+def _download(bucket: Any, _client: Any, fail: Callable[[], None]) -> Any:
+    return bucket.download_to_stream_by_name("there", Body(fail))
+
+
+def _insert(_bucket: Any, client: Any, fail: Callable[[], None]) -> Any:
+    def documents() -> Iterator[dict[str, Any]]:
+        yield {}
+        fail()
+
+    return client.test.coll.insert_many(documents())
+
+
+def _state() -> tuple[Any, ...]:
+    return (
+        pymongo_csot.get_timeout(),
+        pymongo_csot.get_deadline(),
+        in_progress.found(),
+        trace.get_current_span(),
+    )
+
+
+@ERRORS
+@pytest.mark.parametrize("call", [_upload, _download, _insert])
+def test_nothing_stays_active_whatever_the_applications_own_code_raises(
+    call: Any,
+    fail: Callable[[], None],
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    instrument()
+    client = side.client(proxy.uri)
+    cls: Any = gridfs.GridFSBucket if side.runner is None else gridfs.AsyncGridFSBucket
+
+    async def prepare() -> Any:
+        bucket = cls(client[database])
+        upload = bucket.upload_from_stream("there", b"bytes")
+        if side.runner is not None:
+            await upload
+        return bucket
+
+    bucket = side.do(prepare) if side.runner else cls(client[database])
+    if side.runner is None:
+        bucket.upload_from_stream("there", b"bytes")
+
+    def states() -> list[Any]:
+        found = [_state()]
+        with suppress(*RAISED):
+            call(bucket, client, fail)
+        return [*found, _state()]
+
+    async def states_async() -> list[Any]:
+        found = [_state()]
+        with suppress(*RAISED):
+            await call(bucket, client, fail)
+        return [*found, _state()]
+
+    before, after = side.do(states if side.runner is None else states_async)
+    assert after == before
+    with pymongo.timeout(5):
+        before, after = side.do(states if side.runner is None else states_async)
+    assert after == before
+    assert side.do(client[database].coll.find_one) is None
+
+
+@ERRORS
+def test_the_span_shows_the_applications_error(
+    fail: Callable[[], None],
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    telemetry = instrument()
+    client = side.client(proxy.uri)
+    with pytest.raises(RAISED) as caught:
+        side.do(lambda: _insert(None, client, fail))
+    side.do(client.admin.command, "ping")  # a GeneratorExit is shown with the next operation
+    (span,) = telemetry.operations("insert test.coll")
+    assert span.attributes["exception.type"] == caught.type.__name__
+
+
+@pytest.mark.parametrize("fail", [_close_badly, _reset_elsewhere])
+def test_a_transaction_is_aborted_at_once(
+    fail: Callable[[], None],
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    sent: SentCommands,
+) -> None:
+    instrument()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    coll = client[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+
+    def run() -> None:
+        def callback(session: Any) -> None:
+            coll.update_one({"_id": 1}, {"$set": {"n": 1}}, session=session)
+            fail()
+
+        with client.start_session() as session, suppress(*RAISED):
+            session.with_transaction(callback)
+
+    async def run_async() -> None:
+        async def callback(session: Any) -> None:
+            await coll.update_one({"_id": 1}, {"$set": {"n": 1}}, session=session)
+            fail()
+
+        async with client.start_session() as session:
+            with suppress(*RAISED):
+                await session.with_transaction(callback)
+
+    side.do(run if side.runner is None else run_async)
+    assert _names(sent)[-2:] == ["update", "abortTransaction"]
+
+
+@pytest.mark.parametrize("side", ["async"], indirect=True)
+def test_a_timeout_of_the_same_length_as_ours_is_the_applications(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """In a task that was started inside of an operation, whose timeout it inherits."""
+    instrument(timeout_ms=1_000)
+    started: list[asyncio.Task[Any]] = []
+
+    class Starting(pymongo.monitoring.CommandListener):
+        def started(self, event: Any) -> None:
+            if event.command_name == "insert":
+                started.append(asyncio.get_running_loop().create_task(find_twice()))
+
+        def succeeded(self, event: Any) -> None: ...
+        def failed(self, event: Any) -> None: ...
+
+    client = side.client(proxy.uri, event_listeners=[Starting()])
+    gate = asyncio.Event()
+
+    async def find_twice() -> None:
+        await gate.wait()
+        with pymongo.timeout(1.0):
+            await client[database].coll.find_one()
+            await client[database].coll.find_one()
+
+    async def main() -> None:
+        await client[database].coll.insert_one({})
+        proxy.inject(Slow(seconds=0.7))
+        gate.set()
+        await started[0]
+
+    with pytest.raises(pymongo.errors.PyMongoError) as caught:
+        side.do(main)
+    proxy.clear()
+    assert caught.value.timeout
+
+
+def test_a_cut_connection_is_no_error_in_a_handler_of_generator_exit(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+
+    async def in_handler() -> Any:
+        try:
+            raise GeneratorExit
+        except GeneratorExit:
+            return await coll.insert_one({})
+
+    def in_sync_handler() -> Any:
+        try:
+            raise GeneratorExit
+        except GeneratorExit:
+            return coll.insert_one({})
+
+    proxy.inject(CutBefore("insert"))
+    assert side.do(in_sync_handler if side.runner is None else in_handler).acknowledged
