@@ -140,6 +140,7 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
     for owner in CLIENTS:
         yield owner, "start_session", session_methods.start_session()
         yield owner, "__init__", client_setup.constructor(runtime)
+        yield owner, driver.clients.FROM_OPTIONS, client_setup.from_options(runtime)
 
 
 def _for_operations(runtime: Runtime) -> Iterator[Row]:

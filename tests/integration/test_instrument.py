@@ -13,6 +13,7 @@ from typing import Any
 import pymongo
 import pytest
 import wrapt
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.telemetry.listeners import OurListener
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, retry_loops, wait_until
@@ -90,7 +91,7 @@ def test_a_client_made_from_anothers_options_has_our_listeners_once(
     instrument(metrics="all")
     with pymongo.MongoClient(server.uri) as first, first._duplicate() as second:
         count = [
-            sum(isinstance(each, OurListener) for each in client.options.event_listeners)
+            sum(isinstance(each, OurListener) for each in driver.clients.listeners_of(client))
             for client in (first, second)
         ]
         assert count == [3, 3]

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.oldest
 assert gridfs  # patched as well, once it is imported
 
 TELEMETRY = {
-    "*MongoClient.__init__": "the client's options of ours, and its listeners",
+    "*MongoClient.__init__": "the client's options of ours",
+    "*MongoClient._init_based_on_options": "its listeners, which its options do not show",
     "*MongoClient.start_session": "the option default_timeout_ms",
     "*MongoClient._run_operation": "the span of a cursor's batch",
     "*ChangeStream._run_aggregation_cmd": "the span of a change stream that resumes",
@@ -110,9 +111,10 @@ def used(side: Side, uri: str, database: str, **options: Any) -> State:
 
 EXPECTED = re.compile(
     r"\._?pymongo_resilience_\w+$|Settings\._stack$|Executor\._event$|socket\.TCP_QUICKACK$"
+    r"|MovingAverage\.|ServerDescription\._\w*(time|date)$"
 )
 """Attributes of ours, which pymongo never reads; the lines that made the client; whether a check
-was requested a moment ago; and what the kernel decides for each packet."""
+was requested a moment ago; what the kernel decides for each packet; and times."""
 
 
 @pytest.mark.parametrize("options", [{}, {"timeoutMS": 20_000}], ids=["bare", "timeoutMS"])
@@ -126,7 +128,9 @@ def test_no_object_of_pymongo_looks_different(
     instrument(config_strategy="driver", traces=False, metrics=False)
     observed = used(side, proxy.uri, database, **options)
     found = {name for name in unstable(one, observed) - varies if not EXPECTED.search(name)}
-    assert {name: (one.get(name), observed.get(name)) for name in found} == {}
+    # A monitor may have no connection at the moment: what counts is what is there in addition.
+    more = {name: observed.get(name, set()) - one.get(name, set()) for name in found}
+    assert {name: values for name, values in more.items() if values} == {}
 
 
 def test_the_comparison_of_objects_sees_what_acts(

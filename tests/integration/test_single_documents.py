@@ -12,6 +12,7 @@ from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServ
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
+from pymongo_resilience import Policy
 from pymongo_resilience.testbed import CutAfter, Fail, ReplicaSet, ShardedCluster, Standalone
 
 pytestmark = pytest.mark.oldest
@@ -109,7 +110,12 @@ def test_what_is_sent_as_it_is(
 
 @pytest.mark.parametrize(
     ("options", "uri"),
-    [({"config_strategy": "driver"}, {}), ({}, {"retryWrites": False})],
+    [
+        ({"config_strategy": "driver"}, {}),
+        ({"config_strategy": "mongodb"}, {}),
+        ({"policies": {"*.*": Policy(strategy="mongodb")}}, {}),
+        ({}, {"retryWrites": False}),
+    ],
 )
 def test_what_switches_it_off(
     options: dict[str, Any], uri: dict[str, Any], side: Side, proxy: ReplicaSet, database: str,

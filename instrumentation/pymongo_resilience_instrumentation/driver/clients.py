@@ -6,12 +6,12 @@ from __future__ import annotations
 import importlib
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common, ssl_support
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common, monitoring, ssl_support
 from pymongo.errors import ConfigurationError
 
 ANY = ReadPreference.PRIMARY_PREFERRED
@@ -162,6 +162,40 @@ def end_sessions(client: Any, ids: list[Any]) -> Any:
         return connection.command("admin", command, read_preference=mode, client=client)
 
     return client._retry_internal(send, None, None, "endSessions", is_read=True, read_pref=ANY)
+
+
+FROM_OPTIONS = "_init_based_on_options"
+"""A client's method that uses its options, once they are parsed and before anything connects. One
+with an SRV name calls it again once the name is resolved."""
+_LISTENERS = "_pymongo_resilience_listeners"
+
+
+def keep_listeners(client: Any, listeners: list[Any]) -> None:
+    """Note which listeners of ours a client is to have."""
+    vars(client)[_LISTENERS] = listeners
+
+
+def listeners_of(client: Any) -> list[Any]:
+    """Those of ours; none of a client that was made without them."""
+    listeners: list[Any] = vars(client).get(_LISTENERS, [])
+    return listeners
+
+
+def add_listeners(client: Any) -> None:
+    """Have the client call our listeners after its own. Its options show only the application's,
+    so that a client can be made from another one's options or ``repr``."""
+    options = client._options
+    known = options.pool_options._event_listeners
+    shown = known.event_listeners()
+    own = options._options.get("event_listeners", ())
+    vars(known).update(vars(monitoring._EventListeners([*own, *listeners_of(client)])))
+    vars(known)["event_listeners"] = lambda: list(shown)
+
+
+def set_selector(client: Any, make: Callable[[Any], Any]) -> None:
+    """Have the client select servers by what ``make`` returns for its own selector, which its
+    options go on showing."""
+    client._topology_settings._server_selector = make(client._options.server_selector)
 
 
 client_of_collection = attrgetter("database.client")

@@ -12,7 +12,15 @@ from collections.abc import Iterator
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import ASYNC_HALF, BACKGROUND, END_SESSIONS, KILL, LOOKUP, SYNC_HALF
+from .clients import (
+    ASYNC_HALF,
+    BACKGROUND,
+    END_SESSIONS,
+    FROM_OPTIONS,
+    KILL,
+    LOOKUP,
+    SYNC_HALF,
+)  # fmt: skip
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
@@ -23,9 +31,10 @@ from .sessions import STATE, WITHIN_TIME_LIMIT
 
 Names = tuple[str, ...]
 _LOOP_NAMES = (
-    "run", "_read", "_write", "_always_retryable", "_bulk", "_client", "_deprioritized_servers",
-    "_func", "_is_aggregate_write", "_is_read", "_is_run_command", "_last_error", "_operation",
-    "_retryable", "_server", "_server_selector", "_session", "_address", SELECT, ADDRESS,
+    "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
+    "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
+    "_last_error", "_operation", "_retryable", "_retrying", "_server", "_server_selector",
+    "_session", "_address", SELECT, ADDRESS,
 )  # fmt: skip
 _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
     (f"{{half}}.mongo_client:{LOOP}", _LOOP_NAMES, ()),
@@ -34,12 +43,12 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
         (
             "_checkout(self, server, session)",
             "_select_server(self, server_selector, session, operation, address)",
-            "_clients", "_close_cursor_soon", "_ensure_session",
+            FROM_OPTIONS, "_clients", "_close_cursor_soon", "_ensure_session",
             f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
             f"{END_SESSIONS}(self, session_ids)", f"{KILL}(self, cursor_ids, address)",
             "_retry_internal(self, func, session, bulk, operation)",
         ),
-        ("_closed", "_topology"),
+        ("_closed", "_topology", "_options", "_topology_settings"),
     ),
     (
         "{half}.bulk:_{a}Bulk",
@@ -109,6 +118,8 @@ def parts() -> Iterator[Part]:
         yield Part(place, names)
     yield Part("pymongo._csot", ("TIMEOUT", "DEADLINE", "RTT"))
     yield Part("pymongo.client_options:ClientOptions", ("_options",))
+    yield Part("pymongo.pool_options:PoolOptions", ("_event_listeners",))
+    yield Part("pymongo.monitoring:_EventListeners", ("event_listeners",))
     yield Part("pymongo.message", ("_CursorAddress",))
     yield Part("pymongo.message:_CursorAddress", ("namespace",))
     yield Part("pymongo.message:_Query", OF_A_QUERY)
@@ -130,6 +141,8 @@ def attributes() -> Iterator[Part]:
     """Classes with the attributes that only their instances have."""
     for place, _, names in _in_each_half():
         yield Part(place, names)
+    yield Part("pymongo.synchronous.settings:TopologySettings", ("_server_selector",))
+    yield Part("pymongo.asynchronous.settings:TopologySettings", ("_server_selector",))
     yield Part("pymongo.errors:OperationFailure", ("_OperationFailure__details",))
     yield Part("pymongo.network_layer:PyMongoProtocol", ("_closed", "transport"))
 

@@ -51,6 +51,7 @@ class DriverLoop:
     """The last attempt's, once it has one: a command may have been sent."""
     progress: tuple[Any, int] | None
     """Of a bulk, where it stood after the last failure."""
+    _attempt_number: int
     _bulk: Any
     _client: Any
     _deprioritized_servers: Any
@@ -60,6 +61,7 @@ class DriverLoop:
     _operation: Any
     _read: Callable[[], Any]
     _retryable: bool
+    _retrying: bool
     _server: Any
     _server_selector: Any
     _session: Any
@@ -126,6 +128,7 @@ class DriverLoop:
 
         attempt = "_read" if self._is_read else "_write"
         self._last_error, self._retryable = error, False
+        self._retrying, self._attempt_number = False, 0
         vars(self)[attempt] = raise_it
 
     def checked(self, *args: Any) -> Any:
@@ -308,6 +311,10 @@ class DriverLoop:
         # Without it, the loop raises the last error again where it does not count the attempt as
         # retryable itself, inside of the checkout: which clears the pool, for everybody.
         self._always_retryable = True
+        # pymongo logs the retry itself, once the next attempt has a connection. Like pymongo, not
+        # for a bulk.
+        self._attempt_number += 1
+        self._retrying = not self._bulk
         if self.progress is not None:
             # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never
             # asks for the next run: the rest of a mixed bulk would be lost.

@@ -16,13 +16,17 @@ from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import Address
 
 PRIMARY = Primary().mode
-SELECTOR = "server_selector"
-"""The option of a client: a callable that leaves servers out."""
 
 
 def is_no_selector(selector: Any) -> bool:
     """Whether it leaves no server out: the driver's own, where none is given."""
     return selector is None or selector is any_server_selector
+
+
+def own_selector(client: Any) -> Any:
+    """The application's; None if it gave none."""
+    own = client.options.server_selector
+    return None if is_no_selector(own) else own
 
 
 def whole_set(description: Any) -> Any:
@@ -76,11 +80,11 @@ def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:
     ``narrowed``. No server that failed before is avoided."""
     # A look keeps its candidates in the description, which pymongo's lock guards.
     description = copy.copy(loop._client.topology_description)
-    own = loop._client.options.server_selector
+    own = own_selector(loop._client)
     found = description.apply_selector(
         loop._server_selector,
         None,
-        narrowed if is_no_selector(own) else lambda servers: narrowed(own(servers)),
+        narrowed if own is None else lambda servers: narrowed(own(servers)),
         None,
     )
     return [each.address for each in found]

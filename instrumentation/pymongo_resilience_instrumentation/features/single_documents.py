@@ -19,6 +19,7 @@ from bson import SON, Binary, Decimal128, Int64, ObjectId, Timestamp
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.clients.client_registry import ByClient
 from pymongo_resilience_instrumentation.interceptor import Function, Send, Sender
@@ -101,8 +102,11 @@ class _Single(NamedTuple):
                 return None
             arguments, client = dict(values), operation.client
             session = arguments.get("session") or operation.session
+            rules = self.runtime.rules
+            strategy = operation.wanted(rules, "strategy") or rules.strategy
             if (
                 self.runtime.enabled_flag.on
+                and not isinstance(strategy, MongoDB)
                 and arguments.get("collation") is None
                 and (session is None or not getattr(session, "in_transaction", True))
                 and target.write_concern.acknowledged

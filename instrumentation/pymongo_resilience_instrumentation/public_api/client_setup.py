@@ -3,7 +3,7 @@ a selector, and gives us the options that are ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,13 +18,10 @@ from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 from pymongo_resilience_instrumentation.operation import NO_DEADLINE
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.selection.client_limits import (
-    ClientBreakers,
-    ServerSelector,
-)
+from pymongo_resilience_instrumentation.selection.client_limits import ServerSelector
 from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
-from pymongo_resilience_instrumentation.telemetry.listeners import Commands, Heartbeats, OurListener
+from pymongo_resilience_instrumentation.telemetry.listeners import Commands, Heartbeats
 from pymongo_resilience_instrumentation.telemetry.pool_metrics import Pools
 from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
 
@@ -37,19 +34,13 @@ def constructor(runtime: Runtime) -> Wrapper:
         # Also while it is switched off: an application that gives the option has to start.
         (args, kwargs), adaptive = client_options.take(args, kwargs)
         kwargs, tracing_option = client_tracing.take(kwargs)
-        # What is no sequence, None included, is the driver's to refuse.
-        refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
-        if refused or not runtime.enabled_flag.on:
+        if not runtime.enabled_flag.on:
             original(*args, **kwargs)
             return
         if runtime.owns_retries:
             client_options.refuse_negative_timeout(args, kwargs)
         with shielded("before a client was made"):
-            own = kwargs.get("event_listeners", ())
-            ours = _configure(runtime, client, own, adaptive, tracing_option)
-            kwargs["event_listeners"] = ours
-            if (breakers := runtime.limits.of(client).breakers) is not None:
-                _select_by(breakers, runtime, kwargs)
+            _configure(runtime, client, adaptive, tracing_option)
         if runtime.owns_retries and client_options.has_srv(args, kwargs) and not by_specification:
             _look_up(runtime, client, partial(original, *args, **kwargs))
         else:
@@ -86,27 +77,42 @@ def _look_up(runtime: Runtime, client: Any, construct: Callable[[], None]) -> No
             return
 
 
+def from_options(runtime: Runtime) -> Wrapper:
+    """What uses a client's options: it adds our listeners and our selector, which the options do
+    not show."""
+
+    def use_options(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+        acts = runtime.enabled_flag.on
+        with shielded("while a client was made"):
+            if acts and driver.clients.listeners_of(client):
+                driver.clients.add_listeners(client)
+        result = original(*args, **kwargs)
+        with shielded("while a client was made"):
+            breakers = runtime.limits.of(client).breakers if acts else None
+            if breakers is not None:
+                select = partial(ServerSelector, enabled_flag=runtime.enabled_flag)
+                driver.clients.set_selector(client, partial(select, breakers=breakers))
+        return result
+
+    return use_options
+
+
 def _configure(
-    runtime: Runtime,
-    client: Any,
-    listeners: Sequence[Any],
-    adaptive: bool | None,
-    tracing_option: Mapping[str, Any],
-) -> list[Any]:
-    """The client's listeners: its own, and ours once."""
-    own = [each for each in listeners if not isinstance(each, OurListener)]
+    runtime: Runtime, client: Any, adaptive: bool | None, tracing_option: Mapping[str, Any]
+) -> None:
+    """Note what the client was given for us, and the listeners that it gets."""
     refusal = self_check.refusal()
     if refusal is not None:
         # The process was patched after instrument(), which cannot be noticed when it happens.
         runtime.enabled_flag.turn(on=False)
         logger.error("%s; pymongo-resilience is switched off from now on", refusal)
-        return own
+        return
     deferred.run_at_exit(True)
     if adaptive is not None:
         setattr(client, client_options.KEPT, adaptive)
     runtime.clients.of(client).limits = runtime.limits.of(client)
     tracing = client_tracing.settle(client, tracing_option, runtime.warn_once)
-    return own + _listeners(runtime, client, tracing)
+    driver.clients.keep_listeners(client, _listeners(runtime, client, tracing))
 
 
 def carry_over(runtime: Runtime, client: Any) -> bool:
@@ -119,13 +125,12 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     wanted = {
         type(each): each for each in _listeners(runtime, client, client_tracing.tracing_of(client))
     }
-    for each in client.options.event_listeners:
-        if isinstance(each, OurListener):
-            made = wanted.pop(type(each), None)
-            if made is None:
-                each.enabled_flag = EnabledFlag()
-            else:
-                vars(each).update(vars(made))
+    for each in driver.clients.listeners_of(client):
+        made = wanted.pop(type(each), None)
+        if made is None:
+            each.enabled_flag = EnabledFlag()
+        else:
+            vars(each).update(vars(made))
     return not wanted
 
 
@@ -150,13 +155,3 @@ def _listeners(runtime: Runtime, client: Any, tracing: Tracing) -> list[Any]:
         if metrics.wait_time is not None:
             chosen.append(Pools(flag, runtime.clients.of(client).attributes, metrics))
     return chosen
-
-
-def _select_by(breakers: ClientBreakers, runtime: Runtime, kwargs: dict[str, Any]) -> None:
-    """Put our selector among a client's options, around its own, however its name is written."""
-    option = driver.selection.SELECTOR
-    name = next((each for each in kwargs if each.lower() == option), option)
-    own = kwargs.get(name)
-    # What cannot be called is the driver's to refuse.
-    if runtime.enabled_flag.on and (own is None or callable(own)):
-        kwargs[name] = ServerSelector(own, runtime.enabled_flag, breakers)

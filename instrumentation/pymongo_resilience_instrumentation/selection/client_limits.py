@@ -187,27 +187,17 @@ class ServerSelector:
     all servers pass.
     """
 
-    def __init__(self, given: object, enabled_flag: EnabledFlag, breakers: ClientBreakers) -> None:
-        """``given``: the client's, from the application or from another client's options."""
-        self.own = applications_own(given)
+    def __init__(self, own: Any, enabled_flag: EnabledFlag, breakers: ClientBreakers) -> None:
+        """``own``: the client's."""
+        self.own = own
         self._enabled_flag = enabled_flag
         self._breakers = breakers
 
-    def __repr__(self) -> str:
-        return repr(self.own)
-
     def __call__(self, servers: Any) -> Any:
-        found = servers if self.own is None else self.own(servers)
+        found = self.own(servers)
         if not self._enabled_flag.on or not isinstance(found, (list, tuple)):
             return found
         try:
             return self._breakers.without_open(found)
         except faults():  # under the driver's lock an internal error is not logged
             return found
-
-
-def applications_own(selector: object) -> Any:
-    """Without ours around it; a client may be made from the options of another one."""
-    while isinstance(selector, ServerSelector):
-        selector = selector.own
-    return None if driver.selection.is_no_selector(selector) else selector

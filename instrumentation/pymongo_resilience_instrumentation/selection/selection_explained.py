@@ -29,8 +29,6 @@ from pymongo_resilience_instrumentation.failures.causes import (
 )
 from pymongo_resilience_instrumentation.failures.error_texts import local_text, safe_message
 
-from .client_limits import applications_own
-
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
 REPLICA_SETS = frozenset({"ReplicaSetWithPrimary", "ReplicaSetNoPrimary"})
@@ -66,7 +64,7 @@ def explain_selection(
         described,
         driver.clients.topology_of(client),
         writable_server_selector if writes else preference,
-        own=applications_own(client.options.server_selector),
+        own=driver.selection.own_selector(client),
         breakers=waits,
         threshold=client.options.local_threshold_ms / 1000,
     )
@@ -82,7 +80,7 @@ def explain(error: Exception, loop: Any) -> None:
     words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
     if not words.startswith(OWN_WORDS):
         words = UNREACHABLE
-    own = applications_own(client.options.server_selector)
+    own = driver.selection.own_selector(client)
     # It is not called once more. What the rules have left is what it has refused.
     refuses = None if own is None else lambda _servers: ()
     verdicts = _verdicts(topology.description, topology, selector, own=refuses)
