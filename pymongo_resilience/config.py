@@ -46,6 +46,7 @@ TELEMETRY = ("traces", "command_spans", "slow_ms", "command_comment", "metrics")
 """Options that concern nothing but what is shown of operations."""
 ALWAYS, ON_RETRY, NEVER = "always", "on_retry", "never"
 WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = "woken_checks", "quick_checks", "interruptions"
+REJECTIONS = "rejections"
 
 
 class Option(NamedTuple):
@@ -160,7 +161,7 @@ class Config:
     )
     disabled_recovery: tuple[str, ...] = _option(
         (),
-        several_of(WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS),
+        several_of(WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS, REJECTIONS),
         "Which ways to recover sooner than pymongo are disabled.",
         has_variable=False,
     )

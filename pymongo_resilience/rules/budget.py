@@ -11,7 +11,7 @@ import threading
 
 from pymongo_resilience.clock import Clock
 
-from .failure import UNHEALTHY, Failure, RetryReason, Stage
+from .failure import UNHEALTHY, Failure, RetryReason
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1
@@ -139,8 +139,7 @@ class RatioBudget(_Accounts):
         self._add(self._earned, self._earned)
 
     def is_rejection(self, failure: Failure) -> bool:
-        """A connection that cannot be made is none, although the driver calls it overloaded."""
-        return failure.overloaded and failure.stage is not Stage.NOT_SENT
+        return failure.rejected
 
 
 class TokenBucket(_Accounts):

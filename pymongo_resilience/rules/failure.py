@@ -173,6 +173,14 @@ class Failure:
         return self.overloaded and RETRYABLE in self.labels and not self.executed
 
     @property
+    def rejected(self) -> bool:
+        """The server itself rejected the command, or the handshake of its connection.
+
+        The driver labels connections that cannot be made in the same way. They have no code.
+        """
+        return self.overloaded and (self.stage is not Stage.NOT_SENT or self.code is not None)
+
+    @property
     def no_writes_performed(self) -> bool:
         """Chooses which error is raised; never permits a retry."""
         return NO_WRITES_PERFORMED in self.labels

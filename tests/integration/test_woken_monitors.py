@@ -186,7 +186,7 @@ def are_wrapped(name: str) -> set[bool]:
     ],
 )
 def test_switched_off_nothing_is_wrapped(instrument: Instrument, disabled: str, name: str) -> None:
-    instrument(disabled_recovery=(disabled, "interruptions"))
+    instrument(disabled_recovery=(disabled, "interruptions", "rejections"))
     assert are_wrapped(name) == {False}
     pymongo_resilience.uninstrument()
     instrument()

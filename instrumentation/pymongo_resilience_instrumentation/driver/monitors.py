@@ -24,6 +24,8 @@ READ, CANCEL, REQUEST = "_check_with_socket", "cancel_check", "request_check"
 operation calls that waits for a server."""
 CHANGE = "on_change"
 """A topology's method: called by a monitor with the description that its check has made."""
+HANDLE_ERROR = "handle_error"
+"""A topology's method: called with the error of an attempt, and how far its connection came."""
 _READ, _PRIMARY = "_pymongo_resilience_read", "_pymongo_resilience_primary"
 _HURRIES, _ASKED = "_pymongo_resilience_hurries", "_pymongo_resilience_asked"
 
@@ -124,6 +126,12 @@ def replaced_primary(topology: Any) -> Address | None:
         return None
     setattr(topology, _PRIMARY, now)
     return before
+
+
+def is_known(topology: Any, address: Address) -> bool:
+    """Return True if the client knows what the server is: its last check or attempt reached it."""
+    found = topology.description.server_descriptions().get(address)
+    return found is not None and bool(found.is_server_type_known)
 
 
 def last_reply_at(topology: Any, address: Address) -> float:

@@ -24,7 +24,7 @@ from .clients import (
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
-from .monitors import CANCEL, CHANGE, READ, REQUEST
+from .monitors import CANCEL, CHANGE, HANDLE_ERROR, READ, REQUEST
 from .retry_loop import EXECUTE_BATCH, LOOP
 from .selection import ASYNC_SEND, HANDSHAKE, SELECT
 from .sessions import STATE, WITHIN_TIME_LIMIT
@@ -81,7 +81,7 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
         "{half}.topology:Topology",
         (
             "get_server_by_address", f"{CHANGE}(self, server_description)",
-            "handle_error(self, address, err_ctx)",
+            f"{HANDLE_ERROR}(self, address, err_ctx)",
         ),
         ("_settings",),
     ),

@@ -28,6 +28,8 @@ from pymongo_resilience_instrumentation.interceptor import (
 )
 from pymongo_resilience_instrumentation.runtime import Runtime
 
+from .rejections import is_rejection
+
 FIRST = 0.01
 """Seconds to the second check of a server that could be reached until now."""
 LONGEST_REFUSED = 0.03
@@ -78,13 +80,16 @@ class CheckIntervals:
         self._interval = FIRST
         self._hellos = 0
 
-    def note(self, now: float, *, known: bool, refused: bool) -> None:
-        """After each check. ``now`` in seconds; ``refused``: the address refused the connection."""
+    def note(
+        self, now: float, *, known: bool, refused: bool = False, rejected: bool = False
+    ) -> None:
+        """Take note of a check. ``now`` in seconds; ``refused``: the address refused the
+        connection; ``rejected``: the server is overloaded, and more hellos would add to that."""
         if known:
             self._reached, self._failed_at, self._interval = True, None, FIRST
             self._hellos = 0
             return
-        self._hellos += not refused
+        self._hellos = MOST_HELLOS if rejected else self._hellos + (not refused)
         if self._failed_at is None:
             self._failed_at = now
         else:
@@ -175,7 +180,11 @@ class CheckResult(Interceptor):
         topology, found, *_ = given
         by_server = vars(topology).setdefault(_INTERVALS, {})
         intervals = by_server.setdefault(found.address, CheckIntervals())
-        known, refused = found.is_server_type_known, _REFUSED in str(found.error)
-        intervals.note(time.monotonic(), known=known, refused=refused)
+        intervals.note(
+            time.monotonic(),
+            known=found.is_server_type_known,
+            refused=_REFUSED in str(found.error),
+            rejected=is_rejection(found.error),
+        )
         seconds = intervals.seconds(common.MIN_HEARTBEAT_INTERVAL)
         driver.monitors.look_every(seconds, topology, found.address)

@@ -1,0 +1,81 @@
+"""Which errors may change what a client knows of a server, decided in one place: ``is_rejection``.
+
+A server whose rate limiter has no tokens left rejects every command, hello and login of a new
+connection included. pymongo 4.20 takes a rejected handshake for a dead server: it marks the
+server Unknown, clears its pool, and looks again up to ten seconds later. But a server that
+rejects a command is alive, and remains what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from typing import Any
+
+from pymongo.errors import OperationFailure
+
+from pymongo_resilience.config import REJECTIONS
+from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrapper, is_async
+from pymongo_resilience_instrumentation.runtime import Runtime
+
+
+def is_rejection(error: object) -> bool:
+    """Return True if the server itself rejected a command as overloaded.
+
+    pymongo gives the same label to connections that cannot be made, which prove nothing.
+    """
+    return isinstance(error, OperationFailure) and error.has_error_label(SYSTEM_OVERLOADED)
+
+
+def wrapped(runtime: Runtime) -> Iterator[Row]:
+    """Yield what to wrap of topologies, and with what."""
+    if REJECTIONS in runtime.config.disabled_recovery:
+        return
+    for owner in driver.clients.classes("topology", "Topology"):
+        for name, of_handshake in (
+            (driver.monitors.HANDLE_ERROR, _rejects_handshake),
+            (driver.monitors.CHANGE, _rejects_check),
+        ):
+            asynchronous = is_async(vars(owner)[name])
+            yield owner, name, _unless(of_handshake, runtime, asynchronous=asynchronous)
+
+
+def _rejects_handshake(_topology: Any, args: tuple[Any, ...]) -> bool:
+    """``args`` of ``handle_error``: the failed attempt's server, and its error with context."""
+    _address, context = args
+    return not context.completed_handshake and is_rejection(context.error)
+
+
+def _rejects_check(topology: Any, args: tuple[Any, ...]) -> bool:
+    """``args`` of ``on_change`` begin with what a monitor's check has found.
+
+    A server that the client has not reached yet, or has lost, stays Unknown: its hello would have
+    said what it is.
+    """
+    found = args[0]
+    return is_rejection(found.error) and driver.monitors.is_known(topology, found.address)
+
+
+def _unless(is_rejected: Any, runtime: Runtime, *, asynchronous: bool) -> Wrapper:
+    flag = runtime.enabled_flag
+
+    def wrapper(original: Function, topology: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            rejected = flag.on and is_rejected(topology, args or tuple(kwargs.values()))
+        except faults():
+            logger.exception("internal error in pymongo-resilience after a rejected handshake")
+            rejected = False
+        if not rejected:
+            return original(*args, **kwargs)
+        return _nothing() if asynchronous else None
+
+    return wrapper
+
+
+def _nothing() -> Awaitable[None]:
+    async def nothing() -> None:
+        """In place of pymongo's coroutine."""
+
+    return nothing()
