@@ -190,21 +190,57 @@ def test_the_collection_is_asked_for_once_and_with_each_resumption(
     assert len(sent.named("listCollections")) == 3
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [lambda: Fail("listCollections", code=13), lambda: CutBefore("listCollections")],
-    ids=["refused", "cut"],
-)
-def test_a_scan_of_a_collection_that_cannot_be_asked_for_is_not_resumed(
-    fault: Callable[[], Any], side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
+def test_a_scan_of_a_collection_that_may_not_be_asked_for_is_not_resumed(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    proxy.inject(fault())
+    proxy.inject(Fail("listCollections", code=13))
+    cursor, found = opened(side, coll)
+    found += [side.do(cursor.next) for _ in range(2 * BATCH)]
+    assert keys(found) == order[: 3 * BATCH]
+    assert "is not resumed: listCollections failed" in caplog.text
+    # Nor is it asked for in vain behind each batch.
+    assert len(sent.named("listCollections")) == 1
+    is_not_resumed(side, proxy, cursor)
+
+
+PASSING: dict[str, Callable[[int], Any]] = {
+    "cut": lambda times: CutBefore("listCollections", times),
+    "reply lost": lambda times: CutAfter("listCollections", times),
+    "code 91": lambda times: Fail("listCollections", times, code=91),
+    "code 6": lambda times: Fail("listCollections", times, code=6),
+    "not primary": lambda times: NotPrimary("listCollections", times),
+}
+
+
+@TIMEOUTS
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_collection_that_could_not_be_asked_for_once_is_asked_for_again(
+    fault: str, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any,
+    order: list[bytes],
+) -> None:  # fmt: skip
+    proxy.inject(PASSING[fault](1))
+    with override(timeout_ms=timeout_ms):
+        cursor, found = opened(side, coll)
+    proxy.clear(strict=True)
+    proxy.inject(CutBefore("getMore"))
+    assert keys(found + rest(side, cursor)) == order
+
+
+@pytest.mark.parametrize("fault", ["cut", "code 91"])
+def test_or_behind_a_later_batch(
+    fault: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    proxy.inject(PASSING[fault](10_000))
     cursor, found = opened(side, coll)
     found += [side.do(cursor.next) for _ in range(BATCH)]
-    assert keys(found) == order[: 2 * BATCH]
-    assert "is not resumed: listCollections failed" in caplog.text
-    is_not_resumed(side, proxy, cursor)
+    proxy.clear()
+    found += [side.do(cursor.next) for _ in range(BATCH)]
+    proxy.inject(CutBefore("getMore"))
+    assert keys(found + rest(side, cursor)) == order
+    warned = [each for each in caplog.records if "is not resumed until" in each.getMessage()]
+    assert len(warned) == 1
 
 
 def test_a_resumption_that_fails_is_repeated_as_often_as_fits(

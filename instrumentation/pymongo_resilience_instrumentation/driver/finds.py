@@ -118,6 +118,17 @@ def run_command(query: Any, command: dict[str, Any], given: Sequence[Any]) -> An
     )
 
 
+def run_apart(query: Any, command: dict[str, Any], loop: Any, address: Address) -> Any:
+    """Run another command on the server at ``address`` in a loop of its own, after ``loop`` has
+    ended: its reply, or an awaitable."""
+
+    def run(*given: Any) -> Any:
+        return run_command(query, command, given)
+
+    name = next(iter(command))
+    return query.client._retryable_read(run, loop._read_pref, query.session, name, address=address)
+
+
 def operation_time(response: Any) -> Any:
     """The time of the server's last operation; None from one that is in no replica set."""
     return response.docs[0].get("operationTime")

@@ -97,6 +97,8 @@ def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
                 if self.gives_up(failed):
                     raise failed
                 result = executor.run(self, failed)
+            if self.read_only is not None and (rest := self.read_only.unfinished(self)) is not None:
+                rest()
             if (session := self.session) is not None and session.in_transaction:
                 self.note_completed()
             self.release(None)
@@ -130,6 +132,8 @@ def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
                 if self.gives_up(failed):
                     raise failed
                 result = await executor.run(self, failed)
+            if self.read_only is not None and (rest := self.read_only.unfinished(self)) is not None:
+                await rest()
             if (session := self.session) is not None and session.in_transaction:
                 self.note_completed()
             self.release(None)

@@ -49,6 +49,10 @@ class ReadOnly:
     def prepare(self, loop: RetryLoop) -> None:
         """Before an attempt that is made after a failure."""
 
+    def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:  # noqa: ARG002 - for others
+        """What is still to be done, awaited in tasks, once the loop has succeeded."""
+        return None
+
 
 class RetryLoop(driver.retry_loop.DriverLoop):
     """Work for both executors, in one thread or task; mixed into the driver's loop.

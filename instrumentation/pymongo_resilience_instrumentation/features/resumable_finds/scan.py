@@ -1,12 +1,15 @@
 """A resumable find: its first command, what is noted of each batch, and the find that is sent in
 place of a getMore that failed.
 
-Which collection it reads is asked once, behind the first batch, and again behind each find that
-resumes it, on the same connections: one of the same name need not be the same.
+The collection's UUID is read behind the first batch, on the same connection, and again behind each
+find that resumes the scan: a collection of the same name need not be the same. If a passing failure
+prevents that, it is read after the batch, in a loop of its own, or behind a later batch. An open
+cursor that the server has just answered proves that the collection was not replaced before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,9 +21,10 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
 from pymongo_resilience.rules.failure import Failure, RetryReason
-from pymongo_resilience.rules.retry_state import RetryState
+from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly, RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -30,6 +34,8 @@ from . import rules
 ATTRIBUTE = "_pymongo_resilience_position"
 RESUMABLE = Policy(resumable=True)
 OTHERWISE = "override(resumable=False) sends it as it is"
+LATER_S = 0.5
+"""Seconds by which finding out the collection may delay a batch that has arrived."""
 REPLACED = "collection dropped, renamed or replaced during a resumable find, which ends here"
 
 
@@ -79,7 +85,7 @@ def _refused(query: Any, problem: str) -> ConfigurationError:
 class Position:
     """How far a cursor has come. Belongs to the cursor and to its user, and keeps neither alive."""
 
-    __slots__ = "came", "collection", "find", "hides_id", "last", "left", "query"
+    __slots__ = "asks", "came", "collection", "find", "hides_id", "last", "left", "query"
 
     def __init__(self, find: rules.Find, query: Any, *, hides_id: bool) -> None:
         self.hides_id = hides_id
@@ -95,7 +101,9 @@ class Position:
         self.came: tuple[int | None, int] = None, 0
         """The cursor's id on its server, and what the driver counts as retrieved of it."""
         self.collection: list[Any] | None = None
-        """What the collection's name stands for; None where the server did not say."""
+        """What the collection's name stands for; None if it is not known."""
+        self.asks = False
+        """It was not found out, and may be later."""
 
     def is_of(self, cursor_id: int, retrieved: int) -> bool:
         """Whether it was noted how far the cursor has come, and more can follow. Not what was read
@@ -150,13 +158,16 @@ class Fetch(ReadOnly):
         """It is a getMore, which another find may replace."""
         self._anew = self._resumed = False
         self._lost = False
+        self._address: Address | None = None
+        """The server of a batch behind which the collection is still to be found out."""
         self._find = position.find
         """What is sent next."""
 
     def begin(self, loop: RetryLoop) -> None:
         loop.driver_func = partial(self._fetch, loop.driver_func)
         address: Address = self._cursor.address
-        if self._later and not driver.finds.is_known(self._client, address):
+        known = self._position.collection is not None
+        if self._later and known and not driver.finds.is_known(self._client, address):
             driver.finds.fail_first(loop, address)
 
     def _fetch(self, original: Any, *given: Any) -> Any:
@@ -169,8 +180,32 @@ class Fetch(ReadOnly):
             try:
                 self._position.collection = self._collection(given)
             except PyMongoError as error:
-                self._warn(error)
+                self._ask_later(error, response)
         return response
+
+    def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:
+        return None if self._address is None else partial(self._find_out, loop, self._address)
+
+    def _find_out(self, loop: RetryLoop, address: Address) -> Any:
+        position, names = self._position, Names(self._query.coll)
+        try:
+            with driver.csot.within(LATER_S):
+                while names.next is not None:
+                    names.note(self._run_apart(names, loop, address))
+        except PyMongoError as error:
+            self._still_unknown(error)
+        else:
+            position.collection, position.asks = names.found, False
+
+    def _run_apart(self, names: Names, loop: RetryLoop, address: Address) -> Any:
+        return driver.finds.run_apart(self._query, names.command(), loop, address)
+
+    def _ask_later(self, error: PyMongoError, response: Any) -> None:
+        """After the collection could not be found out on the connection of the first batch."""
+        if isinstance(error, OperationFailure) and error.code not in PASSING:
+            self._still_unknown(error)
+        else:
+            self._position.asks, self._address = True, response.address
 
     def _check_index(self, error: OperationFailure) -> None:
         """Raises ConfigurationError where the find cannot go by its ``_id``."""
@@ -186,17 +221,27 @@ class Fetch(ReadOnly):
             position.note(response)
         if position.hides_id:
             driver.finds.hide_ids(response, self._cursor)
-        if self._later or not driver.finds.cursor_id(response):
+        if not driver.finds.cursor_id(response):
+            return False
+        if self._later:
+            self._address = response.address if position.asks else None
             return False
         time = driver.finds.operation_time(response)
         if time is not None and position.find.may_read_after:
             position.query.read_concern = driver.finds.ReadAfter(self._query.read_concern, time)
         return True
 
-    def _warn(self, error: PyMongoError) -> None:
+    def _still_unknown(self, error: PyMongoError) -> None:
+        passes = not isinstance(error, OperationFailure) or error.code in PASSING
+        if passes and self._later:
+            return  # it was logged behind the first batch
+        self._position.asks = passes
         logger.warning(
-            "find on %s with resumable=True is not resumed: listCollections failed with %s %s",
-            *(self._position.query.namespace(), type(error).__name__, getattr(error, "code", "")),
+            "find on %s with resumable=True is not resumed%s: listCollections failed with %s %s",
+            self._query.namespace(),
+            " until it was found out which collection it reads" if passes else "",
+            type(error).__name__,
+            getattr(error, "code", ""),
         )
 
     def _collection(self, given: tuple[Any, ...]) -> Any:
@@ -215,7 +260,8 @@ class Fetch(ReadOnly):
         if self._resumed:
             return failure
         if not self._finds_query():
-            return failure if failure.retryable_overload else unknown
+            state.kind = Kind.GET_MORE
+            return failure
         most = loop.runtime.executor.retry_rules.most_retries(state.max_retries)
         failure, self._anew = rules.reclassified(failure, state, most)
         self._lost = failure.reason is RetryReason.CURSOR_LOST
@@ -288,8 +334,19 @@ class AsyncFetch(Fetch):
             try:
                 self._position.collection = await self._collection(given)
             except PyMongoError as error:
-                self._warn(error)
+                self._ask_later(error, response)
         return response
+
+    async def _find_out(self, loop: RetryLoop, address: Address) -> None:
+        position, names = self._position, Names(self._query.coll)
+        try:
+            with driver.csot.within(LATER_S):
+                while names.next is not None:
+                    names.note(await self._run_apart(names, loop, address))
+        except PyMongoError as error:
+            self._still_unknown(error)
+        else:
+            position.collection, position.asks = names.found, False
 
     async def _collection(self, given: tuple[Any, ...]) -> Any:
         query = self._position.query
