@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
 from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import WITHHELD, Rule
 
 __all__ = [
     "BreakerClosed",
@@ -143,9 +143,10 @@ class EventLog:
     """Writes events to loggers, with structured fields in the record's attribute
     ``pymongo_resilience``, as formatters for JSON and OpenTelemetry's handler show it.
 
-    Scheduled retries at INFO, declined ones at WARNING where at least one attempt had been
-    repeated, else at DEBUG: an ordinary error of the application is no news. A breaker that has
-    opened at WARNING, one that has closed at INFO.
+    Scheduled retries are logged at INFO. Declined ones are logged at WARNING if the operation was
+    retried before, or if the rule declines a retry that is normally made; else at DEBUG, since an
+    ordinary error of the application is no news. A breaker that opens is logged at WARNING, one
+    that closes at INFO.
     """
 
     def on_event(self, event: Event, /) -> None:
@@ -174,5 +175,6 @@ class EventLog:
                 retry_logger.info(text, shown, extra=extra)
             else:
                 fields |= {"event": "retry.declined", "rule": event.rule.value}
-                level = logging.WARNING if event.attempt > 1 else logging.DEBUG
+                is_news = event.attempt > 1 or event.rule in WITHHELD
+                level = logging.WARNING if is_news else logging.DEBUG
                 retry_logger.log(level, failed + "not repeated: %(why)s", shown, extra=extra)

@@ -137,6 +137,9 @@ class Failure:
     pool_paused: bool = False
     """Nothing was tried: a failure of another operation has paused the pool until its server was
     checked."""
+    router_lost: bool = False
+    """Nothing was sent, since the router that began the operation's transaction, and alone knows
+    it, could not be reached."""
     next_probe_in: float | None = None
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False

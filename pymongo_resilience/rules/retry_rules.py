@@ -24,6 +24,7 @@ from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt: sleeps end late."""
 NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
+"""Once sent, these are retried only if the server rejected them."""
 
 
 class Rule(enum.StrEnum):
@@ -32,7 +33,7 @@ class Rule(enum.StrEnum):
     SELECTION = "selection"
     """No server could be selected: reported, never retried."""
     NEVER_REPEATED = "never_repeated"
-    """Rule 0: a kind of operation that is never repeated, but for overload."""
+    """Rule 0: an operation that is retried only if it was not sent, or was rejected."""
     TRANSACTION_OVER = "transaction_over"
     """Rule 0: a commit or abort of an aborted transaction; its caller repeats the transaction."""
     TIME_LIMIT = "time_limit"
@@ -59,6 +60,13 @@ class Rule(enum.StrEnum):
     """Rule 7: the server's circuit breaker is open, and there is no time to wait for its probe."""
     BUDGET = "budget"
     """Rule 8: the server is overloaded, and the client's retry budget is spent."""
+
+
+WITHHELD = frozenset({
+    Rule.ATTEMPTS, Rule.STRATEGY, Rule.OVERLOAD_WAIT, Rule.BREAKER, Rule.BUDGET,
+})  # fmt: skip
+"""Rules that decline a retry which is safe and normally made: the error and the log say so, even
+after a single attempt that the server has answered."""
 
 
 class GiveUp(NamedTuple):
@@ -168,6 +176,8 @@ class RetryRules:
         """Rules 0 to 4: the one that declines; None where the strategy is to be asked."""
         if failure.timed_out and _deadline_is_over(state, failure):
             return Rule.DEADLINE
+        if failure.router_lost:
+            return Rule.NEVER_REPEATED
         if failure.selection:
             return Rule.TERMINAL if failure.terminal else Rule.SELECTION
         if failure.forgotten and not (state.kind is Kind.WRITE and state.declared_idempotent):
@@ -177,9 +187,7 @@ class RetryRules:
         if not failure.retryable_overload:
             if failure.stopped_by_server and failure.reason is RetryReason.UNKNOWN:
                 return Rule.TIME_LIMIT
-            if state.kind in NEVER_REPEATED or (
-                state.in_transaction and state.kind is not Kind.TRANSACTION_END
-            ):
+            if _is_never_repeated(state, failure):
                 return Rule.NEVER_REPEATED
             if failure.reason is RetryReason.UNKNOWN:
                 return Rule.UNKNOWN_REASON
@@ -193,9 +201,11 @@ class RetryRules:
         """Rule 2 for errors without both overload labels."""
         if state.kind in (Kind.READ, Kind.TRANSACTION_END) or failure.carried_txn_number:
             return True
-        if not state.acknowledged:
-            return False
-        return failure.stage is Stage.NOT_SENT or state.declared_idempotent
+        if failure.stage is Stage.NOT_SENT:
+            # If an earlier attempt was sent, it carried a transaction number, which this one would
+            # carry as well, or the write is declared idempotent.
+            return True
+        return state.acknowledged and state.declared_idempotent
 
     def _attempts_left(self, state: RetryState) -> Rule | None:
         """Rule 4."""
@@ -219,6 +229,17 @@ def is_extra(state: RetryState) -> bool:
     driver's one retry outlives a short outage in which the library's would fail."""
     excluded = state.time_limit is not None or state.once or follows_specification(state)
     return not (excluded or state.overloaded or state.is_unhurried)
+
+
+def _is_never_repeated(state: RetryState, failure: Failure) -> bool:
+    """Rule 0 for errors without both overload labels."""
+    statement = state.in_transaction and state.kind is not Kind.TRANSACTION_END
+    if not statement and state.kind not in NEVER_REPEATED:
+        return False
+    # MongoDB's specifications make no exception for what was not sent, and nobody waits for a
+    # cleanup that a server does by itself later.
+    retries_unsent = state.kind is not Kind.CLEANUP and not follows_specification(state)
+    return failure.stage is not Stage.NOT_SENT or not retries_unsent
 
 
 def _room(limit: Deadline, failure: Failure) -> float:

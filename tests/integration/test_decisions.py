@@ -76,7 +76,7 @@ SCENES: dict[str, tuple[Act, list[Decision], list[str]]] = {
         [("runCommand", "unknown", "never_repeated")],
         ["DEBUG"],
     ),
-    "strategy": (_refused_by_the_strategy, [("find", CUT, "strategy")], ["DEBUG"]),
+    "strategy": (_refused_by_the_strategy, [("find", CUT, "strategy")], ["WARNING"]),
     "in a transaction": (_in_transaction, [("update", CUT, "never_repeated")], ["DEBUG"]),
 }
 """What is done, which fails unless it is repeated; the decisions, and the levels of the log."""

@@ -22,9 +22,10 @@ from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import session_of
 
+from pymongo_resilience import override
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.events import RetryDeclined
-from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import WITHHELD, Rule
 from pymongo_resilience.testbed import Fault, ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.oldest
 INC = {"$inc": {"n": 1}}
 CUT = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
 OVERLOADED = RetryReason.OVERLOADED
-MOVED = "is never repeated: the server may have moved the cursor on"
+MOVED = "is never repeated once it was sent: the server may have moved the cursor on"
 
 
 class Refuses:
@@ -54,12 +55,23 @@ def find_one(side: Side, coll: Any) -> None:
     side.do(coll.find_one)
 
 
+def find_one_twice(side: Side, coll: Any) -> None:
+    with pytest.raises(OperationFailure):
+        side.do(coll.find_one)
+    side.do(coll.find_one)
+
+
 def update_many(side: Side, coll: Any) -> None:
     side.do(coll.update_many, {}, INC)
 
 
 def insert_one(side: Side, coll: Any) -> None:
     side.do(coll.insert_one, {})
+
+
+def declared(side: Side, coll: Any) -> None:
+    with override(idempotent=True):
+        side.do(coll.insert_one, {})
 
 
 def aggregate_out(side: Side, coll: Any) -> None:
@@ -96,11 +108,12 @@ CASES = {
     "a command": Case(
         lambda side, coll: side.do(coll.database.command, "ping"),
         cut("ping"), Rule.NEVER_REPEATED,
-        "command is never repeated: what a command runs is not known",
+        "command is never repeated once it was sent: what a command runs is not known",
     ),
     "an aggregate that writes": Case(
         aggregate_out, lambda: CutAfter("aggregate"), Rule.NEVER_REPEATED,
-        "aggregate is never repeated: half of what $out or $merge writes may be there",
+        "aggregate is never repeated once it was sent: $out or $merge may have written a part of "
+        "its result",
     ),
     "no server for a retry": Case(
         insert_one, lambda: Election(gap=3.0), Rule.SELECTION,
@@ -109,7 +122,7 @@ CASES = {
     ),
     "a transaction": Case(
         in_transaction, cut("find"), Rule.NEVER_REPEATED,
-        "find_one is never repeated: a transaction is repeated as a whole",
+        "find_one is never repeated once it was sent: a transaction is repeated as a whole",
     ),
     "another write": Case(
         update_many, lambda: CutAfter("update"), Rule.NOT_SAFE,
@@ -117,7 +130,7 @@ CASES = {
     ),
     "no timeout": Case(
         find_one, lambda: Fail("find", times=50, code=6), Rule.ATTEMPTS,
-        "find_one: the limit of retries is reached: one without timeout_ms",
+        "find_one: the limit of retries is reached: one without timeout_ms: set it for more",
         (RetryReason.TEMPORARILY_UNAVAILABLE,),
     ),
     "overload": Case(
@@ -131,8 +144,20 @@ CASES = {
         {"max_retries": 0},
     ),
     "switched off": Case(
-        find_one, cut("find"), Rule.SWITCHED_OFF, "find_one: retryReads is off", (), {},
+        find_one, cut("find"), Rule.SWITCHED_OFF,
+        "find_one: retryReads is off: a retry needs retryReads=true of the client", (), {},
         {"retryReads": False},
+    ),
+    "switched off, a write": Case(
+        insert_one, cut("insert"), Rule.NOT_SAFE,
+        "insert_one was sent while retryWrites is off. A retry needs retryWrites=true, and for a "
+        "write that the server does not recognize also a declaration that it is idempotent",
+        (), {}, {"retryWrites": False},
+    ),
+    "switched off, a declared write": Case(
+        declared, cut("insert"), Rule.SWITCHED_OFF,
+        "insert_one: retryWrites is off: a retry needs retryWrites=true of the client", (), {},
+        {"retryWrites": False},
     ),
     "a strategy": Case(
         find_one, cut("find"), Rule.STRATEGY, "find_one: the strategy Refuses declined", (),
@@ -146,9 +171,16 @@ CASES = {
         find_one, lambda: Fail("find", code=2), Rule.UNKNOWN_REASON,
         "find_one: a retry would not help",
     ),
+    "a spent budget": Case(
+        find_one_twice, overload("find"), Rule.BUDGET,
+        "find_one: the server is overloaded, and the client's retry budget is spent: send less "
+        "until it recovers", (),
+        {"retry_budget": "tokens", "retry_token_capacity": 1, "base_backoff_ms": 1},
+    ),
     "no room for the wait": Case(
         find_one, lambda: Overload("find", times=9, base_backoff=600), Rule.OVERLOAD_WAIT,
-        "find_one: the wait after an overload error would pass the deadline", (),
+        "find_one: the wait after an overload error would pass the deadline: send less, or set a "
+        "longer timeout", (),
         {"timeout_ms": 5_000, "max_backoff_ms": 600_000},
     ),
 }  # fmt: skip
@@ -185,7 +217,7 @@ def test_the_error_and_the_log_say_why(
     # Hardly ever is one made that has ten minutes for its delay.
     if name != "no room for the wait":
         assert (error.attempts, error.retry_reasons) == (attempts, case.reasons)
-        if isinstance(error, OperationFailure) and attempts == 1:
+        if isinstance(error, OperationFailure) and attempts == 1 and case.rule not in WITHHELD:
             assert server not in str(error)
             assert case.text not in str(error)
         else:
@@ -196,8 +228,9 @@ def test_the_error_and_the_log_say_why(
     assert (declined[0].rule, declined[0].why) == (case.rule, case.text)
     if case.rule is not Rule.SELECTION:  # its own error says less than the one before
         assert declined[0].error.startswith(type(error).__name__)
-    logged = [record.getMessage() for record in caplog.records]
-    assert any(line.endswith(f"not repeated: {case.text}") for line in logged)
+    logged = [each for each in caplog.records if each.getMessage().endswith(case.text)]
+    is_news = attempts > 1 or case.rule in WITHHELD
+    assert {each.levelno for each in logged} == {logging.WARNING if is_news else logging.DEBUG}
     again: Any = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     for fact in ("retry_rule", "retry_reasons", "server", "attempts"):
         assert getattr(again, fact) == getattr(error, fact)

@@ -10,7 +10,7 @@ RETRIES = Path(__file__).parents[2] / "docs" / "retries.md"
 READ = "Reads"
 WRITE = "Writes that the server recognises"
 UNSENT = "Other writes"
-NEVER = "Never retried"
+NEVER = "Never retried once sent"
 SECTIONS = (READ, WRITE, UNSENT, NEVER)
 
 WHATEVER = "any"

@@ -56,22 +56,24 @@ BOTH_LABELS = {"SystemOverloadedError", "RetryableError"}
 
 def permitted(call: Call, fault: Fault) -> bool:
     """Rules 0 to 3, and that no failed selection is repeated."""
-    if fault.selection:
+    if fault.selection or fault.router_lost:
         return False
     ends_a_transaction = call.kind is Kind.TRANSACTION_END
     if not call.retries_enabled and not ends_a_transaction:
         return False
     if fault.labels >= BOTH_LABELS:
         return True
-    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE, Kind.CLEANUP}:
+    if fault.reason is RetryReason.UNKNOWN or call.kind is Kind.CLEANUP:
+        return False
+    if fault.stage is Stage.NOT_SENT:
+        return True
+    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE}:
         return False
     if call.in_transaction and not ends_a_transaction:
         return False
-    if fault.reason is RetryReason.UNKNOWN:
-        return False
     if call.kind is Kind.READ or ends_a_transaction or call.txn_number:
         return True
-    return call.acknowledged and (fault.stage is Stage.NOT_SENT or call.idempotent)
+    return call.acknowledged and call.idempotent
 
 
 def refused_until(fault: Fault) -> float:

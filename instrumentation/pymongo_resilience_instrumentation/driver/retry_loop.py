@@ -286,12 +286,24 @@ class DriverLoop:
             return False
         transaction = self._session._transaction
         if self.kind() is not Kind.TRANSACTION_END:
-            return bool(transaction.sharded and transaction.has_completed_command)
+            unsent = failure.stage is Stage.NOT_SENT and not transaction.starting()
+            return bool(transaction.sharded and (transaction.has_completed_command or unsent))
         return (
             transaction.pinned_address is not None
             and failure.retryable_overload
             and failure.stage is Stage.ANSWERED
         )
+
+    def cannot_be_pinned(self) -> bool:
+        """Whether a statement that was not sent can no longer reach the router of its transaction:
+        the driver knows none of that address any more, or a load balancer is in front of it, and
+        the connection to it is gone."""
+        if not self.in_transaction() or self.kind() is Kind.TRANSACTION_END:
+            return False
+        transaction = self._session._transaction
+        if not transaction.sharded or transaction.starting():
+            return False
+        return self._server is None or self.topology_type() == "LoadBalanced"
 
     def pin_again(self) -> None:
         """The driver unpins for any error with the label TransientTransactionError, which it gives

@@ -10,7 +10,7 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, PyMongoError
 from pymongo_resilience import redaction
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.rules.failure import RetryReason, Stage
-from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import WITHHELD, Rule
 from pymongo_resilience_instrumentation.operation import Operation
 
 from .classify import attribute
@@ -62,7 +62,8 @@ def state_origin(
     """Give ``error`` the attributes ``server``, ``attempts``, ``retry_reasons`` and ``retry_rule``
     (by which there was no further retry; None where there was nothing to decide), and its text the
     same at its end: ``why`` is the rule in words. What a server answered to the only attempt is the
-    application's, and its text stays as it is. Once: an error may be raised again.
+    application's, and its text stays as it is, unless the rule withholds a retry that is normally
+    made. Once: an error may be raised again.
     """
     if "attempts" in vars(error):
         return
@@ -70,7 +71,7 @@ def state_origin(
     vars(error).update(
         server=server, attempts=attempts, retry_reasons=tuple(reasons), retry_rule=rule
     )
-    if stage is Stage.ANSWERED and attempts == 1:
+    if stage is Stage.ANSWERED and attempts == 1 and rule not in WITHHELD:
         return
     if error.args and isinstance(error.args[0], str):
         facts = ", ".join(filter(None, [server, attempts_text(attempts)]))

@@ -107,6 +107,10 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
             min_rtt=driver.csot.min_rtt(),
         ),
     )
+    if failure.stage is Stage.NOT_SENT:
+        waited_for_router = unselected and loop.router_wait_ends is not None
+        if waited_for_router or loop.cannot_be_pinned():
+            failure = replace(failure, router_lost=True)
     failure = loop.txn_number.known(loop, failure, state, loop.began)
     if state.time_limit is None:
         failure = replace(failure, unhurried_until=unhurried(loop, failure))

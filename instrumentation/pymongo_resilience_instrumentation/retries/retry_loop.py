@@ -14,7 +14,7 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience.breakers import Permit
 from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.internal_errors import faults, logger, shielded
-from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, evidence
+from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
@@ -27,6 +27,9 @@ from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from . import failed_attempts
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
+ROUTER_WAIT = 1.0
+"""Seconds, from the first failure on, in which the router of an open transaction may become usable
+again. A longer wait would only delay the repetition of the whole transaction on another router."""
 NOT_OURS: Any = None
 """In place of an operation: the driver's own ``run`` does it all."""
 
@@ -75,6 +78,9 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     progress: tuple[Any, int] | None = None
     began = 0.0
     """When the last attempt did, on the executor's clock; known once one has failed."""
+    router_wait_ends: float | None = None
+    """On the driver's clock: a statement that was not sent waits until then for the router of its
+    transaction."""
     final_error = failed_attempts.final_error
 
     def begin(self) -> bool:
@@ -176,6 +182,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         """In force while a server is selected: the client's ``serverSelectionTimeoutMS``, where the
         driver would wait for all of a longer deadline. Checkout and connecting have what the
         selection leaves of them."""
+        if self.router_wait_ends is not None and self.operation is not NOT_OURS:
+            return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
         timeout, own = driver.csot.timeout_in_force(), self.server_selection_timeout
         if timeout is None or 0 < timeout <= own or self.operation is NOT_OURS:
             return NO_DEADLINE
@@ -266,6 +274,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.txn_number.bind(failure, state)
         if self.stays_pinned(failure):
             self.pin_again()
+            if failure.stage is Stage.NOT_SENT and self.router_wait_ends is None:
+                self.router_wait_ends = driver.csot.now() + ROUTER_WAIT
         elif self._avoids_server(failure):
             self.deprioritize(self.server)
 

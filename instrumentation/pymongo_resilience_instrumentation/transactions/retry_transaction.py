@@ -14,14 +14,14 @@ from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
 from pymongo.errors import ClientBulkWriteException, PyMongoError
 
-from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation.driver.selection import forget_transient
 from pymongo_resilience_instrumentation.driver.sessions import ReopenedIfInterrupted
 from pymongo_resilience_instrumentation.failures import classify
 
-FINAL = (Rule.SELECTION, Rule.ATTEMPTS, Rule.OVERLOAD_WAIT, Rule.BUDGET)
-"""By which a command is declined for more than its transaction, which would meet the same."""
+FINAL = (Rule.SELECTION, Rule.OVERLOAD_WAIT, Rule.BUDGET)
+"""Rules that decline a command for a cause that the repeated transaction would meet as well."""
 
 
 def run(client: Any, body: Callable[[Any], Any], options: dict[str, Any], **of_session: Any) -> Any:
@@ -62,7 +62,9 @@ def _labelled_for_the_driver() -> Iterator[None]:
         cause = error.error if isinstance(error, ClientBulkWriteException) else error
         if not isinstance(cause, PyMongoError) or not cause.has_error_label(TRANSIENT_TRANSACTION):
             raise
-        if classify.attribute(error, "retry_rule") in FINAL:
+        rule = classify.attribute(error, "retry_rule")
+        overloaded = cause.has_error_label(SYSTEM_OVERLOADED)
+        if rule in FINAL or (rule is Rule.ATTEMPTS and overloaded):
             forget_transient(cause)
         elif cause is not error:
             raise cause from error

@@ -103,6 +103,7 @@ faults = st.builds(
     takes=seconds.map(lambda taken: max(taken, SHORTEST_ATTEMPT)),
     next_probe_in=st.none() | seconds,
     elsewhere=st.booleans(),
+    router_lost=st.sampled_from([False, False, False, True]),
 )
 forgiving_faults = st.builds(
     Fault,

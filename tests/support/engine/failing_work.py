@@ -46,6 +46,7 @@ class Fault:
     elsewhere: bool = False
     unhurried: float | None = None
     """Seconds for which the driver alone might still wait for the server."""
+    router_lost: bool = False
     takes: float = 0.0
     next_command: bool = False
     """A bulk whose earlier command went through meanwhile."""
@@ -231,6 +232,7 @@ def failure_of(
         listed_retryable=fault.listed_retryable,
         next_probe_in=fault.next_probe_in,
         elsewhere=fault.elsewhere,
+        router_lost=fault.router_lost,
         transaction_over=fault.stage is Stage.ANSWERED and TRANSIENT_TRANSACTION in fault.labels,
     )
 
