@@ -115,11 +115,17 @@ class Runtime:
         return operation.client is client and operation.has_operations
 
     def begin(
-        self, operation: Operation, *, span: bool = True, whole_timeout: bool = False
+        self,
+        operation: Operation,
+        *,
+        span: bool = True,
+        whole_timeout: bool = False,
+        at_least: float | None = None,
     ) -> None:
         """Make it the operation in progress, with a deadline, and shown.
 
-        ``whole_timeout``: it has all of it, whatever has passed of it. Raises InvalidOperation
+        ``whole_timeout``: it has all of it, whatever has passed of it; ``at_least``: it has what is
+        left of it, or so many seconds if that is less. Raises InvalidOperation
         (pymongo's) for a timeout of its own inside of with_transaction.
         """
         if operation.is_cleanup:
@@ -139,6 +145,10 @@ class Runtime:
             self._warn_of_unused(operation)
         if operation.timeout is not None and whole_timeout:
             operation.limit_to(driver.csot.Timeout.from_now(operation.timeout))
+        elif operation.timeout and at_least is not None:
+            least, left = min(at_least, operation.timeout), driver.csot.remaining()
+            if left is not None and left < least:
+                operation.limit_to(driver.csot.Timeout.from_now(least))
         operation.token = CURRENT.set(operation)
         telemetry = self.telemetry
         if operation.started >= telemetry.looks_at:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,17 +18,21 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
 )
+from pymongo_resilience_instrumentation.transactions import session_methods
 from support.clients import SentCommands, Side
 from support.command_listeners import OnCommands
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, limits, run, session_of
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.testbed import Fail, ReplicaSet
+from pymongo_resilience.testbed import BlackHole, Fail, ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
 TRANSIENT = {"code": 112, "labels": ["TransientTransactionError"]}
+
+
+ABORT_MS = int(session_methods.ABORT_GRACE * 1000)
 
 
 def insert(coll: Any) -> Callable[[Any], Any]:
@@ -113,7 +118,13 @@ def assert_gone(control: Any, database: str, before: Any = None) -> None:
     assert found.get("n") == before
 
 
-def test_the_abort_after_the_deadline_has_the_whole_timeout_again(
+def is_gone(control: Any, database: str) -> bool:
+    with pymongo.timeout(0.3), contextlib.suppress(PyMongoError):
+        return bool(control[database].coll.find_one_and_update({"_id": 0}, {"$set": {"free": 1}}))
+    return False
+
+
+def test_the_abort_after_the_deadline_has_a_time_of_its_own(
     side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument,
     drivers_time: DriversTime,
 ) -> None:  # fmt: skip
@@ -132,8 +143,51 @@ def test_the_abort_after_the_deadline_has_the_whole_timeout_again(
         assert caught.value.elapsed_s >= 2 * LOW
         names = [each.command_name for each in sent.started_events]
         assert names[-2:] == ["update", "abortTransaction"]  # begun anew, if the server aborts one
-        assert limits(sent, "abortTransaction")[-1] in range(LOW // 2, LOW + 1)
+        assert limits(sent, "abortTransaction")[-1] in range(1, ABORT_MS + 1)
         assert_gone(control, seeded)
+
+
+def test_an_abort_that_the_application_calls_has_the_whole_timeout(
+    side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument,
+    drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    instrument()
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    with session_of(side, client, default_timeout_ms=LOW) as session:
+        side.do(session.start_transaction)
+        side.do(update(client[seeded].coll), session)
+        drivers_time.passed = 2 * LOW
+        side.do(session.abort_transaction)
+    assert limits(sent, "abortTransaction")[-1] in range(LOW // 2, LOW + 1)
+    assert_gone(control, seeded)
+
+
+@pytest.mark.parametrize("seconds", [1.2])
+def test_a_server_that_falls_silent_does_not_make_it_return_late(
+    seconds: float, side: Side, proxy: ReplicaSet, seeded: str, control: Any,
+    instrument: Instrument, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Neither the abort in the middle nor the one at the end: the background task has them."""
+    monkeypatch.setattr(session_methods, "ABORT_GRACE", 0.2)
+    monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", 0.1)
+    instrument()
+    client = side.client(proxy.uri)
+    coll = client[seeded].coll
+    side.do(coll.find_one)
+    hole = BlackHole(seconds + 1)
+
+    def fall_silent(_: Any) -> None:
+        if not hole.struck:
+            proxy.inject(hole)
+
+    with session_of(side, client, default_timeout_ms=int(seconds * 1000)) as session:
+        began = time.monotonic()
+        with pytest.raises(PyMongoError):
+            run(side, session, update(coll), fall_silent, lambda s: coll.find_one({}, session=s))
+        assert time.monotonic() - began < seconds + 0.8
+    proxy.clear()
+    side.wait_until(lambda: is_gone(control, seeded))
 
 
 def test_a_session_that_was_bound_by_the_callback_is_under_the_deadline(

@@ -48,6 +48,13 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 OPTION = "default_timeout_ms"
 # A private attribute of the session: changed by others, transactions would end too soon or late.
 _DEFAULT = "_pymongo_resilience_default"
+_WITHIN = "_pymongo_resilience_within"
+"""The attribute of a session that shows that a with_transaction with a deadline runs on it."""
+ABORT_GRACE = 1.0
+"""Seconds that the abort of a with_transaction has after its deadline. The specification gives it
+the whole timeout again; but with_transaction would then return up to that much late, and without a
+word about it, since the driver ignores the errors of aborts. What is not answered in this time is
+left to the background task, which sends it again."""
 NOWHERE = ("", None)
 """A transaction may change any collection: no rule holds for it but one for all of them."""
 
@@ -85,7 +92,8 @@ def start_session() -> Wrapper:
 
 
 class EndTransaction(OperationInterceptor):
-    """A commit or an abort. An abort has the whole timeout, whatever has passed: pymongo 4.20 sends
+    """A commit or an abort. An abort that the application calls has the whole timeout, whatever has
+    passed, and one of with_transaction what is left of it, or ``ABORT_GRACE``: pymongo 4.20 sends
     none once the deadline is over, without an error, and the transaction keeps its locks."""
 
     runtime: Runtime
@@ -116,14 +124,20 @@ class EndTransaction(OperationInterceptor):
             seconds = driver.csot.timeout_in_force()
             if self._operation == COMMIT or not seconds:
                 return Entered(session)
-            return Entered(session, driver.csot.Timeout.from_now(seconds).resume())
+            least = max(driver.csot.remaining() or 0.0, min(seconds, ABORT_GRACE))
+            return Entered(session, driver.csot.Timeout.from_now(least).resume())
         operation = Operation(session.client, self._operation, NOWHERE)
         operation.unknown_concern = True
         operation.bound = default_of(session)
         operation.ends = transaction_spans.span_of(session)
         operation.session = session
         operation.is_cleanup = self._operation == ABORT
-        runtime.begin(operation, whole_timeout=self._operation == ABORT)
+        if self._operation != ABORT:
+            runtime.begin(operation)
+        elif _WITHIN in vars(session):
+            runtime.begin(operation, at_least=ABORT_GRACE)
+        else:
+            runtime.begin(operation, whole_timeout=True)
         return operation
 
     def succeeded(self, entered: Entered | Operation, result: Any) -> Any:
@@ -233,6 +247,7 @@ class WithTransaction(Interceptor):
         seconds, _ = self._runtime.timeouts.of_several(session.client, NOWHERE, default)
         if seconds is None:
             return None
+        setattr(session, _WITHIN, True)
         operation = _atomic_write_of(session)
         return _Transaction(session, seconds, operation.method if operation else "with_transaction")
 
@@ -248,11 +263,16 @@ class WithTransaction(Interceptor):
             kwargs["callback"] = around(kwargs["callback"])
         return original(session, **kwargs)
 
+    def succeeded(self, transaction: _Transaction, result: Any) -> Any:
+        vars(transaction.session).pop(_WITHIN, None)
+        return result
+
     def failed(
         self, transaction: _Transaction | None, error: BaseException, *_: Any
     ) -> BaseException:
         if transaction is None:
             return error
+        vars(transaction.session).pop(_WITHIN, None)
         precedence.leave_transaction(transaction.session)
         if isinstance(error, PyMongoError) and self._runtime.owns_retries:
             with shielded("while preparing the error of a transaction"):

@@ -83,7 +83,7 @@ class Case:
 
     @property
     def expects_one_retry(self) -> bool:
-        """The server is lost twice, and the second time is expected to be the last (D29)."""
+        """The server is lost twice, and the second time is expected to be the last (D33)."""
         second = ("fails on second attempt", "fails after two NotWritablePrimary errors")
         return self.description.endswith(second)
 
