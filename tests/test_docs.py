@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry.metrics import NoOpMeter
-from pymongo_resilience_instrumentation.failures.causes import TERMINAL
+from pymongo_resilience_instrumentation.failures.causes import LOGIN_REFUSALS, TERMINAL
 from pymongo_resilience_instrumentation.failures.error_texts import OUTCOMES
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
@@ -95,7 +95,8 @@ def causes_table() -> str:
 
 
 def _attribute(cause: Symptom) -> str:
-    return "none, code 18" if cause is Symptom.PASSWORD else f"`{cause.word}`"
+    codes = [str(code) for code, symptom in LOGIN_REFUSALS.items() if symptom is cause]
+    return f"none, code {' or '.join(codes)}" if codes else f"`{cause.word}`"
 
 
 TABLES = {

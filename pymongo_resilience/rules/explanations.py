@@ -85,7 +85,10 @@ class Symptom(enum.Enum):
     )
     UNKNOWN_AUTHORITY = (
         "the server's TLS certificate is not from an authority that the client trusts",
-        "that tlsCAFile is the file of the authority that issued it, intermediates included",
+        (
+            "that tlsCAFile is the file of the authority that issued it, intermediates included, "
+            "and whether a proxy in between shows a certificate of its own"
+        ),
     )
     WRONG_HOST_NAME = (
         "the server's TLS certificate is for another host name",
@@ -107,6 +110,23 @@ class Symptom(enum.Enum):
         "client and server have no TLS version or cipher in common",
         "the TLS versions that the server disables, and the OpenSSL of this Python",
     )
+    WRONG_SNI = (
+        "nothing serves the host name that the client asks for in the TLS handshake (SNI)",
+        (
+            "that the URI names the host as the service does, without aliases or IP addresses, and "
+            "the routes of proxies that go by name"
+        ),
+    )
+    ACCESS_LIST = (
+        (
+            "the server ends the TLS handshake with an error of its own, as MongoDB Atlas does for "
+            "addresses that are not on the project's IP access list"
+        ),
+        (
+            "the IP access list against the public address of this machine (of its NAT or VPN), "
+            "whether the cluster is paused, and elsewhere the server's log"
+        ),
+    )
     NOT_MONGODB = (
         "what answers on that port is no MongoDB server",
         "host and port in the URI",
@@ -118,6 +138,10 @@ class Symptom(enum.Enum):
     PASSWORD = (
         "the server refused the password",
         "user, password, authSource and authMechanism",
+    )
+    USER = (
+        "the server does not know the user",
+        "user and authSource; with MONGODB-X509, that $external has the certificate's subject",
     )
     MECHANISM = (
         "the server does not offer the way to log in that the client uses",
@@ -139,6 +163,13 @@ class Symptom(enum.Enum):
         "a host name does not resolve here",
         "the spelling of the host in the URI, and the DNS of this machine or container",
     )
+    UNIX_SOCKET = (
+        "no server can be reached through the unix socket",
+        (
+            "the path in the URI, whether the server runs and made the socket "
+            "(net.unixDomainSocket), and the permissions of the file"
+        ),
+    )
     REFUSED = (
         "nothing listens on that port",
         "host and port in the URI, whether the server runs, and where it listens (net.bindIp)",
@@ -159,9 +190,20 @@ class Symptom(enum.Enum):
         "the server accepts connections and never responds",
         "whether the process hangs (disk, memory), and proxies or load balancers in between",
     )
+    CLOSES_AFTER_TLS = (
+        "the server completes the TLS handshake, then closes the connection",
+        (
+            "whether the server trusts the client's certificate, or requires one "
+            "(tlsCertificateKeyFile, the server's log), IP access lists, and proxies whose server "
+            "is down"
+        ),
+    )
     HANGS_UP = (
         "the server closes new connections",
-        "whether both sides use TLS, a restart in progress, and the server's connection limit",
+        (
+            "whether both sides use TLS, a restart in progress, the server's connection limit, and "
+            "IP access lists of the server, of proxies and load balancers"
+        ),
     )
     OTHER = "servers fail with other errors", "the error of each server"
     NO_MAJORITY = (

@@ -69,6 +69,13 @@ HOPELESS: list[tuple[str, dict[str, Any], str]] = [
     ("expired certificate", {}, "renewed"),
     ("no client certificate", {}, "tlsCertificateKeyFile"),
     ("plain text to TLS", {}, "the server's TLS mode"),
+    ("TLS to a mongod without", {}, "the server's TLS mode"),
+    ("plain to a mongod with TLS", {}, "tls=true"),
+    ("plain to TLS", {}, "tls=true"),
+    ("refused client certificate", {}, "tlsCertificateKeyFile"),
+    ("refused client certificate, TLS 1.2", {}, "tlsCertificateKeyFile"),
+    ("client certificate refused by a mongod", {}, "tlsCertificateKeyFile"),
+    ("refused TLS version", {}, "TLS versions"),
     # Such a server answers, and no check of it fails.
     ("wrong set name", {}, '"other"'),
     ("wrong set name", DIRECTLY, "'rs0'"),
@@ -123,7 +130,11 @@ PASSING = {
         ("silent", {"connectTimeoutMS": 50}),
         ("unknown host", {}),
         ("not valid yet", {}),
-        ("plain to TLS", {}),
+        ("not on the access list", {}),
+        ("wrong SNI", {}),
+        ("closed after TLS", {}),
+        ("refused ciphers", {}),
+        ("missing unix socket", {}),
     ],
 )
 def test_what_passes_by_itself_is_waited_for(

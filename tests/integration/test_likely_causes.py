@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 MONITOR_SEES = {
     # Without a second look.
     **dict.fromkeys(("TLS to plain", "black hole", "silent", "silent at TLS"), Symptom.NO_ANSWER),
-    "plain to TLS": Symptom.HANGS_UP,
     "refused ciphers": Symptom.CLIENT_CERTIFICATE,
 }
 NEVER = {"wrong password", "missing rights", "no user"}

@@ -15,6 +15,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import OperationFailure
+from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.tools.testbed import Fail
 from support.clients import SentCommands, Side, wait_until
@@ -98,6 +99,45 @@ def test_the_first_two_are_the_servers_and_the_next_come_at_once_however_many(
     assert {
         span.attributes["pymongo_resilience.outcome"] for span in telemetry.operations()
     } == {"terminal"}  # fmt: skip
+
+
+@pytest.mark.each_setup
+@pytest.mark.usefixtures("one_try")
+@pytest.mark.parametrize("code", [2, 11, 334, 8000])
+def test_every_refusal_of_a_login_is_told_at_once(
+    code: int, side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    """A mechanism that is not enabled, an unknown X.509 user, and Atlas's own code."""
+    replica_set.inject(Fail("saslContinue", times=1000, code=code))
+    telemetry = instrument()
+    client = client_of(side, replica_set, PASSWORD)
+    began = time.monotonic()
+    errors = []
+    for _ in range(4):
+        with pytest.raises(OperationFailure) as caught:
+            side.do(client.db.coll.find_one)
+        errors.append(caught.value)
+    assert time.monotonic() - began < SOON
+    assert [error.code for error in errors] == [code] * 4
+    assert causes.LOGIN_REFUSALS[code].check in str(errors[-1])
+    assert {(each.rule, each.reason) for each in telemetry.decisions.events} == {
+        (Rule.TERMINAL, RetryReason.AUTHENTICATION_ERROR)
+    }
+    replica_set.clear()
+
+
+@pytest.mark.parametrize("code", [2, 11, 8000])
+def test_the_same_codes_of_a_command_are_the_applications(
+    code: int, side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = client_of(side, replica_set, PASSWORD)
+    replica_set.inject(Fail("find", times=2, code=code))
+    for _ in range(2):
+        with pytest.raises(OperationFailure):
+            side.do(client.db.coll.find_one)
+    assert side.do(client.db.coll.find_one) is None
+    assert {each.reason for each in telemetry.decisions.events} == {RetryReason.UNKNOWN}
 
 
 def test_a_password_that_becomes_right(

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from ssl import CERT_OPTIONAL
 from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.tools.testbed.running import Running
@@ -78,6 +79,68 @@ def with_tls(server: tuple[str, int], context: ssl.SSLContext) -> Behaviour:
         pass_on(client, behind)
 
     return behave
+
+
+def without_tls(server: tuple[str, int]) -> Behaviour:
+    """The server, as a mongod without TLS: it hangs up on a client that begins with TLS."""
+
+    def behave(peer: Peer, connection: socket.socket) -> None:
+        if begins_with_tls(connection):
+            connection.recv(CHUNK)
+            connection.close()
+            return
+        behind = peer.keep(socket.create_connection(server))
+        threading.Thread(target=pass_on, args=(behind, connection), daemon=True).start()
+        pass_on(connection, behind)
+
+    return behave
+
+
+def requires_tls(server: tuple[str, int], context: ssl.SSLContext) -> Behaviour:
+    """The server, as a mongod that requires TLS: it hangs up on a client that begins without."""
+    serve = with_tls(server, context)
+
+    def behave(peer: Peer, connection: socket.socket) -> None:
+        if begins_with_tls(connection):
+            serve(peer, connection)
+        else:
+            connection.recv(CHUNK)
+            connection.close()
+
+    return behave
+
+
+def refuses_certificates(server: tuple[str, int], context: ssl.SSLContext) -> Behaviour:
+    """The server, as a mongod that has another CA file than its clients: TLS accepts what they
+    show, then it hangs up on those that have shown something."""
+    context.verify_mode = CERT_OPTIONAL
+
+    def behave(peer: Peer, connection: socket.socket) -> None:
+        client = peer.keep(context.wrap_socket(connection, server_side=True))
+        client.do_handshake()
+        if client.getpeercert(binary_form=True):
+            client.close()
+            return
+        behind = peer.keep(socket.create_connection(server))
+        threading.Thread(target=pass_on, args=(behind, client), daemon=True).start()
+        pass_on(client, behind)
+
+    return behave
+
+
+def closes_after_tls(_server: tuple[str, int], context: ssl.SSLContext) -> Behaviour:
+    """As a mongod that requires certificates, or a proxy whose server is down."""
+
+    def behave(peer: Peer, connection: socket.socket) -> None:
+        client = peer.keep(context.wrap_socket(connection, server_side=True))
+        client.recv(CHUNK)
+        client.close()
+
+    return behave
+
+
+def begins_with_tls(connection: socket.socket) -> bool:
+    return connection.recv(1, socket.MSG_PEEK) == b"\x16"
 
 
 def pass_on(source: socket.socket, target: socket.socket) -> None:

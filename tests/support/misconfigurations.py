@@ -143,6 +143,38 @@ def _user(world: World, *, password: str, roles: list[Any], database: str = "") 
             root.admin.command("dropUser", "c4nary@user")
 
 
+def _with_its_certificate(
+    behaviour: Callable[[tuple[str, int], ssl.SSLContext], fake_servers.Behaviour],
+    *,
+    shown: bool = False,
+    trusted: bool = False,
+    tls: bool = True,
+    newest: str = "TLSv1_3",
+) -> Planted:
+    """``shown``: the client has a certificate of an authority that ``trusted`` servers know."""
+
+    @contextlib.contextmanager
+    def planted(world: World) -> Iterator[str]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.maximum_version = ssl.TLSVersion[newest]
+        world.authority.issue_cert("127.0.0.1").configure_cert(context)
+        other, file = trustme.CA(), world.file.with_name("client.pem")
+        other.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(str(file))
+        (other if trusted else world.authority).configure_trust(context)
+        with Peer(behaviour(world.server, context)) as peer:
+            uri = world.tls(peer.uri) if tls else peer.uri
+            yield f"{uri}&tlsCertificateKeyFile={quote(str(file), safe='')}" if shown else uri
+
+    return planted
+
+
+def _requires_a_trusted_one(
+    server: tuple[str, int], context: ssl.SSLContext
+) -> fake_servers.Behaviour:
+    context.verify_mode = ssl.CERT_REQUIRED
+    return with_tls(server, context)
+
+
 def _refuses(alert: bytes) -> Planted:
     """Of TLS: what the client offers."""
 
@@ -200,6 +232,32 @@ MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
     ),
     "refused TLS version": (Symptom.TLS_VERSION, _refuses(b"\x02\x46")),
     "refused ciphers": (Symptom.TLS_VERSION, _refuses(b"\x02\x28")),
+    "TLS to a mongod without": (
+        Symptom.PLAIN_PORT, behind(lambda world: fake_servers.without_tls(world.server)),
+    ),
+    "plain to a mongod with TLS": (
+        Symptom.TLS_PORT, _with_its_certificate(fake_servers.requires_tls, tls=False),
+    ),
+    "refused client certificate": (
+        Symptom.CLIENT_CERTIFICATE, _with_its_certificate(_requires_a_trusted_one, shown=True),
+    ),
+    "refused client certificate, TLS 1.2": (
+        Symptom.CLIENT_CERTIFICATE,
+        _with_its_certificate(_requires_a_trusted_one, shown=True, newest="TLSv1_2"),
+    ),
+    "client certificate refused by a mongod": (
+        Symptom.CLIENT_CERTIFICATE,
+        _with_its_certificate(fake_servers.refuses_certificates, shown=True, trusted=True),
+    ),
+    "not on the access list": (Symptom.ACCESS_LIST, _refuses(b"\x02\x50")),
+    "access denied": (Symptom.ACCESS_LIST, _refuses(b"\x02\x31")),
+    "wrong SNI": (Symptom.WRONG_SNI, _refuses(b"\x02\x70")),
+    "closed after TLS": (
+        Symptom.CLOSES_AFTER_TLS, _with_its_certificate(fake_servers.closes_after_tls),
+    ),
+    "missing unix socket": (
+        Symptom.UNIX_SOCKET, lambda _: contextlib.nullcontext("mongodb://%2Ftmp%2Fnone.sock"),
+    ),
     "no client certificate": (Symptom.CLIENT_CERTIFICATE, _requires_one("TLSv1_3")),
     "no client certificate, TLS 1.2": (Symptom.CLIENT_CERTIFICATE, _requires_one("TLSv1_2")),
     "no user": (

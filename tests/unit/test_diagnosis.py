@@ -23,6 +23,8 @@ pytestmark = pytest.mark.oldest
         ("timed out", Symptom.NO_ANSWER),
         ("Connection reset by peer", Symptom.HANGS_UP),
         ("connection closed", Symptom.HANGS_UP),
+        ("connection is already closed", Symptom.HANGS_UP),
+        ("[SSL: PROTOCOL_IS_SHUTDOWN] protocol is shutdown (_ssl.c:1)", Symptom.HANGS_UP),
         ("EOF occurred in violation of protocol", Symptom.HANGS_UP),
         (
             "certificate verify failed: certificate has expired (_ssl.c:1)",
@@ -40,6 +42,19 @@ pytestmark = pytest.mark.oldest
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", Symptom.PLAIN_PORT),
         ("[SSL: TLSV1_ALERT_PROTOCOL_VERSION] alert", Symptom.TLS_VERSION),
         ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]", Symptom.CLIENT_CERTIFICATE),
+        (
+            "[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1)",
+            Symptom.HANGS_UP,
+        ),
+        (
+            "[SSL: UNEXPECTED_EOF_WHILE_READING] unexpected eof while reading (_ssl.c:1)",
+            Symptom.HANGS_UP,
+        ),
+        ("[('SSL routines', '', 'unexpected eof while reading')]", Symptom.HANGS_UP),
+        ("[SSL: TLSV1_ALERT_INTERNAL_ERROR] tlsv1 alert internal error", Symptom.ACCESS_LIST),
+        ("[SSL: TLSV1_ALERT_ACCESS_DENIED] tlsv1 alert access denied", Symptom.ACCESS_LIST),
+        ("[SSL: TLSV1_UNRECOGNIZED_NAME] tlsv1 unrecognized name", Symptom.WRONG_SNI),
+        ("[('SSL routines', '', 'tlsv1 alert internal error')]", Symptom.ACCESS_LIST),
         ("ProtocolError", Symptom.NOT_MONGODB),
         ("OperationFailure, code 1", Symptom.OTHER),
     ],

@@ -39,7 +39,7 @@ NO_TLS = AutoReconnect(
     "SSL handshake failed: a:1: [SSL: WRONG_VERSION_NUMBER] wrong version number"
 )
 WRONG = OperationFailure("no", 18, {"ok": 0.0, "errmsg": "authentication failed", "code": 18})
-SELECTIONS = [each for each in causes.TERMINAL if each is not Symptom.PASSWORD]
+SELECTIONS = [each for each in causes.TERMINAL if each not in causes.LOGINS]
 OTHER_SET = "client is configured to connect to a replica set named 'x' but this node belongs to "
 
 
@@ -56,6 +56,12 @@ OTHER_SET = "client is configured to connect to a replica set named 'x' but this
         (AutoReconnect("[('SSL routines', '', 'wrong version number')]"), Symptom.PLAIN_PORT),
         (ConfigurationError(f"{OTHER_SET}a set named 'rs0'"), Symptom.SET_NAME),
         (WRONG, Symptom.PASSWORD),
+        (OperationFailure("no user", 11, {"ok": 0.0, "code": 11}), Symptom.USER),
+        (OperationFailure("not enabled", 334, {"ok": 0.0, "code": 334}), Symptom.MECHANISM),
+        (OperationFailure("not enabled", 2, {"ok": 0.0, "code": 2}), Symptom.MECHANISM),
+        (OperationFailure("bad auth", 8000, {"ok": 0.0, "code": 8000}), Symptom.PASSWORD),
+        (AutoReconnect("SSL handshake failed: a:1: [SSL: TLSV1_ALERT_PROTOCOL_VERSION] tlsv1 alert "
+                       "protocol version (_ssl.c:1006)"), Symptom.TLS_VERSION),
     ],
 )  # fmt: skip
 def test_terminal(error: Exception, cause: Symptom) -> None:
@@ -71,6 +77,14 @@ def test_terminal(error: Exception, cause: Symptom) -> None:
         AutoReconnect("SSL handshake failed: a:1: [Errno 104] Connection reset by peer"),
         AutoReconnect("SSL handshake failed: a:1: EOF occurred in violation of protocol"),
         AutoReconnect("SSL handshake failed: a:1: (-1, 'Unexpected EOF')"),
+        AutoReconnect(
+            "SSL handshake failed: a:1: [SSL: TLSV1_ALERT_INTERNAL_ERROR] tlsv1 alert "
+            "internal error (_ssl.c:1006)"
+        ),
+        AutoReconnect(
+            "SSL handshake failed: a:1: [SSL: TLSV1_UNRECOGNIZED_NAME] tlsv1 "
+            "unrecognized name (_ssl.c:1006)"
+        ),
         NetworkTimeout("SSL handshake failed: a:1: _ssl.c:989: The handshake operation timed out"),
         AutoReconnect("SSL handshake failed: a:1: [SSL] sslv3 alert handshake failure (_ssl.c:1)"),
         ConnectionFailure("connection pool paused"),
@@ -80,7 +94,7 @@ def test_terminal(error: Exception, cause: Symptom) -> None:
         ConfigurationError(f"{OTHER_SET}a set named 'None'"),
         OperationFailure("not authorized", 13, {"ok": 0.0, "code": 13}),
         # The text of a server, whatever it says.
-        OperationFailure("certificate verify failed", 8000, {"ok": 0.0}),
+        OperationFailure("certificate verify failed", 8001, {"ok": 0.0}),
         NotPrimaryError("wrong version number", {"ok": 0.0}),
     ],
 )

@@ -115,6 +115,15 @@ def max_retries(client: Any) -> Any:
     return given.get("maxadaptiveretries", given.get("max_adaptive_retries"))
 
 
+def has_tls_certificate(client: Any) -> bool:
+    """Return whether the client shows a certificate of its own."""
+    return bool(client.options._options.get("tlscertificatekeyfile"))
+
+
+def uses_tls(client: Any) -> bool:
+    return bool(client.options._options.get("tls"))
+
+
 def retargets_on_overload(client: Any) -> Any:
     """Whether the client itself says to avoid an overloaded server; None where it does not say."""
     given = client.options._options

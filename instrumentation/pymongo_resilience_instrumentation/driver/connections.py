@@ -35,7 +35,7 @@ _CLOSED, _STATE, _SINCE_DATA, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 19, 20, struct.
 """Linux: of a TCP_INFO, the state and the milliseconds since the peer's last data and its last
 acknowledgement."""
 _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
-_REFUSED = "_pymongo_resilience_refused"
+_REFUSED, _LOOK = "_pymongo_resilience_refused", "_pymongo_resilience_look"
 
 
 def watch_peer(interface: Any, seconds: int) -> None:
@@ -166,6 +166,20 @@ def count_login(pool: Any, *, refused: bool) -> None:
 def refused_logins(client: Any, address: Any) -> int:
     """How many in a row a server has refused."""
     return getattr(pool_at(topology_of(client), address), _REFUSED, 0)
+
+
+def keep_look(pool: Any, look: object) -> None:
+    """Keep what was found out about a pool's server; see ``selection/second_look.py``."""
+    setattr(pool, _LOOK, look)
+
+
+def last_look(pool: Any) -> Any:
+    return getattr(pool, _LOOK, None)
+
+
+def tls_context(pool: Any) -> Any:
+    """What a pool's connections use for TLS; None without TLS."""
+    return pool.opts._ssl_context
 
 
 def open_pools(client: Any) -> dict[Any, Any]:

@@ -144,6 +144,7 @@ def attributes() -> Iterator[Part]:
     yield Part("pymongo.synchronous.settings:TopologySettings", ("_server_selector",))
     yield Part("pymongo.asynchronous.settings:TopologySettings", ("_server_selector",))
     yield Part("pymongo.errors:OperationFailure", ("_OperationFailure__details",))
+    yield Part("pymongo.pool_options:PoolOptions", ("_ssl_context",))
     yield Part("pymongo.network_layer:PyMongoProtocol", ("_closed", "transport"))
 
 

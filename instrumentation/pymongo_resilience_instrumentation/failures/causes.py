@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pymongo.errors import (
     ConfigurationError,
+    ConnectionFailure,
     NotPrimaryError,
     OperationFailure,
     ServerSelectionTimeoutError,
@@ -23,15 +24,27 @@ from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 
-AUTHENTICATION_FAILED = 18
+LOGIN_REFUSALS: Mapping[int, Symptom] = {
+    2: Symptom.MECHANISM,  # BadValue, of servers before 4.4
+    11: Symptom.USER,  # UserNotFound, of MONGODB-X509
+    18: Symptom.PASSWORD,  # AuthenticationFailed
+    334: Symptom.MECHANISM,  # MechanismUnavailable
+    8000: Symptom.PASSWORD,  # AtlasError
+}
+"""By the code with which a server ends a login: the same credentials are refused again."""
+LOGINS = frozenset(LOGIN_REFUSALS.values())
 TERMINAL: Mapping[Symptom, RetryReason] = {
     Symptom.SET_NAME: RetryReason.NODE_NOT_AVAILABLE,
     Symptom.PLAIN_PORT: RetryReason.TLS_ERROR,
+    Symptom.TLS_PORT: RetryReason.TLS_ERROR,
     Symptom.UNKNOWN_AUTHORITY: RetryReason.TLS_ERROR,
     Symptom.WRONG_HOST_NAME: RetryReason.TLS_ERROR,
     Symptom.EXPIRED: RetryReason.TLS_ERROR,
     Symptom.CLIENT_CERTIFICATE: RetryReason.TLS_ERROR,
+    Symptom.TLS_VERSION: RetryReason.TLS_ERROR,
     Symptom.PASSWORD: RetryReason.AUTHENTICATION_ERROR,
+    Symptom.USER: RetryReason.AUTHENTICATION_ERROR,
+    Symptom.MECHANISM: RetryReason.AUTHENTICATION_ERROR,
 }
 """What does not pass by waiting. In doubt a cause is not terminal."""
 _OF_THE_SET = r"this node belongs to a set named '(?!None')"
@@ -48,16 +61,22 @@ _TEXTS = {
     # Alerts of the server's, which has read the client's certificate, or found none.
     Symptom.CLIENT_CERTIFICATE: "certificate.required"
     "|alert.(certificate|unknown.ca|bad.certificate|handshake)",
+    Symptom.WRONG_SNI: "unrecognized.name",
+    Symptom.ACCESS_LIST: "alert.(internal.error|access.denied)",
     Symptom.NOT_MONGODB: "ProtocolError",
     Symptom.UNKNOWN_HOST: "not known|name resolution|no address associated|getaddrinfo|not resolve",
     Symptom.REFUSED: "refused",
     Symptom.BLACK_HOLE: "unreachable|no route to host",
     Symptom.NO_TLS_ANSWER: "handshake.*timed out",
     Symptom.NO_ANSWER: "timed out",
-    Symptom.HANGS_UP: "reset by peer|broken pipe|eof|connection closed|aborted",
+    # "is already closed" is asyncio's, "is shutdown" OpenSSL's, "forcibly closed" Windows'.
+    Symptom.HANGS_UP: "reset by peer|broken pipe|eof|connection closed|already closed|aborted"
+    "|closed by the peer|protocol.is.shutdown|forcibly closed|closing transport",
 }
 """What an error without values says; the first that matches counts."""
 _OF_NETWORK = {Symptom.UNKNOWN_HOST, Symptom.REFUSED, Symptom.BLACK_HOLE, Symptom.NO_ANSWER}
+_OF_UNIX_SOCKETS = {Symptom.REFUSED, Symptom.OTHER}
+"""What a file shows that is not there, or whose server is gone."""
 
 
 class Found(NamedTuple):
@@ -87,10 +106,31 @@ def symptom_of(text: str) -> Symptom:
     return next(matching, Symptom.OTHER)
 
 
+def symptom_at(
+    text: str, address: Address, *, tls: bool = False, handshake: bool = False
+) -> Symptom:
+    """Return what the words of a connection that failed show about the server at ``address``.
+
+    ``tls``: the client uses TLS; ``handshake``: the TLS handshake was not completed.
+    """
+    found = symptom_of(text)
+    if address[1] is None and found in _OF_UNIX_SOCKETS:
+        return Symptom.UNIX_SOCKET
+    if found is Symptom.HANGS_UP and tls and not handshake:
+        return Symptom.CLOSES_AFTER_TLS
+    return found
+
+
+def hangs_up(error: Exception | None) -> bool:
+    """Return whether a check failed because the server closed the connection."""
+    is_connection = isinstance(error, ConnectionFailure)
+    return is_connection and symptom_of(str(error)) is Symptom.HANGS_UP
+
+
 def cause_of(error: Exception | None) -> Symptom | None:
     """The terminal cause of a server's last error; None where waiting may help."""
     if isinstance(error, OperationFailure):
-        return Symptom.PASSWORD if error.code == AUTHENTICATION_FAILED else None
+        return LOGIN_REFUSALS.get(error.code or 0)
     if error is None or isinstance(error, NotPrimaryError):
         # What a server says may have any text in it.
         return None
@@ -166,13 +206,13 @@ def terminal_cause(error: BaseException) -> Symptom | None:
 
 
 def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:
-    """A password's refusal as a new error, for an operation that did not ask; ``seconds``: its
-    age."""
+    """A login's refusal as a new error, for an operation that did not ask; ``seconds``: its age."""
+    symptom = cause_of(error) or Symptom.PASSWORD
     details = error.details
     text = None if details is None else details.get("errmsg")
     again: OperationFailure = type(error)(
-        f"{text or Symptom.PASSWORD.says} (by {address_text(address)} {seconds:.1f} s ago. "
-        f"Check {Symptom.PASSWORD.check})",
+        f"{text or symptom.says} (by {address_text(address)} {seconds:.1f} s ago. "
+        f"Check {symptom.check})",
         error.code,
         None if details is None else dict(details),
     )

@@ -134,6 +134,7 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         terminal=causes.terminal_cause(cause) is not None,
         listed_retryable=refusal is None
         and not _lookup_passes(cause)
+        and not _is_refused_login(code, attempt)
         and (RETRYABLE_WRITE in labels or labels >= OVERLOADED or code not in NOT_LISTED),
         transaction_over=TRANSIENT_TRANSACTION in labels
         and TRANSIENT_TRANSACTION in document.get("errorLabels", ()),
@@ -281,10 +282,18 @@ def _reason(
         if _refused_by_tls(error):
             return RetryReason.TLS_ERROR
         return RetryReason.SOCKET_NOT_AVAILABLE
+    if _is_refused_login(code, attempt):
+        return RetryReason.AUTHENTICATION_ERROR
     if code in BY_CODE:
         return BY_CODE[code]
     labelled = RETRYABLE_WRITE in labels or labels >= OVERLOADED
     return RetryReason.TEMPORARILY_UNAVAILABLE if labelled else RetryReason.UNKNOWN
+
+
+def _is_refused_login(code: int | None, attempt: Attempt) -> bool:
+    """Return whether a server ended the login of a new connection: elsewhere, some of these codes
+    are about a command of the application."""
+    return not attempt.reached_connection and code in causes.LOGIN_REFUSALS
 
 
 def _lookup_passes(error: Exception) -> bool:

@@ -19,13 +19,17 @@ from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.operation import Operation
 
+from . import second_look
+
 CHECKS = 2
-"""Checks in a row that must find a terminal cause; for a password, refused logins."""
+"""Checks in a row that must find a terminal cause; for a login, refusals."""
 UNCHANGED_S = 0.5
 """Seconds after which a set name counts as checked twice: streamed hellos return on changes
 alone."""
 REFUSED_S = 1.0
-"""Seconds for which a refused password fails operations that have not tried it themselves."""
+"""Seconds for which a refused login fails operations that have not tried it themselves."""
+LOST_ALERT = {Symptom.HANGS_UP, Symptom.CLIENT_CERTIFICATE}
+"""With TLS 1.3 a client that is writing when its certificate is refused may not see the alert."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
 PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
@@ -34,11 +38,19 @@ class Seen(NamedTuple):
     """A server that cannot be reached, as a selection saw it. Immutable."""
 
     description: Any
-    cause: Symptom | None
+    symptom: Symptom | None
+    """A terminal cause, or that the server hangs up, which a second look may explain."""
     times: int
     """For how many checks in a row."""
     since: float
     """When the last of them was seen first, in seconds."""
+    explained: Symptom | None = None
+    """What the second look has found."""
+
+    @property
+    def cause(self) -> Symptom | None:
+        """The terminal one, if any."""
+        return self.explained if self.symptom is Symptom.HANGS_UP else self.symptom
 
     def is_terminal(self, now: float) -> bool:
         if self.cause is Symptom.SET_NAME and now - self.since >= UNCHANGED_S:
@@ -52,16 +64,25 @@ class TerminalDetector:
 
     seen: dict[Address, Seen] = field(default_factory=dict)
 
-    def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
+    def look(
+        self,
+        topology: Any,
+        now: float,
+        refusals: Callable[[Address], int],
+        second_look: Callable[[Address], Symptom | None] = lambda _: None,
+    ) -> Symptom | None:
         """The terminal cause that all servers that could serve have in common; else None. ``now``:
-        in seconds; ``refusals``: how many logins in a row a server has refused."""
+        in seconds; ``refusals``: how many logins in a row a server has refused; ``second_look``:
+        why one hangs up."""
         servers = topology.server_descriptions().values()
         electing = topology.topology_type_name == NO_PRIMARY
         if not servers and electing:
             # pymongo has dropped every server for being none of the set, and checks none any more.
             return Symptom.SET_NAME
         unknown = [each for each in servers if not each.is_server_type_known]
-        self.seen = {each.address: self._look_at(each, now, refusals) for each in unknown}
+        self.seen = {
+            each.address: self._look_at(each, now, refusals, second_look) for each in unknown
+        }
         if any(self._may_serve(each, electing) for each in servers if each.is_server_type_known):
             return None
         found = {each.cause if each.is_terminal(now) else None for each in self.seen.values()}
@@ -75,14 +96,26 @@ class TerminalDetector:
             return description.primary not in self.seen
         return kind not in (PRIMARY, ARBITER)
 
-    def _look_at(self, description: Any, now: float, refusals: Callable[[Address], int]) -> Seen:
-        before, cause = self.seen.get(description.address), causes.cause_of(description.error)
-        if cause is Symptom.PASSWORD:
-            return Seen(description, cause, refusals(description.address), now)
+    def _look_at(
+        self,
+        description: Any,
+        now: float,
+        refusals: Callable[[Address], int],
+        second_look: Callable[[Address], Symptom | None],
+    ) -> Seen:
+        address, error = description.address, description.error
+        before, symptom, explained = self.seen.get(address), causes.cause_of(error), None
+        if symptom in causes.LOGINS:
+            return Seen(description, symptom, refusals(address), now)
+        if symptom is None and causes.hangs_up(error):
+            symptom, explained = Symptom.HANGS_UP, second_look(address)
         if before is not None and before.description is description:
-            return before
-        times = 1 if before is None or before.cause is not cause else before.times + 1
-        return Seen(description, cause, times, now)
+            return before._replace(explained=explained)
+        same = before is not None and (
+            before.symptom is symptom or {before.symptom, symptom} == LOST_ALERT
+        )
+        times = before.times + 1 if before is not None and same else 1
+        return Seen(description, symptom, times, now, explained)
 
 
 class TerminalWaits:
@@ -91,7 +124,7 @@ class TerminalWaits:
     def __init__(self, rules: NamespaceRules) -> None:
         self._rules = rules
         self._checked: WeakSet[Exception] = WeakSet()
-        """The refusals of a password after which the server was checked anew."""
+        """The refusals of a login after which the server was checked anew."""
 
     def __call__(self, operation: Operation) -> Exception | None:
         """The error to fail with at once; None to wait."""
@@ -101,11 +134,16 @@ class TerminalWaits:
         client, detector = operation.client, operation.terminal_detector or TerminalDetector()
         operation.terminal_detector = detector
         topology, now = client.topology_description, driver.csot.now()
-        cause = detector.look(topology, now, partial(driver.connections.refused_logins, client))
+        cause = detector.look(
+            topology,
+            now,
+            partial(driver.connections.refused_logins, client),
+            partial(second_look.finding, client),
+        )
         refused = [
-            seen.description for seen in detector.seen.values() if seen.cause is Symptom.PASSWORD
+            seen.description for seen in detector.seen.values() if seen.cause in causes.LOGINS
         ]
-        if cause is Symptom.PASSWORD:
+        if cause in causes.LOGINS:
             newest = max(refused, key=lambda each: each.last_update_time)
             age = now - newest.last_update_time
             if age < REFUSED_S:

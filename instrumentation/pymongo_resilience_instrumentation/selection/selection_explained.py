@@ -25,9 +25,11 @@ from pymongo_resilience_instrumentation.failures.causes import (
     Found,
     cause_of,
     diagnose,
-    symptom_of,
+    symptom_at,
 )
 from pymongo_resilience_instrumentation.failures.error_texts import local_text, safe_message
+
+from . import second_look
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
@@ -39,6 +41,8 @@ TIMEOUT = ", Timeout: "
 """What it puts before that."""
 OWN_WORDS = ("No ", "Could not reach any servers")
 """How pymongo's own sentences begin; else the text is the errors of servers."""
+HANDSHAKE = "SSL handshake failed"
+"""How its text for an error in a TLS handshake begins."""
 LONGEST_ERROR = 200
 """Characters of one server's error."""
 AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)?\)$", re.DOTALL)
@@ -85,15 +89,16 @@ def explain(error: Exception, loop: Any) -> None:
     refuses = None if own is None else lambda _servers: ()
     verdicts = _verdicts(topology.description, topology, selector, own=refuses)
     why = "; ".join(map(str, verdicts)) or "no server is known"
-    cause = diagnosis(topology, selector)
+    cause = diagnosis(client, selector)
     with suppress(ValueError):  # what is left of a deadline has many digits
         timeout = f"{float(timeout.removesuffix('s')):.3g}s"
     text = f"{words} ({why}){comma}{timeout}"
     error.args = (text if cause is None else f"{text}. {cause}", *error.args[1:])
 
 
-def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
+def diagnosis(client: Any, selector: Any) -> Diagnosis | None:
     """The likely cause of a failed selection; None where nothing is known."""
+    topology = driver.clients.topology_of(client)
     described = topology.description
     if driver.selection.is_no_selector(selector):
         return None
@@ -101,7 +106,7 @@ def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
         [
             Found(
                 address_text(each.address),
-                _symptom(each, topology),
+                _symptom(each, client),
                 is_primary=each.server_type_name == "RSPrimary",
                 is_member=each.is_server_type_known,
             )
@@ -255,14 +260,24 @@ def _error(server: Any, topology: Any) -> str:
     return f"no check answered since the client knows it, {age:.1f} s (firewall, address, TLS?)"
 
 
-def _symptom(server: Any, topology: Any) -> Symptom | None:
+def _symptom(server: Any, client: Any) -> Symptom | None:
     """What is wrong with a server; None where it is reached."""
+    topology = driver.clients.topology_of(client)
     if server.is_server_type_known:
         return None
     if server.error is None:
         has_begun = driver.clients.server_at(topology, server.address) is not None
         return Symptom.NO_ANSWER if has_begun else None
-    return cause_of(server.error) or symptom_of(error_text(server.error, server.address))
+    text = error_text(server.error, server.address)
+    found = cause_of(server.error) or symptom_at(
+        text,
+        server.address,
+        tls=driver.clients.uses_tls(client),
+        handshake=text.startswith(HANDSHAKE),
+    )
+    if found not in (Symptom.HANGS_UP, Symptom.CLOSES_AFTER_TLS):
+        return found
+    return second_look.finding(client, server.address) or found
 
 
 def error_text(error: Exception, address: Address) -> str:

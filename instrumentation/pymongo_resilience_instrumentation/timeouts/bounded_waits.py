@@ -8,9 +8,10 @@ all of it again, and connecting ignores connectTimeoutMS. What need not wait is 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +19,7 @@ from typing import Any
 
 from pymongo import lock
 from pymongo.errors import (
+    AutoReconnect,
     NetworkTimeout,
     OperationFailure,
     ServerSelectionTimeoutError,
@@ -26,10 +28,9 @@ from pymongo.errors import (
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.failures.causes import cause_of
+from pymongo_resilience_instrumentation.failures.causes import LOGINS, cause_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interceptor import Function, Interceptor, Row, Wrapper
 from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
@@ -38,6 +39,11 @@ GRACE = 0.005
 """Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
 RESOLUTION = 0.001
 """Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
+HUNG_UP: Mapping[type[BaseException], str] = {
+    ConnectionResetError: "connection closed by the peer during the TLS handshake",
+    ConnectionAbortedError: "TLS handshake aborted",
+    ssl.SSLEOFError: "EOF during the TLS handshake",
+}
 CONNECTING = 1.0
 """Seconds that ``attempt_timeout_ms`` leaves at least for making a connection: TCP, TLS, hello and
 authentication are several round trips."""
@@ -272,7 +278,7 @@ class Handshake(MeasuredHandshake):
             return error
         self._add(waiting)
         if isinstance(error, OperationFailure):
-            if cause_of(error) is Symptom.PASSWORD:
+            if cause_of(error) in LOGINS:
                 driver.connections.count_login(waiting.instance, refused=True)
         elif (
             isinstance(error, NetworkTimeout)
@@ -322,6 +328,16 @@ class Connect(Interceptor):
             await interface.close()
             raise asyncio.CancelledError
         return interface
+
+    def failed(self, connecting: Any, error: BaseException, *_: Any) -> BaseException:
+        cause = error.__cause__
+        if connecting is not None and isinstance(error, AutoReconnect) and cause is not None:
+            # asyncio ends a handshake whose peer is gone with errors that have no text.
+            text = HUNG_UP.get(type(cause))
+            if text is not None and not str(cause):
+                cause.args = (text,)
+                error.args = (str(error).replace(":  (", f": {text} (", 1),)
+        return error
 
 
 class Lookup(Interceptor):

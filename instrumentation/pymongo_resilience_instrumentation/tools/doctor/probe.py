@@ -17,6 +17,7 @@ from typing import Any, Final
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import symptom_of
+from pymongo_resilience_instrumentation.failures.error_texts import local_text
 from pymongo_resilience_instrumentation.tools.testbed.real_members import tls_context
 from pymongo_resilience_instrumentation.tools.testbed.wire import WireError, exchange
 
@@ -32,6 +33,7 @@ RENEW_WITHIN: Final = timedelta(days=14)
 IDLE_ANSWER: Final = 2.0
 """Seconds for the answer on a connection that was idle."""
 COMMAND_NOT_FOUND: Final = 59
+KEY_FILE: Final = "tlscertificatekeyfile"
 _CERTIFICATE: Final = {
     9: Symptom.NOT_YET_VALID,
     10: Symptom.EXPIRED,
@@ -96,10 +98,13 @@ class Prober:
             # One that has answered once is slow.
             if probe.hello is None or not isinstance(error, TimeoutError):
                 probe.symptom = _symptom(error, probe.stage)
-            if isinstance(error, TimeoutError):
-                probe.said = self.waited
+                if probe.address[1] is None and not isinstance(error, TimeoutError):
+                    probe.symptom = Symptom.UNIX_SOCKET
+            probe.said = self.waited if isinstance(error, TimeoutError) else local_text(error) or ""
         with suppress(Exception):
             self._look_again(probe)
+        if (probe.symptom, probe.stage, self._target.tls) == (Symptom.HANGS_UP, "hello", True):
+            probe.symptom = Symptom.CLOSES_AFTER_TLS
         return probe
 
     def _left(self, at_most: float = 60.0) -> float:
@@ -189,6 +194,12 @@ class Prober:
                 probe.symptom = Symptom.PLAIN_PORT
             case Symptom.HANGS_UP | Symptom.CLIENT_CERTIFICATE if self._target.tls:
                 probe.symptom = self._refusal(probe)
+                if probe.symptom is Symptom.HANGS_UP and KEY_FILE in self._target.options:
+                    # A mongod refuses a certificate without an alert, and may accept none.
+                    with closing(self._anew(probe)) as plain:
+                        bare = tls_context({"tlsinsecure": "true"})
+                        say_hello(bare.wrap_socket(plain, server_hostname=probe.address[0]))
+                    probe.symptom = Symptom.CLIENT_CERTIFICATE
             case Symptom.HANGS_UP | Symptom.SILENT | Symptom.NOT_MONGODB if not self._target.tls:
                 self._certificate(probe, tls_context({"tlsinsecure": "true"}))
                 probe.symptom = Symptom.TLS_PORT

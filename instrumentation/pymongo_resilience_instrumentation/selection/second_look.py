@@ -1,0 +1,143 @@
+"""Find out why a server hangs up: with TLS in place of none, without it, or without a certificate.
+
+A mongod that is set up the other way closes the connection without a word, just as one that
+restarts or a proxy does. So when a check failed like that, the port is tried once more, on a
+connection of its own in a thread of its own: whoever selects a server holds pymongo's lock, or is
+in an event loop. No credential is sent, and nothing but a hello.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+import time
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+import bson
+
+from pymongo_resilience.rules.explanations import Symptom
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.failures.causes import symptom_of
+
+AGAIN_S = 5.0
+"""Seconds between two looks at a server, and for which a finding holds."""
+STEP_S = 1.0
+"""Seconds for each step of a look."""
+ALERT_S = 0.3
+"""Seconds to wait for the alert of a server that refuses a certificate after the handshake."""
+TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""How an alert and a handshake message begin, with the version's first byte."""
+HEADER = struct.Struct("<4i")
+"""How a MongoDB message begins: its length, its number, the number it answers, and its kind."""
+NUMBER, OP_MSG = 7, 2013
+
+
+class Look(NamedTuple):
+    """Immutable."""
+
+    began: float
+    symptom: Symptom | None = None
+    """None until something is found."""
+
+
+def finding(client: Any, address: Address) -> Symptom | None:
+    """Return why a server hangs up, if a look found that out; begin one if none is recent.
+
+    Call it if a check of the server has just failed because the server hung up. It does not wait.
+    """
+    pool = driver.connections.pool_at(driver.clients.topology_of(client), address)
+    if pool is None or address[1] is None:
+        return None
+    last: Look | None = driver.connections.last_look(pool)
+    if last is None or time.monotonic() - last.began >= AGAIN_S:
+        driver.connections.keep_look(pool, Look(time.monotonic(), last and last.symptom))
+        threading.Thread(
+            target=_run,
+            args=(pool, address, driver.clients.has_tls_certificate(client)),
+            name="pymongo_resilience_second_look",
+            daemon=True,
+        ).start()
+    return None if last is None else last.symptom
+
+
+def _run(pool: Any, address: Address, has_certificate: bool) -> None:
+    symptom = None
+    with suppress(Exception):  # whatever the port answers
+        context = driver.connections.tls_context(pool)
+        if context is None:
+            symptom = Symptom.TLS_PORT if _speaks_tls(address) else None
+        elif _says_hello(_connected(address)):
+            symptom = Symptom.PLAIN_PORT
+        elif isinstance(context, ssl.SSLContext):
+            symptom = _refusal(address, context, has_certificate)
+    driver.connections.keep_look(pool, Look(time.monotonic(), symptom))
+
+
+def _connected(address: Address) -> socket.socket:
+    return socket.create_connection((address[0], address[1] or 0), STEP_S)
+
+
+def _speaks_tls(address: Address) -> bool:
+    """Return whether a TLS handshake is answered with TLS."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    handshake = _unchecked().wrap_bio(incoming, outgoing, server_hostname=address[0])
+    with suppress(ssl.SSLWantReadError):
+        handshake.do_handshake()
+    with closing(_connected(address)) as plain:
+        plain.sendall(outgoing.read())
+        return _received(plain, len(TLS_RECORDS[0])) in TLS_RECORDS
+
+
+def _unchecked() -> ssl.SSLContext:
+    """A context that finds out about a server, and trusts nothing it says."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _says_hello(connection: socket.socket) -> bool:
+    """Return whether a MongoDB server answers on the connection, and close it."""
+    with closing(connection), suppress(OSError, struct.error):
+        connection.settimeout(STEP_S)
+        body = struct.pack("<ib", 0, 0) + bson.encode({"hello": 1, "$db": "admin"})
+        connection.sendall(HEADER.pack(HEADER.size + len(body), NUMBER, 0, OP_MSG) + body)
+        _, _, answers, kind = HEADER.unpack(_received(connection, HEADER.size))
+        return (answers, kind) == (NUMBER, OP_MSG)
+    return False
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := connection.recv(size - len(data))):
+        data += more
+    return data
+
+
+def _refusal(address: Address, context: ssl.SSLContext, has_certificate: bool) -> Symptom | None:
+    """Return CLIENT_CERTIFICATE if it is the client's certificate that the server refuses.
+
+    With TLS 1.3 that happens after the handshake: the alert is lost if the client is writing by
+    then. A mongod sends none, but may accept clients that have no certificate.
+    """
+    try:
+        with closing(_wrapped(address, context)) as connection:
+            connection.settimeout(ALERT_S)
+            with suppress(TimeoutError):
+                if connection.recv(1):
+                    return None
+    except ssl.SSLError as error:
+        if symptom_of(str(error)) is Symptom.CLIENT_CERTIFICATE:
+            return Symptom.CLIENT_CERTIFICATE
+    except OSError:
+        pass
+    if has_certificate and _says_hello(_wrapped(address, _unchecked())):
+        return Symptom.CLIENT_CERTIFICATE
+    return None
+
+
+def _wrapped(address: Address, context: ssl.SSLContext) -> ssl.SSLSocket:
+    return context.wrap_socket(_connected(address), server_hostname=address[0])
