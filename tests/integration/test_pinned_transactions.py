@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pymongo import monitoring
+from pymongo.errors import OperationFailure
+from pymongo.server_description import ServerDescription
+from pymongo_resilience_instrumentation.failures.reasons import RELAYED
 from support.clients import SentCommands, Side
 from support.servers import cases
 from support.telemetry import Instrument
-from support.transactions import IN_TRANSACTION
+from support.transactions import IN_TRANSACTION, run, session_of
 
+import pymongo_resilience
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.testbed import (
     CutAfter,
@@ -162,3 +167,127 @@ def test_a_commit_whose_reply_was_lost_may_go_elsewhere(
     assert [each["recoveryToken"] for each in commits] == [{"recoveryShardId": "shard0"}] * 2
     assert len(routers(sent, "commitTransaction")) == 2
     assert control[seeded].coll.count_documents({"_id": 1}) == 1
+
+
+@pytest.mark.parametrize("code", sorted(RELAYED))
+def test_a_shard_that_a_router_could_not_reach_begins_the_transaction_anew(
+    code: int, cluster: ShardedCluster, side: Side, seeded: str, control: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """Routers leave the label out."""
+    instrument()
+    client, sent = connected(side, cluster)
+    coll = client[seeded].coll
+    cluster.inject(Fail("update", code=code, labels=[]))
+    with session_of(side, client) as session:
+        run(side, session, lambda s: coll.update_one({"_id": 0}, {"$inc": {"n": 1}}, session=s))
+    assert control[seeded].coll.find_one({"_id": 0}) == {"_id": 0, "n": 1}
+    assert len(sent.named("update")) == 2
+
+
+@pytest.mark.parametrize("name", ["find", "update"])
+@pytest.mark.parametrize("code", sorted(RELAYED))
+def test_outside_of_a_transaction_the_command_is_sent_again(
+    code: int, name: str, cluster: ShardedCluster, side: Side, seeded: str, instrument: Instrument
+) -> None:
+    instrument()
+    client, sent = connected(side, cluster)
+    cluster.inject(Fail(name, code=code, labels=[]))
+    coll = client[seeded].coll
+    if name == "find":
+        side.do(coll.find_one)
+    else:
+        side.do(coll.update_one, {"_id": 0}, {"$inc": {"n": 1}})
+    assert len(sent.named(name)) == 2
+    assert len({each.get("txnNumber") for each in sent.named(name)}) == 1
+
+
+class LosesDescriptions(monitoring.ConnectionPoolListener):
+    """Between the selection of a router and the checkout, its description becomes Unknown, as it
+    does for another operation's lost connection."""
+
+    client: Any = None
+
+    def connection_check_out_started(self, event: Any) -> None:
+        if self.client is not None:
+            server = self.client._topology._servers[event.address]
+            server.description = ServerDescription(event.address)
+
+    def __getattribute__(self, name: str) -> Any:
+        known = name.startswith("__") or name in {"client", "connection_check_out_started"}
+        return object.__getattribute__(self, name) if known else lambda event: None
+
+
+@pytest.mark.parametrize("instrumented", [True, False])
+def test_it_stays_on_its_router_although_that_was_unknown_at_the_checkout(
+    instrumented: bool, cluster: ShardedCluster, side: Side, seeded: str, instrument: Instrument
+) -> None:
+    """Plain pymongo sends each statement to any router then."""
+    instrument()
+    listener, sent = LosesDescriptions(), SentCommands()
+    client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent, listener])
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, len(cluster.members))
+    if not instrumented:
+        pymongo_resilience.uninstrument()
+    session = client.start_session()
+    side.do(session.start_transaction)
+    listener.client = client
+    side.do(client[seeded].coll.update_one, {"_id": 0}, {"$inc": {"n": 1}}, session=session)
+    listener.client = None
+    pinned = session._pinned_address
+    side.do(session.abort_transaction)
+    side.do(session.end_session)
+    assert (pinned == sent.started_events[-1].connection_id) == instrumented
+
+
+UNRECOVERABLE = 50940
+"""The code of a router that does not know the transaction and got no recovery token."""
+
+
+def test_a_commit_whose_reply_was_lost_is_unknown_to_another_router(
+    cluster: ShardedCluster, side: Side, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    """It has been committed: the error must not say that it was not."""
+    instrument()
+    client, sent = connected(side, cluster)
+    session = client.start_session()
+    side.do(session.start_transaction)
+    coll = client[seeded].coll
+    side.do(coll.update_one, {"_id": 0}, {"$inc": {"n": 1}}, session=session)
+    cluster.inject(CutAfter("commitTransaction"))
+    cluster.inject(Fail("commitTransaction", code=UNRECOVERABLE))
+    with pytest.raises(OperationFailure, match=r"whether .* was committed is unknown") as caught:
+        side.do(session.commit_transaction)
+    assert caught.value.code == UNRECOVERABLE
+    assert caught.value.has_error_label("UnknownTransactionCommitResult")
+    assert control[seeded].coll.find_one({"_id": 0}) == {"_id": 0, "n": 1}
+    side.do(session.commit_transaction)
+    side.do(session.end_session)
+    assert len(sent.named("commitTransaction")) == 3
+
+
+def test_with_transaction_asks_again(
+    cluster: ShardedCluster, side: Side, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    client, sent = connected(side, cluster)
+    coll = client[seeded].coll
+    cluster.inject(CutAfter("commitTransaction"))
+    cluster.inject(Fail("commitTransaction", code=UNRECOVERABLE))
+    with session_of(side, client) as session:
+        run(side, session, lambda s: coll.update_one({"_id": 0}, {"$inc": {"n": 1}}, session=s))
+    assert control[seeded].coll.find_one({"_id": 0}) == {"_id": 0, "n": 1}
+    assert len(sent.named("update")) == 1
+
+
+def test_a_first_attempt_to_commit_that_no_router_knows_is_no_commit(
+    cluster: ShardedCluster, side: Side, seeded: str, instrument: Instrument
+) -> None:
+    instrument()
+    client, _ = connected(side, cluster)
+    with begun(side, client, seeded) as session:
+        cluster.inject(Fail("commitTransaction", code=UNRECOVERABLE))
+        with pytest.raises(OperationFailure) as caught:
+            side.do(session.commit_transaction)
+    assert not caught.value.has_error_label("UnknownTransactionCommitResult")

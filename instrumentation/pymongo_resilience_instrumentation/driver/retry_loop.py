@@ -89,10 +89,20 @@ class DriverLoop:
 
     def send(self, *args: Any) -> Any:
         """The driver calls it with the attempt's connection, in place of ``driver_func``."""
+        if (session := self._session) is not None and session.in_transaction:
+            self._pin_to_router(args[2] if self._is_read else args[1])
         if self._retryable is not self.was_retryable:
             return self.checked(*args)
         self.connection = args[2] if self._is_read else args[1]
         return self.driver_func(*args)
+
+    def _pin_to_router(self, connection: Any) -> None:
+        """Pin a transaction by what the connection is. pymongo 4.20 goes by the server's
+        description, which is Unknown while another operation's error is being looked into: the
+        commit would go to any router, and without the token that makes it known there."""
+        session = self._session
+        if session._transaction.pinned_address is None and connection.is_mongos:
+            session._pin(self._server, connection)
 
     def again(self) -> Any:
         self.connection = None

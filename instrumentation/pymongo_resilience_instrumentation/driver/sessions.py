@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import ClientBulkWriteException, PyMongoError
 from pymongo.server_selectors import writable_server_selector
 
 from .clients import both
@@ -35,6 +35,28 @@ class ReopenedIfInterrupted(AbstractContextManager["ReopenedIfInterrupted"]):
         interrupted = error is not None and not isinstance(error, PyMongoError)
         if interrupted and self._state is not None:  # or the self-check misses it
             setattr(self._transaction, STATE, self._state)
+
+
+UNRECOVERABLE = 50940
+"""A router's code for a commit of a transaction that it does not know, without a recovery token."""
+
+
+def may_be_committed(session: Any, code: int | None) -> bool:
+    """Whether the error of a commit says only that this router does not know the transaction, after
+    an attempt whose result is unknown."""
+    return code == UNRECOVERABLE and session._transaction.attempt > 1
+
+
+def label_unknown_result(error: Any) -> None:
+    """As the driver labels a commit whose result is not known: it may be sent again."""
+    error._add_error_label("UnknownTransactionCommitResult")
+
+
+def label_transient(error: Any) -> None:
+    """As the driver labels an error after which the whole transaction may be repeated."""
+    cause = error.error if isinstance(error, ClientBulkWriteException) else error
+    if isinstance(cause, PyMongoError):
+        cause._add_error_label("TransientTransactionError")
 
 
 class OpenTransaction(NamedTuple):

@@ -38,6 +38,17 @@ CODES: Final[Mapping[RetryReason, Mapping[int, str]]] = {
         133: "FailedToSatisfyReadPreference",
         202: "NetworkInterfaceExceededTimeLimit",
         407: "",
+        # A router's that shuts down, or has just dropped its connections to a shard. It may have
+        # sent the command to other shards before.
+        145: "PooledConnectionsDropped",
+        199: "ReplicaSetMonitorRemoved",
+        # A router's whose routing table was out of date more often than it tries by itself; each
+        # such error makes it read the table anew.
+        63: "StaleShardVersion",
+        70: "ShardNotFound",
+        150: "StaleEpoch",
+        249: "StaleDbVersion",
+        13388: "StaleConfig",
         # Before the first batch: the same query once more finds what is there by then.
         175: "QueryPlanKilled",
         # Overload that was not refused at the door, also as a router relays it: its one label makes
@@ -59,6 +70,8 @@ LISTED: Final = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 1160
 """The codes that Retryable Reads lists."""
 NOT_LISTED: Final = BY_CODE.keys() - LISTED
 """The codes that MongoDB's specifications do not retry unless a label says so."""
+RELAYED: Final = frozenset({6, 7, 63, 70, 89, 90, 91, 133, 145, 150, 199, 202, 249, 9001, 13388})
+"""The codes that a router returns for a shard that it could not reach, or find."""
 PASSING: Final = BY_CODE.keys() - {13, 18}
 """The codes after which a write that carries its transaction number is repeated."""
 

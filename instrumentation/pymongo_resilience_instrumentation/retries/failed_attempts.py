@@ -25,11 +25,13 @@ from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
+from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.client_registry import CLOSED
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
+from pymongo_resilience_instrumentation.failures.reasons import RELAYED
 from pymongo_resilience_instrumentation.public_operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import command_limits, precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
@@ -185,9 +187,25 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
             name=state.method or state.name,
             advice=precedence.advice(loop.operation),
         )
+    if _ends_the_transaction(raised, state):
+        driver.sessions.label_transient(error)
     state_origin(error, origin, rule, why_not_repeated(rule, state, raised))
     loop.operation.history.final_error = error
     return error
+
+
+def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:
+    """Whether a statement of a transaction failed for a cause that passes. Routers leave the label
+    TransientTransactionError out, for example with code 133, so that with_transaction would not
+    repeat the transaction; nothing of it can have been committed."""
+    return (
+        state.in_transaction
+        and state.kind is not Kind.TRANSACTION_END
+        and failure.stage is Stage.ANSWERED
+        and failure.code in RELAYED
+        and not failure.overloaded
+        and not follows_specification(state)
+    )
 
 
 def _chosen(before: Failure | None, failure: Failure) -> Failure:

@@ -150,6 +150,10 @@ class EndTransaction(OperationInterceptor):
         with shielded(f"after {self._operation}"):
             if isinstance(error, PyMongoError):
                 if self.runtime.owns_retries:
+                    code = classify.attribute(error, "code")
+                    is_commit = self._operation == COMMIT
+                    if is_commit and driver.sessions.may_be_committed(session, code):
+                        driver.sessions.label_unknown_result(error)
                     _state_outcome(error)
             elif self._operation == ABORT and self.runtime.owns_retries:
                 opened = driver.sessions.open_transaction(session, aborted=True)
