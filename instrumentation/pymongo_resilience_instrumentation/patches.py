@@ -157,7 +157,7 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
         yield from command_limits.of_cursors(runtime.enabled_flag)
         return
     dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
-    hopeless = fast_fail.TerminalWaits(runtime.rules)
+    hopeless = fast_fail.TerminalWaits(runtime.rules, runtime.attempts_in_flight)
     yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)

@@ -75,6 +75,10 @@ class Symptom(enum.Enum):
         "no server belongs to the replica set that the client asks for",
         "replicaSet in the URI against rs.status(), and that the hosts are those of that set",
     )
+    REMOVED = (
+        "the server is not a member of the deployment any more",
+        "rs.conf() for members that were renamed or removed; a new cursor or session finds them",
+    )
     PLAIN_PORT = (
         "the client uses TLS and the server on that port does not",
         "tls in the URI (a mongodb+srv URI switches it on), the port, and the server's TLS mode",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pymongo
 import pytest
 from pymongo.errors import InvalidOperation
 from support.busy_pools import the_only_connection_taken
@@ -54,7 +55,8 @@ def test_it_ends_a_back_off(
     with fail_command(control, "find", errorCode=6):
         error = ended_by_close(side, coll, lambda: telemetry.decisions.events)
     assert type(error) is InvalidOperation
-    assert str(error) == "Cannot use MongoClient after close"
+    name = "MongoClient" if side.runner is None else "AsyncMongoClient"
+    assert str(error) == f"Cannot use {name} after close"
 
 
 def test_it_ends_the_wait_for_a_server(side: Side, instrument: Instrument) -> None:
@@ -77,3 +79,24 @@ def test_it_ends_the_wait_for_a_connection(
         error = ended_by_close(side, coll, lambda: time.monotonic() - began > 0.5)
         proxy.clear()
     assert type(error) is InvalidOperation
+
+
+def opened_at() -> list[str]:
+    """The frames by which pymongo says where a client was opened that nobody closed."""
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient("mongodb://127.0.0.1:1/")
+    with pytest.warns(ResourceWarning, match="Unclosed MongoClient") as caught:
+        client.__del__()
+    client.close()
+    return str(caught[0].message).split("  File ")
+
+
+def test_a_client_that_was_not_closed_shows_where_the_application_made_it(
+    instrument: Instrument,
+) -> None:
+    """And none of our frames between the application's and pymongo's."""
+    plain = opened_at()
+    instrument()
+    ours = opened_at()
+    assert "opened_at" in plain[-2]
+    assert ours[-2:] == plain[-2:]
+    assert not [each for each in ours if "pymongo_resilience_instrumentation" in each]

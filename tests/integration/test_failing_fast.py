@@ -14,6 +14,7 @@ from typing import Any
 import pymongo
 import pytest
 import trustme
+from pymongo import ReadPreference
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.selection import selection_explained
@@ -22,12 +23,14 @@ from support.clients import Side, wait_until
 from support.fake_servers import Peer
 from support.misconfigurations import MISCONFIGURATIONS, World, behind, certificate, world
 from support.telemetry import Instrument
-from support.wait_helpers import NOBODY, PLENTY_MS
+from support.wait_helpers import NOBODY, PLENTY_MS, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, override
 from pymongo_resilience.errors import RetryReason
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.strategies import BestEffort
+from pymongo_resilience.testbed import Interception, ReplicaSet
 
 __all__ = ["world"]
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
@@ -266,6 +269,46 @@ def test_a_transaction_is_not_repeated(side: Side, untrusted: str, instrument: I
     assert hasattr(caught.value, "terminal_cause")
     assert not caught.value.has_error_label("TransientTransactionError")
     assert len(begun) == 1
+
+
+class _Renamed(Interception):
+    """Every member lists one of them by another name, as after a reconfiguration."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def on_hello(self, reply: dict[str, Any]) -> None:
+        self.injected += 1
+        hosts = ["renamed.invalid:27017" if at == self._name else at for at in reply["hosts"]]
+        # Later than what the client knows.
+        reply.update(hosts=hosts, setVersion=reply.get("setVersion", 1) + 1)
+
+
+def test_a_member_that_was_renamed_is_not_waited_for(
+    side: Side, replica_set: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    """A cursor is on one server, which a reconfiguration has taken from the client's list."""
+    control[database].coll.insert_many([{} for _ in range(4)])
+    telemetry = instrument()
+    client = side.client(replica_set.uri, serverSelectionTimeoutMS=PLENTY_MS)
+    wait_for_server(side, client)
+    side.wait_for_members(client, 3)
+    coll = client.get_database(database, read_preference=ReadPreference.SECONDARY).coll
+    cursor = coll.find(batch_size=2)
+    for _ in range(2):
+        side.do(cursor.next)
+    gone = "{}:{}".format(*cursor.address)
+    replica_set.inject(_Renamed(gone))
+    side.wait_until(lambda: cursor.address not in client.topology_description.server_descriptions())
+    began = time.monotonic()
+    with pytest.raises(ServerSelectionTimeoutError) as caught:
+        side.do(cursor.next)
+    assert time.monotonic() - began < SOON
+    assert caught.value.terminal_cause == Symptom.REMOVED.word
+    assert gone in str(caught.value)
+    assert telemetry.decisions.events[-1].rule is Rule.TERMINAL
+    replica_set.clear()
 
 
 def test_a_fault_of_ours_waits_as_ever(

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from pymongo import AsyncMongoClient
 from pymongo.errors import InvalidOperation
 from pymongo.server_description import ServerDescription
 
@@ -28,8 +29,6 @@ from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 T = TypeVar("T")
-CLOSED = "Cannot use MongoClient after close"
-"""The driver's words."""
 LOOK = 0.1
 """Seconds between two looks of what waits, whether its client is closed."""
 MOST_TRANSACTIONS = 1000
@@ -168,6 +167,12 @@ class Clients(ByClient[ClientState]):
         return None
 
 
+def closed_text(client: object) -> str:
+    """Return pymongo's words for an operation of a closed client."""
+    name = "AsyncMongoClient" if isinstance(client, AsyncMongoClient) else "MongoClient"
+    return f"Cannot use {name} after close"
+
+
 class ClientClock(Clock):
     """A clock whose waits end with the client of the operation in progress: InvalidOperation
     (pymongo's). Thread- and task-safe."""
@@ -186,7 +191,7 @@ class ClientClock(Clock):
         while not client.closed and (left := ends - time.monotonic()) > 0:
             yield min(left, LOOK)
         if client.closed:
-            raise InvalidOperation(CLOSED)
+            raise InvalidOperation(closed_text(operation.client))
 
     def sleep(self, seconds: float, /) -> None:
         for step in self._steps(seconds):

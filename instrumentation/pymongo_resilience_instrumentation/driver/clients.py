@@ -4,6 +4,7 @@ task."""
 from __future__ import annotations
 
 import importlib
+import re
 import ssl
 import sys
 from collections.abc import Callable, Iterator
@@ -79,6 +80,14 @@ def lookup_may_succeed_later(error: BaseException, *, has_deadline: bool) -> boo
         return False
     passing = (resolver.NoNameservers, *(resolver.Timeout,) * has_deadline)
     return isinstance(error.__cause__, passing)
+
+
+def hide_frames(client: Any, folder: str) -> None:
+    """Take the frames of files in ``folder`` out of where pymongo says that the client was opened,
+    in its ResourceWarning for a client that was not closed."""
+    settings = client._topology_settings
+    lines = re.split(r"(?m)^(?=  File )", settings._stack)
+    settings._stack = "".join(each for each in lines if not each.startswith(f'  File "{folder}'))
 
 
 def begin_looking_for_servers(client: Any) -> None:

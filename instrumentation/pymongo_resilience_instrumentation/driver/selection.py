@@ -61,6 +61,15 @@ def is_bound(loop: Any) -> bool:
     )
 
 
+def bound_to(loop: Any) -> Address | None:
+    """Return the address of the only server that may serve the loop, if there is one: a cursor's,
+    or the mongos that a transaction is pinned to."""
+    address, session = loop._address, loop._session
+    if address is None and session is not None and session.in_transaction:
+        address = session._transaction.pinned_address
+    return None if address is None else (address[0], address[1])
+
+
 def has_choice(loop: Any) -> bool:
     """Whether the operation could go to another server: a write to a replica set cannot."""
     return may_choose(loop._client, loop._server_selector)

@@ -35,6 +35,7 @@ LOGIN_REFUSALS: Mapping[int, Symptom] = {
 LOGINS = frozenset(LOGIN_REFUSALS.values())
 TERMINAL: Mapping[Symptom, RetryReason] = {
     Symptom.SET_NAME: RetryReason.NODE_NOT_AVAILABLE,
+    Symptom.REMOVED: RetryReason.NODE_NOT_AVAILABLE,
     Symptom.PLAIN_PORT: RetryReason.TLS_ERROR,
     Symptom.TLS_PORT: RetryReason.TLS_ERROR,
     Symptom.UNKNOWN_AUTHORITY: RetryReason.TLS_ERROR,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pymongo.errors import ConfigurationError
@@ -24,6 +25,9 @@ from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 from pymongo_resilience_instrumentation.telemetry.listeners import Commands, Heartbeats
 from pymongo_resilience_instrumentation.telemetry.pool_metrics import Pools
 from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
+
+FOLDER = str(Path(__file__).parents[1])
+"""This package's."""
 
 
 def constructor(runtime: Runtime) -> Wrapper:
@@ -45,6 +49,8 @@ def constructor(runtime: Runtime) -> Wrapper:
             _look_up(runtime, client, partial(original, *args, **kwargs))
         else:
             original(*args, **kwargs)
+        with shielded("after a client was made"):
+            driver.clients.hide_frames(client, FOLDER)
         warn_of_ignored_options(client, runtime.config.timeout_ms)
 
     return construct

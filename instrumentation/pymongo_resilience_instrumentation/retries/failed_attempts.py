@@ -27,7 +27,7 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients.client_registry import CLOSED
+from pymongo_resilience_instrumentation.clients.client_registry import closed_text
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
@@ -160,7 +160,7 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
         closed = failure.error
         if not isinstance(closed, InvalidOperation):
             # The driver's own error, whatever the wait was for that its client's close() ended.
-            closed = InvalidOperation(CLOSED)
+            closed = InvalidOperation(closed_text(client))
             closed.__cause__ = failure.error
         return closed
     name = loop.command_name()

@@ -15,7 +15,7 @@ from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.strategy import FastFail
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.operation import Operation
 
@@ -30,6 +30,8 @@ REFUSED_S = 1.0
 """Seconds for which a refused login fails operations that have not tried it themselves."""
 LOST_ALERT = {Symptom.HANGS_UP, Symptom.CLIENT_CERTIFICATE}
 """With TLS 1.3 a client that is writing when its certificate is refused may not see the alert."""
+DECIDED = frozenset({"ReplicaSetWithPrimary", "Sharded"})
+"""Topologies in which it is known who is a member."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
 PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
@@ -63,6 +65,24 @@ class TerminalDetector:
     """What one operation saw of the servers while it waited for one. Not thread-safe."""
 
     seen: dict[Address, Seen] = field(default_factory=dict)
+    removed_since: float | None = None
+    """Since when the server that the operation is bound to is not a member, in seconds."""
+
+    def is_removed(self, topology: Any, bound_to: Address, now: float) -> bool:
+        """Return whether an operation waits for a server that was renamed or removed.
+
+        A primary or mongos must be known all the time: without one, the next may list the server.
+        """
+        servers = topology.server_descriptions()
+        is_known = topology.topology_type_name in DECIDED and any(
+            each.is_server_type_known for each in servers.values()
+        )
+        if bound_to in servers or not is_known:
+            self.removed_since = None
+            return False
+        if self.removed_since is None:
+            self.removed_since = now
+        return now - self.removed_since >= UNCHANGED_S
 
     def look(
         self,
@@ -121,8 +141,8 @@ class TerminalDetector:
 class TerminalWaits:
     """Before a wait for a server of an operation with the strategy ``fast_fail``."""
 
-    def __init__(self, rules: NamespaceRules) -> None:
-        self._rules = rules
+    def __init__(self, rules: NamespaceRules, in_flight: Callable[[], list[Any]]) -> None:
+        self._rules, self._in_flight = rules, in_flight
         self._checked: WeakSet[Exception] = WeakSet()
         """The refusals of a login after which the server was checked anew."""
 
@@ -134,6 +154,11 @@ class TerminalWaits:
         client, detector = operation.client, operation.terminal_detector or TerminalDetector()
         operation.terminal_detector = detector
         topology, now = client.topology_description, driver.csot.now()
+        bound_to = self._bound_to(operation)
+        if bound_to is not None and detector.is_removed(topology, bound_to, now):
+            members = ", ".join(map(address_text, topology.server_descriptions()))
+            found: dict[Address, Any] = {bound_to: f"not among {members}"}
+            return causes.selection_error(Symptom.REMOVED, found, None)
         cause = detector.look(
             topology,
             now,
@@ -163,3 +188,7 @@ class TerminalWaits:
                 self._checked.add(each.error)
                 driver.monitors.request_check(driver.clients.topology_of(client), each.address)
         return None
+
+    def _bound_to(self, operation: Operation) -> Address | None:
+        loops = (loop for loop in self._in_flight() if loop.operation is operation)
+        return next(filter(None, map(driver.selection.bound_to, loops)), None)
