@@ -188,7 +188,9 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
             else:
                 heapq.heappush(events, (clock.time + delay, next(number), None, call))
         else:
-            call.budget.succeeded(retried=call.operation is not None)
+            state = call.operation
+            rejections = 0 if state is None else state.rejections
+            call.budget.succeeded(retried=state is not None, rejections=rejections)
             in_time = case.timeout is None or clock.time - call.due <= case.timeout
             done.append((call, clock.time, in_time))
     end = sum(seconds for seconds, _ in case.phases)
@@ -231,7 +233,10 @@ def _decide(
             deadline=deadline,
             budget=call.budget,
         )
-    call.budget.failed(failure, retried=operation.attempts > 0)
+    granted = call.budget.failed(
+        failure, retried=operation.attempts > 0, rejections=operation.rejections, began=call.due
+    )
+    operation.in_grace = operation.in_grace or granted
     operation.count(failure)
     verdict = rules.decide(operation, failure)
     if isinstance(verdict, Retry) and call.budget.spend(failure):

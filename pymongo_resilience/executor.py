@@ -123,6 +123,10 @@ class _Retries:
         )
         return verdict.delay - (executor.clock.now() - decided)
 
+    def succeeded(self) -> None:
+        state = self.state
+        state.budget.succeeded(retried=True, rejections=state.rejections)
+
     def undecided(self, error: Exception, fault: Exception) -> _End:
         if fault is error:
             return error
@@ -185,7 +189,7 @@ class Executor:
                 except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                     error = raised
                 else:
-                    retries.state.budget.succeeded(retried=True)
+                    retries.succeeded()
                     return result
         finally:
             # The frames of errors hold this one.
@@ -218,7 +222,7 @@ class AsyncExecutor(Executor):
                 except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                     error = raised
                 else:
-                    retries.state.budget.succeeded(retried=True)
+                    retries.succeeded()
                     return result
         finally:
             # The frames of errors hold this one.

@@ -20,11 +20,18 @@ RETRY = 1.0
 """Tokens that one retry takes; one that shows a healthy server gives them back."""
 
 RESERVE = 8.0
-"""Failed attempts in a row of which a client with nothing against it repeats each."""
+"""Failed attempts in a row that a client with nothing against it retries."""
 DEBT = 8.0
 """What the account may be overdrawn by: so much has to be earned before the next retry."""
 RATIO = 0.2
 """What a success earns: with more than one failed attempt in six, the account runs empty."""
+PYMONGO_RETRIES = 2
+"""How often pymongo itself retries a rejected operation."""
+GRACE_S = 1.0
+"""Seconds after the first rejection of a full account. What began before their end may be retried
+as often as by pymongo, whatever is left: so many operations may be in progress at once."""
+MOST_FAILED = 4
+"""So many operations rejected once more than pymongo retries show that this is no blip."""
 FORGOTTEN_S = 60.0
 """Seconds without a failed attempt after which the account is full: a quiet client may retry."""
 
@@ -45,10 +52,28 @@ class RetryBudget:
         """What retries after overload errors may spend right now; None without a limit."""
         return None
 
-    def failed(self, failure: Failure, *, retried: bool) -> None:
-        """An attempt failed; ``retried``: not the first one."""
+    def failed(
+        self,
+        failure: Failure,  # noqa: ARG002
+        *,
+        retried: bool,  # noqa: ARG002
+        rejections: int = 0,  # noqa: ARG002
+        began: float | None = None,  # noqa: ARG002
+    ) -> bool:
+        """Take note of a failed attempt.
 
-    def allows(self, failure: Failure) -> bool:  # noqa: ARG002 - for the others, as below
+        Args:
+            failure: its facts.
+            retried: whether it was a retry.
+            rejections: how many earlier attempts of the operation were rejected.
+            began: when the operation began, on the clock; None if it is not known.
+
+        Returns:
+            Whether the operation may be retried as often as by pymongo, whatever is left.
+        """
+        return False
+
+    def allows(self, failure: Failure) -> bool:  # noqa: ARG002
         """Whether one retry may follow. Asking spends nothing."""
         return True
 
@@ -56,8 +81,9 @@ class RetryBudget:
         """Pay for the retry that was allowed; False where another thread had the last token."""
         return True
 
-    def succeeded(self, *, retried: bool) -> None:
-        """A command was answered well, at its first attempt or at a later one."""
+    def succeeded(self, *, retried: bool, rejections: int = 0) -> None:
+        """Take note of a command that succeeded: at a later attempt than the first if ``retried``,
+        after so many ``rejections``."""
 
     def is_rejection(self, failure: Failure) -> bool:
         """Whether it counts as overload here."""
@@ -101,10 +127,15 @@ class _Accounts(RetryBudget):
 class RatioBudget(_Accounts):
     """Retries in proportion to what succeeds, for every reason.
 
-    Each failed attempt costs a token and each success earns a part of one; a retry needs what is
+    Each failed attempt takes a token, and each success earns a part of one; a retry needs what is
     left to be more than nothing. There are two accounts, one for what a server rejected as
     overloaded and one for the rest: an election must not use up what rejections after it need.
     Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
+
+    Two rules keep a blip from becoming an error where pymongo has none. An operation that succeeds
+    after at most ``PYMONGO_RETRIES`` rejections gets its tokens back. And the first rejection of a
+    full account begins a grace period: operations that began before its end may be retried so often
+    whatever is left, until ``MOST_FAILED`` operations were rejected again after that.
     """
 
     def __init__(
@@ -122,21 +153,50 @@ class RatioBudget(_Accounts):
     def _is_forgotten(self, now: float) -> bool:
         return now - self._failed_at >= FORGOTTEN_S
 
-    def failed(self, failure: Failure, *, retried: bool) -> None:  # noqa: ARG002 - both cost the same
+    def _fill(self) -> None:
+        super()._fill()
+        self._grace_ends, self._failed_in_grace = -math.inf, 0
+
+    def failed(
+        self,
+        failure: Failure,
+        *,
+        retried: bool,  # noqa: ARG002
+        rejections: int = 0,
+        began: float | None = None,
+    ) -> bool:
         if not (failure.overloaded or failure.reason in DISTRESS):
-            return
+            return False
         now = self._clock.now()
         with self._lock:
             if self._is_forgotten(now):
                 self._fill()
             self._failed_at = now
-            self._add(*((-10, 0) if self.is_rejection(failure) else (0, -10)))
+            if not self.is_rejection(failure):
+                self._add(0, -10)
+                return False
+            in_grace = self._note_rejection(now, rejections, now if began is None else began)
+            self._add(-10)
+        return in_grace
+
+    def _note_rejection(self, now: float, rejections: int, began: float) -> bool:
+        """Return True if the operation is rejected for the first time, and began before the end of
+        a grace period: it may have waited long for a connection."""
+        if rejections == 0:
+            if self._rejected == self._most:
+                self._grace_ends, self._failed_in_grace = now + GRACE_S, 0
+            return began < self._grace_ends
+        self._failed_in_grace += rejections == PYMONGO_RETRIES
+        if self._failed_in_grace >= MOST_FAILED:
+            self._grace_ends = -math.inf
+        return False
 
     def allows(self, failure: Failure) -> bool:
         return (self._rejected if self.is_rejection(failure) else self._others) > 0
 
-    def succeeded(self, *, retried: bool) -> None:  # noqa: ARG002 - as above
-        self._add(self._earned, self._earned)
+    def succeeded(self, *, retried: bool, rejections: int = 0) -> None:  # noqa: ARG002
+        refund = 10 * rejections if rejections <= PYMONGO_RETRIES else 0
+        self._add(self._earned + refund, self._earned)
 
     def is_rejection(self, failure: Failure) -> bool:
         return failure.rejected
@@ -149,10 +209,18 @@ class TokenBucket(_Accounts):
     def __init__(self, capacity: float | None = None) -> None:
         super().__init__(CAPACITY if capacity is None else capacity, 0)
 
-    def failed(self, failure: Failure, *, retried: bool) -> None:
+    def failed(
+        self,
+        failure: Failure,
+        *,
+        retried: bool,
+        rejections: int = 0,  # noqa: ARG002
+        began: float | None = None,  # noqa: ARG002
+    ) -> bool:
         """A retry that failed otherwise than by overload has its token back (rule 3)."""
         if retried and not failure.overloaded:
             self._add(_tenths(RETRY))
+        return False
 
     def allows(self, failure: Failure) -> bool:
         return not failure.overloaded or self._rejected >= _tenths(RETRY)
@@ -160,7 +228,7 @@ class TokenBucket(_Accounts):
     def spend(self, failure: Failure) -> bool:
         return not failure.overloaded or self.consume()
 
-    def succeeded(self, *, retried: bool) -> None:
+    def succeeded(self, *, retried: bool, rejections: int = 0) -> None:  # noqa: ARG002
         self._add(_tenths(RETURN_RATE + RETRY if retried else RETURN_RATE))
 
     def consume(self, tokens: float = RETRY) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pymongo_resilience.clock import SHORTEST, Deadline, Random
 
 from . import backoff
-from .budget import DISTRESS
+from .budget import DISTRESS, PYMONGO_RETRIES
 from .failure import Failure, RetryReason, Stage
 from .retry_state import Kind, RetryState
 from .strategy import TERMINAL, Answer, RetryAction, follows_specification
@@ -148,7 +148,8 @@ class RetryRules:
         limit = state.time_limit
         if limit is not None and not limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if state.deadline is None else Rule.OVERLOAD_WAIT)
-        if state.budget.is_rejection(failure) and not state.budget.allows(failure):
+        granted = state.in_grace and state.rejections <= PYMONGO_RETRIES
+        if state.budget.is_rejection(failure) and not (granted or state.budget.allows(failure)):
             return GiveUp(Rule.BUDGET)
         if not wait > delay:
             return Retry(delay)

@@ -77,6 +77,12 @@ class RetryState:
     """The last of them did."""
     overloaded: bool = False
     """An overload error was among them."""
+    rejections: int = 0
+    """Those of them that the server rejected as overloaded."""
+    began: float | None = None
+    """When the operation began, on the clock; None if it is not known."""
+    in_grace: bool = False
+    """It may be retried as often as by pymongo, whatever the budget has left."""
     waited: float = 0.0
     """Seconds of all waits that were decided on between attempts."""
     reasons: list[RetryReason] = field(default_factory=list)
@@ -105,6 +111,7 @@ class RetryState:
                 self.unhurried_until = until._replace(timeout=until.timeout + self.waited)
         self.carried_txn_number = failure.carried_txn_number
         self.overloaded = self.overloaded or failure.overloaded
+        self.rejections += failure.rejected
         self.reasons.append(failure.reason)
 
     @property
@@ -121,6 +128,6 @@ class RetryState:
 
     def next_command(self) -> None:
         """A bulk went on to its next command, which has its own attempts."""
-        self.attempts = self.unattempted = 0
+        self.attempts = self.unattempted = self.rejections = 0
         self.unhurried_until = None
-        self.overloaded = False
+        self.overloaded = self.in_grace = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,14 +15,16 @@ from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
+from pymongo_resilience_instrumentation.tools.testbed.fault import Answer
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import status
 from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.rules import budget
 from pymongo_resilience.rules.budget import CAPACITY, RatioBudget, TokenBucket
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.testbed import ReplicaSet
+from pymongo_resilience.testbed import Interception, ReplicaSet
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
@@ -48,28 +52,93 @@ def test_switched_off_there_is_none(
 
 @pytest.mark.parametrize("timeout_ms", [None, 60_000])
 def test_by_default_retries_are_in_proportion_to_what_succeeds(
-    timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(budget, "GRACE_S", 0.0)
     telemetry = instrument(base_backoff_ms=1, timeout_ms=timeout_ms)
     client = side.client(proxy.uri)
     coll = client[database].coll
     side.do(coll.find_one)
     assert status(client).retry_tokens == 8
-    proxy.inject(Overload("find", times=8))
-    with pytest.raises(OperationFailure):
-        side.do(coll.find_one)
-    assert decisions(telemetry) == ["again"] * 5 + [Rule.ATTEMPTS]
-    with pytest.raises(OperationFailure):
-        side.do(coll.find_one)
-    assert decisions(telemetry)[6:] == ["again", Rule.BUDGET]
+    proxy.inject(Overload("find", times=16))
+    for _ in range(2):
+        with pytest.raises(OperationFailure):
+            side.do(coll.find_one)
+    assert decisions(telemetry) == ["again"] * 5 + [Rule.ATTEMPTS, "again", Rule.BUDGET]
     assert status(client).retry_tokens == 0
+    proxy.clear()
     for _ in range(10):
         side.do(coll.find_one)
     assert status(client).retry_tokens == 2
     proxy.inject(Overload("find", times=1))
     side.do(coll.find_one)
     assert decisions(telemetry)[8:] == ["again"]
-    assert status(client).retry_tokens == 1.2
+    assert status(client).retry_tokens == 2.2, "pymongo would have had its two retries as well"
+
+
+class EachRejected(Interception):
+    """Rejects the first attempts of each find, which is known by its ``_id``."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__()
+        self.attempts = attempts
+        self.seen: Counter[int] = Counter()
+
+    def on_request(self, request: Any, connection: Any) -> Any:
+        if request.command_name != "find":
+            return None
+        number = request.body["filter"]["_id"]
+        self.seen[number] += 1
+        if self.seen[number] > self.attempts:
+            return None
+        self.injected += 1
+        return Answer(Overload().document)
+
+
+def errors_at_once(side: Side, coll: Any, count: int) -> int:
+    """How many of so many finds fail that begin together."""
+
+    def find(number: int) -> bool:
+        try:
+            coll.find_one({"_id": number})
+        except OperationFailure:
+            return True
+        return False
+
+    async def find_all() -> int:
+        finds = (coll.find_one({"_id": number}) for number in range(count))
+        results = await asyncio.gather(*finds, return_exceptions=True)
+        return sum(isinstance(each, Exception) for each in results)
+
+    if side.runner is not None:
+        return int(side.do(find_all))
+    with ThreadPoolExecutor(count) as threads:
+        return sum(threads.map(find, range(count)))
+
+
+@pytest.mark.each_setup
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_blip_is_no_error_where_plain_pymongo_has_none(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    count: int, attempts: int, defaults: dict[str, Any],
+) -> None:  # fmt: skip
+    def play() -> list[int]:
+        coll = side.client(proxy.uri, maxPoolSize=10)[database].coll
+        side.do(coll.find_one, {"_id": -1})
+        errors = []
+        for _ in range(2):
+            fault = EachRejected(attempts)
+            proxy.inject(fault)
+            errors.append(errors_at_once(side, coll, count))
+            proxy.clear()
+            assert fault.struck == count * attempts
+        return errors
+
+    assert play() == [0, 0], "plain pymongo"
+    instrument(**defaults)
+    assert play() == [0, 0]
 
 
 def test_lost_connections_and_elections_become_no_errors_where_it_is_spent(
@@ -171,8 +240,8 @@ def test_a_client_says_so_itself(
     database: str,
     instrument: Instrument,
 ) -> None:
-    budget = "tokens" if everywhere else "off"
-    telemetry = instrument(retry_budget=budget, retry_token_capacity=1, base_backoff_ms=1)
+    kind = "tokens" if everywhere else "off"
+    telemetry = instrument(retry_budget=kind, retry_token_capacity=1, base_backoff_ms=1)
     uri = proxy.uri if in_uri is None else f"{proxy.uri}&{in_uri}&retryReads=true"
     assert "?" in proxy.uri, "the options below are appended"
     more = {} if keyword is None else {"adaptiveRetries": keyword}

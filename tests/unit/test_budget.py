@@ -19,6 +19,9 @@ from pymongo_resilience.rules.budget import (
     DEBT,
     DISTRESS,
     FORGOTTEN_S,
+    GRACE_S,
+    MOST_FAILED,
+    PYMONGO_RETRIES,
     RATIO,
     RESERVE,
     RETURN_RATE,
@@ -57,7 +60,10 @@ def operation(
 
 
 def decided(operation: RetryState, failure: Failure) -> GiveUp | Retry:
-    operation.budget.failed(failure, retried=operation.attempts > 0)
+    granted = operation.budget.failed(
+        failure, retried=operation.attempts > 0, rejections=operation.rejections
+    )
+    operation.in_grace = operation.in_grace or granted
     operation.count(failure)
     verdict = RULES.decide(operation, failure)
     if isinstance(verdict, Retry):
@@ -66,11 +72,13 @@ def decided(operation: RetryState, failure: Failure) -> GiveUp | Retry:
 
 
 def spent() -> RatioBudget:
-    """Both accounts."""
-    budget = RatioBudget(FakeClock())
+    """Both accounts, and no grace period is left."""
+    clock = FakeClock()
+    budget = RatioBudget(clock)
     for _ in range(round(RESERVE)):
         budget.failed(OVERLOAD, retried=False)
         budget.failed(CUT, retried=False)
+    clock.advance(GRACE_S)
     return budget
 
 
@@ -138,12 +146,14 @@ class Ratios(RuleBasedStateMachine):
     def another_failure(self, retried: bool) -> None:
         self.budget.failed(CONFLICT, retried=retried)
 
-    @rule(times=st.integers(1, 40), retried=st.booleans())
-    def attempts_succeed(self, times: int, retried: bool) -> None:
+    @rule(times=st.integers(1, 40), rejections=st.integers(0, 5))
+    def attempts_succeed(self, times: int, rejections: int) -> None:
         for _ in range(times):
-            self.budget.succeeded(retried=retried)
+            self.budget.succeeded(retried=rejections > 0, rejections=rejections)
+        refund = {OVERLOAD: rejections if rejections <= PYMONGO_RETRIES else 0, CUT: 0}
         for account, there in self.model.items():
-            self.model[account] = min(Fraction(self.reserve), there + times * self.earned)
+            earned = times * (self.earned + refund[account])
+            self.model[account] = min(Fraction(self.reserve), there + earned)
 
     @rule(failure=st.sampled_from([OVERLOAD, CUT]))
     def retry(self, failure: Failure) -> None:
@@ -168,6 +178,7 @@ TestBuckets, TestRatios = Buckets.TestCase, Ratios.TestCase
 def test_the_numbers_of_the_text_and_those_that_the_simulation_chose() -> None:
     assert (CAPACITY, RETURN_RATE, TokenBucket().tokens) == (1000, 0.1, 1000)
     assert (RESERVE, DEBT, RATIO) == (8, 8, 0.2)
+    assert (PYMONGO_RETRIES, GRACE_S, MOST_FAILED) == (2, 1, 4)
 
 
 def test_one_operation_of_a_quiet_client_has_its_five_retries() -> None:
@@ -245,9 +256,81 @@ def test_after_a_minute_without_a_failure_it_is_full_again() -> None:
     assert not budget.allows(OVERLOAD)
     clock.advance(FORGOTTEN_S)
     assert budget.tokens == RESERVE
-    budget.failed(OVERLOAD, retried=False)
+    assert budget.failed(OVERLOAD, retried=False), "and may grant retries"
     assert budget.tokens == RESERVE - 1
     assert budget.allows(OVERLOAD)
+
+
+def test_a_rejected_handshake_is_a_rejection() -> None:
+    """A connection that cannot be made has no code."""
+    handshake = replace(OVERLOAD, stage=Stage.NOT_SENT, code=462)
+    assert (handshake.rejected, OVERLOAD.rejected, UNREACHABLE.rejected) == (True, True, False)
+    assert decided(operation(spent()), handshake) == GiveUp(Rule.BUDGET)
+
+
+def rejected_often(budget: RatioBudget, at_once: int, times: int) -> list[GiveUp | Retry]:
+    """Operations at once, each rejected so often before it succeeds: the decisions."""
+    states = [operation(budget) for _ in range(at_once)]
+    verdicts = [decided(each, OVERLOAD) for _ in range(times) for each in states]
+    for each in states:
+        budget.succeeded(retried=True, rejections=each.rejections)
+    return verdicts
+
+
+@pytest.mark.parametrize("at_once", [1, 8, 40, 80, 512])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_blip_is_no_error_however_many_operations_it_strikes(at_once: int, times: int) -> None:
+    budget = RatioBudget(FakeClock())
+    for _ in range(3):
+        verdicts = rejected_often(budget, at_once, times)
+        assert all(isinstance(each, Retry) for each in verdicts)
+        assert budget.tokens == RESERVE, "what succeeds as soon as by pymongo costs nothing"
+
+
+def test_a_quiet_client_is_retried_for_as_long_as_that_helps() -> None:
+    clock = FakeClock()
+    budget = RatioBudget(clock)
+    for _ in range(100):
+        clock.advance(0.25)
+        assert all(isinstance(each, Retry) for each in rejected_often(budget, 1, 2))
+
+
+def test_two_calls_succeed_after_two_that_were_given_up() -> None:
+    budget = RatioBudget(FakeClock())
+    for _ in range(2):
+        one = operation(budget)
+        for _ in range(PYMONGO_RETRIES):
+            assert isinstance(decided(one, OVERLOAD), Retry)
+    assert all(isinstance(each, Retry) for each in rejected_often(budget, 1, 2))
+    assert all(isinstance(each, Retry) for each in rejected_often(budget, 1, 2))
+
+
+def in_overload(budget: RatioBudget) -> RetryState:
+    """An operation that is rejected for the first time, and not retried by the account."""
+    one = operation(budget)
+    one.in_grace = budget.failed(OVERLOAD, retried=False)
+    one.count(OVERLOAD)
+    return one
+
+
+def test_the_grace_ends_after_a_second() -> None:
+    clock = FakeClock()
+    budget = RatioBudget(clock)
+    assert all(in_overload(budget).in_grace for _ in range(100))
+    clock.advance(GRACE_S)
+    late = in_overload(budget)
+    assert not late.in_grace
+    assert RULES.decide(late, OVERLOAD) == GiveUp(Rule.BUDGET)
+
+
+def test_the_grace_ends_once_it_does_not_help() -> None:
+    budget = RatioBudget(FakeClock())
+    states = [operation(budget) for _ in range(20)]
+    for _ in range(PYMONGO_RETRIES):
+        assert all(isinstance(decided(each, OVERLOAD), Retry) for each in states)
+    for index, each in enumerate(states):
+        assert in_overload(budget).in_grace == (index < MOST_FAILED)
+        assert decided(each, OVERLOAD) == GiveUp(Rule.BUDGET), "the account is empty"
 
 
 @pytest.mark.parametrize("threads", [2, 16])

@@ -218,6 +218,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.txn_number = TxnNumber(clock)
         self.began = clock.now() - self.operation.elapsed()
         state = failed_attempts.described(self)
+        state.began = self.began
         state.deadline, state.retry_window = failed_attempts.deadlines(self)
         return state
 
@@ -247,7 +248,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         if self.progress is not None and progress != self.progress:
             # A bulk has gone on: the retry of its last command has succeeded.
             if state.attempts:
-                state.budget.succeeded(retried=True)
+                state.budget.succeeded(retried=True, rejections=state.rejections)
             state.next_command()
             self.txn_number.next_command()
         self.progress = progress
@@ -255,7 +256,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     def report(self, failure: Failure, state: RetryState) -> Callable[[], Any] | None:
         self._end_permit(evidence(failure))
         try:
-            self.limits.failed(failure, retried=state.attempts > 0)
+            self.limits.failed(failure, state)
         except faults():
             logger.exception("internal error in pymongo-resilience after an attempt")
         return self.needed_release(failure)

@@ -24,6 +24,7 @@ from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.internal_errors import faults
 from pymongo_resilience.rules.budget import UNLIMITED, RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure
+from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients import client_options
@@ -56,11 +57,14 @@ class ClientLimits:
         if config.circuit_breaker != OFF:
             self.breakers = ClientBreakers(client, config, clock, listener)
 
-    def failed(self, failure: Failure, *, retried: bool) -> None:
-        """An attempt has failed; ``retried``: not the first one."""
+    def failed(self, failure: Failure, state: RetryState) -> None:
+        """Take note of a failed attempt, before ``state`` counts it."""
         if failure.overloaded:
             self.overloaded_at = self._clock.now()
-        self.budget.failed(failure, retried=retried)
+        granted = self.budget.failed(
+            failure, retried=state.attempts > 0, rejections=state.rejections, began=state.began
+        )
+        state.in_grace = state.in_grace or granted
 
     def reset_after_fork(self) -> None:
         """In a forked child: new locks, full budgets, and no breaker is open."""
