@@ -1,10 +1,11 @@
-"""What an overloaded server gets done, by how its clients repeat what it rejects.
+"""What an overloaded server gets done, by how its clients retry what it rejects.
 
     python bench/overload.py [--seed N] [--json FILE] [--svg FILE] [--slower N] [--quick]
 
-Clients in two processes, async and sync, send as much as a server can do and more, in an open
-loop; a rejection costs the server a tenth of a request. Then the bars: goodput, random
-rejections, the time to be normal after a pulse, errors of bursts. Takes about 15 minutes;
+Clients in two processes, async and sync, send as much as a server admits and more, in an open
+loop. The server rejects like MongoDB's ingress request rate limiter. Then the bars: goodput beside
+pymongo without retries, servers that become Unknown, blips, a server that pays for rejections,
+random rejections, the time to be normal after a pulse, errors of bursts. Takes about 25 minutes;
 ``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
 """
 
@@ -29,7 +30,10 @@ def table_of(points: list[Point]) -> Table:
     made = Table(title=f"a server under load, pymongo {pymongo.version}")
     made.add_column("load", justify="right")
     made.add_column("")
-    for heading in ("cold", "warm", "attempts", "errors", "p99 ms", "client CPU", "late ms"):
+    for heading in (
+        *("cold", "warm", "attempts", "errors", "p99 ms", "unknown", "handshakes rejected"),
+        *("first ms", "client CPU", "late ms"),
+    ):
         made.add_column(heading, justify="right")
     for index, each in enumerate(points):
         made.add_row(
@@ -40,6 +44,9 @@ def table_of(points: list[Point]) -> Table:
             f"{each.attempts:.2f}",
             f"{each.errors:.1%}",
             "-" if each.p99_ms is None else f"{each.p99_ms:.0f}",
+            str(each.unknown),
+            str(each.rejected_handshakes),
+            "failed" if each.first_ms is None else f"{each.first_ms:.0f}",
             f"{each.busy:.0%}",
             f"{each.late_ms:.0f}",
             end_section=index + 1 == len(points) or points[index + 1].load != each.load,
@@ -92,6 +99,9 @@ def main() -> None:
             console.print(f"{load:g} times the capacity, {side.name}: measured", style="dim")
     found = [
         *bars.goodput(points),
+        *bars.steadiness(points),
+        *bars.blips(sizes, asked.seed),
+        *bars.costly(sizes, asked.seed),
         bars.random_rejections(sizes, asked.seed),
         bars.recovery(sizes, asked.seed),
         bars.attempts_when_rejected(sizes, asked.seed),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass, replace
 
 from overload_clients import OK, Operation, Result, Side, Work, run
-from overload_server import Capacity, LimitedServer, Request
+from overload_server import Capacity, EachRejected, Limit, LimitedServer, Request, Tokens
 
 REJECTION = 0.1
 """What a rejection costs the server, as a part of a request."""
@@ -14,17 +15,25 @@ QUEUE_S = 0.25
 """How long the server lets requests wait before it turns more of them away."""
 TIMEOUT_MS = 5000
 RETRIES = 5
-ONCE = {"retryReads": False}
+ONCE = {"retryReads": False, "retryWrites": False}
 FEWEST = 100
 """Operations from which on a 99th percentile is shown."""
+PROBE_S = 0.05
+"""After the overload; then each client sends one operation."""
 WINDOW_S = 0.5
 LONGER_S = 0.1
 MOST_TRIES = 4
 
+FLOOR = Side("no retries, handshakes right", options=ONCE, ignores_rejected_handshakes=True)
+"""What all others are compared with: pymongo without retries, and without its fault about rejected
+handshakes."""
 NO_RETRIES = Side("no retries", options=ONCE)
 PLAIN = Side("plain pymongo")
-LIBRARY = Side("this library", config={})
-SIDES = (NO_RETRIES, PLAIN, LIBRARY)
+BARE = LIBRARY = Side("bare", config={})
+TIMEOUT = Side("timeout", config={"timeout_ms": TIMEOUT_MS})
+TOKENS = Side("timeout, tokens", config={"timeout_ms": TIMEOUT_MS, "retry_budget": "tokens"})
+OURS = (BARE, TIMEOUT, TOKENS)
+SIDES = (FLOOR, NO_RETRIES, PLAIN, *OURS)
 AT_RANDOM = 0.05
 
 
@@ -45,6 +54,8 @@ class Sizes:
     """Before it, the pulse, and after it."""
     bursts: int = 5
     burst_operations: int = 512
+    at_once: tuple[int, ...] = (1, 8, 40, 80, 512)
+    quiet_operations: int = 20
     burst_s: float = 0.05
     burst_rate: float = 400.0
     burst_bucket: float = 100.0
@@ -66,6 +77,8 @@ QUICK = Sizes(
     cold=1.0,
     measured=0.5,
     pulse=(0.5, 0.5, 0.5),
+    at_once=(8,),
+    quiet_operations=2,
     bursts=1,
     burst_operations=32,
     burst_bucket=6.0,
@@ -82,6 +95,12 @@ class Run:
 
     operations: list[Operation]
     requests: list[Request]
+    own: list[Request]
+    """What the driver sent by itself."""
+    dialed: list[float]
+    unknown: int
+    """How often a server that was known became Unknown."""
+    probes: list[Operation]
     busy: float
     """The part of a core that the busiest process of clients took."""
     late: float
@@ -113,7 +132,7 @@ def in_threads(side: Side) -> Side:
 
 def sides(sizes: Sizes) -> list[Side]:
     if not sizes.every_side:
-        return [NO_RETRIES, LIBRARY, in_threads(NO_RETRIES), in_threads(LIBRARY)]
+        return [FLOOR, BARE, in_threads(FLOOR), in_threads(BARE)]
     return [*SIDES, *map(in_threads, SIDES)]
 
 
@@ -128,43 +147,61 @@ def arrivals(phases: list[tuple[float, float]], rng: random.Random) -> list[floa
     return due
 
 
-def undisturbed(sizes: Sizes, capacity: Capacity, works: list[Work]) -> Run:
+def undisturbed(sizes: Sizes, limit: Limit, works: list[Work], lifted: float | None = None) -> Run:
     """The first run for which the machine had time, or the one for which it had most."""
     tries: list[Run] = []
     while not tries or (tries[-1].late > sizes.late and len(tries) < MOST_TRIES):
-        tries.append(perform(replace(capacity), works))
+        tries.append(perform(copy.deepcopy(limit), works, lifted))
     return min(tries, key=lambda each: each.late)
 
 
-def perform(capacity: Capacity, works: list[Work]) -> Run:
-    with LimitedServer(capacity) as server:
+def perform(limit: Limit, works: list[Work], lifted: float | None = None) -> Run:
+    """``lifted``: after so many seconds everything is admitted."""
+    with LimitedServer(limit, login=works[0].timeout_ms is not None) as server:
         for work in works:
             work.uri = server.uri
-        start, results = run(works)
+
+        def begun(start: float) -> None:
+            if lifted is not None:
+                server.lift(start + lifted)
+
+        start, results = run(works, begun)
     return _run(start, results, server)
 
 
 def _run(start: float, results: list[Result], server: LimitedServer) -> Run:
     operations = [each for result in results for each in result.operations]
     begun = sorted(each.begun - each.due for each in operations)
+    log = server.log
     return Run(
         operations=operations,
-        requests=[(at - start, admitted) for at, admitted in server.requests],
+        requests=[(at - start, admitted) for at, admitted in log.requests],
+        own=[(at - start, admitted) for at, admitted in log.own],
+        dialed=[at - start for at in log.dialed],
+        unknown=sum(result.unknown for result in results),
+        probes=[each for result in results for each in result.probes],
         busy=max(result.busy for result in results),
-        late=max(percentile(some, 0.99) for some in (begun, sorted(server.late))),
+        late=max(percentile(some, 0.99) for some in (begun, sorted(log.late)) if some),
     )
 
 
 def under_load(
-    sizes: Sizes, side: Side, phases: list[tuple[float, float]], seed: int, capacity: Capacity
+    sizes: Sizes, side: Side, phases: list[tuple[float, float]], seed: int, limit: Limit
 ) -> Run:
-    """Every side with the same arrivals."""
+    """Every side with the same arrivals; the limit ends with them."""
     works = []
+    end = sum(seconds for seconds, _ in phases)
     for index in range(sizes.processes):
         rng = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
         due = arrivals([(each, rate / sizes.processes) for each, rate in phases], rng)
-        works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS))
-    return undisturbed(sizes, capacity, works)
+        probe_at = end + PROBE_S
+        works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS, probe_at=probe_at))
+    return undisturbed(sizes, limit, works, end)
+
+
+def tokens(sizes: Sizes) -> Tokens:
+    """MongoDB's own limiter: a burst of a second, and rejections cost nothing."""
+    return Tokens(sizes.capacity, sizes.capacity)
 
 
 def limited(sizes: Sizes) -> Capacity:
@@ -174,7 +211,31 @@ def limited(sizes: Sizes) -> Capacity:
 def steady(sizes: Sizes, side: Side, load: float, seed: int) -> Run:
     rate = load * sizes.capacity
     phases = [(sizes.warm_up, rate), (sizes.measured, rate)]
+    return under_load(sizes, side, phases, seed, tokens(sizes))
+
+
+def costly(sizes: Sizes, side: Side, load: float, seed: int) -> Run:
+    """The same, on a server that pays for its rejections."""
+    rate = load * sizes.capacity
+    phases = [(sizes.warm_up, rate), (sizes.measured, rate)]
     return under_load(sizes, side, phases, seed, limited(sizes))
+
+
+def blip(sizes: Sizes, side: Side, at_once: int, times: int) -> Run:
+    """So many operations of one client at once, and each is rejected so often."""
+    return undisturbed(sizes, EachRejected(times), [Work(side, 1, [0.0] * at_once, 0)])
+
+
+def quiet(sizes: Sizes, side: Side, times: int) -> Run:
+    """A client with four operations a second, each of which is rejected so often."""
+    due = [number / 4 for number in range(sizes.quiet_operations)]
+    return undisturbed(sizes, EachRejected(times), [Work(side, 1, due, 0)])
+
+
+def burst_of_a_second(sizes: Sizes, side: Side, load: float, seed: int) -> Run:
+    """A second of ``load``, between seconds of half the capacity, on the bucket of a second."""
+    phases = [(1.0, sizes.capacity / 2), (1.0, sizes.capacity * load), (2.0, sizes.capacity / 2)]
+    return under_load(sizes, side, phases, seed, tokens(sizes))
 
 
 def pulse(sizes: Sizes, side: Side, seed: int) -> Run:
