@@ -80,6 +80,20 @@ class BackgroundRun(Interceptor):
         self._runtime = runtime
         self._clients = runtime.clients
 
+    def _begin(self, client: Any) -> None:
+        """Before a run: hand over the cursors whose server can be reached now. The others wait for
+        a later run, since the task must not wait for a server."""
+        state = self._clients.known(client)
+        if state is None:
+            return
+        state.rejected_before, state.rejected = state.rejected, {}
+        for _ in range(len(state.lost_cursors)):
+            cursor_id, address, until = state.lost_cursors.popleft()
+            if driver.finds.is_known(client, tuple(address)):
+                driver.clients.kill_later(client, cursor_id, address)
+            elif driver.csot.now() < until:
+                state.lost_cursors.append((cursor_id, address, until))
+
     def _aborts(self, client: Any) -> Iterator[AbstractContextManager[OpenTransaction]]:
         state = self._clients.known(client)
         if state is not None:
@@ -87,12 +101,16 @@ class BackgroundRun(Interceptor):
                 yield _aborting(state)
 
     def send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+        with shielded("in the background task"):
+            self._begin(client)
         for abort in self._aborts(client):
             with abort as opened:
                 driver.sessions.abort(client, opened)
         return original(client)
 
     async def send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+        with shielded("in the background task"):
+            self._begin(client)
         for abort in self._aborts(client):
             with abort as opened:
                 await driver.sessions.abort_async(client, opened)
@@ -192,7 +210,7 @@ class KillCursors(OperationInterceptor):
         most = min(MOST_REPETITIONS, self.runtime.executor.retry_rules.most_retries(own))
         state = self.runtime.clients.of(client)
         for cursor_id in ids:
-            count = state.rejected.pop(cursor_id, 0) + 1
+            count = state.rejected_before.pop(cursor_id, 0) + 1
             if again and count <= most and not state.closed:
                 state.rejected[cursor_id] = count
                 driver.clients.kill_later(client, cursor_id, address)

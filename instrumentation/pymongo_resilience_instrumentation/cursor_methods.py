@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
+from pymongo.errors import ConnectionFailure
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
@@ -118,9 +118,8 @@ class Batch(OperationInterceptor):
         self, operation: Operation | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
     ) -> BaseException | None:
         instead = super().failed(operation, error, given, kwargs)
-        timed_out = isinstance(instead, (NetworkTimeout, WaitQueueTimeoutError))
-        if timed_out and self.runtime.owns_retries:
-            _kill_later(given, kwargs)
+        if isinstance(error, ConnectionFailure) and self.runtime.owns_retries:
+            _kill_later(self.runtime, given, kwargs)
         return instead
 
 
@@ -151,15 +150,15 @@ def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) 
         operation.limit_to(timeout)
 
 
-def _kill_later(given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
+def _kill_later(runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A getMore without an answer leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): have the background task kill it."""
-    with shielded("after a timeout of a cursor"):
+    with shielded("after a cursor was lost"):
         client, query, _ = driver.cursors.run_operation_arguments(given, kwargs)
         address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
         if query.cursor_id and query.conn_mgr is None:
             cursor_address = driver.cursors.cursor_address(query, address)
-            driver.clients.kill_later(client, query.cursor_id, cursor_address)
+            runtime.clients.of(client).kill_later(query.cursor_id, cursor_address)
 
 
 def to_list(runtime: Runtime, asynchronous: bool) -> Within:

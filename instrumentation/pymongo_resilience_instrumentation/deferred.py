@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 
+from opentelemetry import metrics, trace
+
 from pymongo_resilience.closing import kept_variables
 from pymongo_resilience.internal_errors import shielded
 
@@ -40,9 +42,33 @@ def run_deferred() -> None:
             Context().run(in_progress.reported, work)
 
 
-def run_at_exit(wanted: bool) -> None:
-    """Wanted anew with each client: what is registered last runs first, so before an SDK shuts down
-    that was set up by then."""
-    atexit.unregister(run_deferred)
-    if wanted:
-        atexit.register(run_deferred)
+at_exit: list[Callable[[], object]] = []
+"""Called at exit after the deferred work; each module that has something to end adds to it once."""
+_providers: list[object] = []
+"""OpenTelemetry's, as they were when ``_finish`` was registered; empty while it is not."""
+
+
+def run_at_exit() -> None:
+    """Finish open work when the process exits, before the SDKs shut down that exist by now: what
+    is registered last runs first.
+
+    Called for each client and transaction, but registered anew only for another SDK. CPython keeps
+    a slot for each registration for ever, and walks all of them to unregister one.
+    """
+    providers: list[object] = [trace.get_tracer_provider(), metrics.get_meter_provider()]
+    if list(map(id, providers)) != list(map(id, _providers)):
+        atexit.unregister(_finish)
+        atexit.register(_finish)
+        _providers[:] = providers
+
+
+def do_not_run_at_exit() -> None:
+    if _providers:
+        atexit.unregister(_finish)
+        _providers.clear()
+
+
+def _finish() -> None:
+    run_deferred()
+    for end in at_exit:
+        end()

@@ -152,7 +152,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         forks.watch(None)
         transaction_spans.end_all()
         deferred.run_deferred()
-        deferred.run_at_exit(False)
+        deferred.do_not_run_at_exit()
         runtime, self._runtime = self._runtime, None
         if runtime is not None and runtime.telemetry.gauges is not None:
             runtime.telemetry.gauges.show(None)

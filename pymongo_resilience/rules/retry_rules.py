@@ -93,6 +93,10 @@ def ask_strategy(state: RetryState, failure: Failure) -> Any:
     return state.strategy.retry_after(state, failure)
 
 
+MOST_ATTEMPTS = 100_000
+"""Of one command, whatever the clock shows: more than fit into a minute at 1 ms each."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class RetryRules:
     """Immutable, so thread- and task-safe; an operation belongs to one thread or task."""
@@ -215,7 +219,8 @@ class RetryRules:
             return Rule.ATTEMPTS if state.retries >= most else None
         if state.deadline is not None and not state.once:
             # A clock that stands still, as a test's may, passes no deadline.
-            return Rule.DEADLINE if state.waited > state.deadline.timeout else None
+            over = state.waited > state.deadline.timeout or state.attempts >= MOST_ATTEMPTS
+            return Rule.DEADLINE if over else None
         if state.retry_window is not None and not state.once:
             return Rule.ATTEMPTS if state.retry_window.expired() else None
         if state.retries < 1 or is_extra(state):

@@ -6,6 +6,7 @@ is counted meanwhile. Closing a client ends the back-offs of its operations.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import itertools
 import threading
@@ -13,6 +14,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from pymongo import AsyncMongoClient
@@ -29,10 +32,10 @@ from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 
 T = TypeVar("T")
-LOOK = 0.1
-"""Seconds between two looks of what waits, whether its client is closed."""
 MOST_TRANSACTIONS = 1000
 """Of one client: where its background task does not run, nothing may grow for ever."""
+MOST_CURSORS = 1000
+"""The same of cursors that are left open."""
 LIFETIME = 60.0
 """Seconds after which the server has ended one (``transactionLifetimeLimitSeconds``)."""
 POOL_NAME = "db.client.connection.pool.name"
@@ -87,7 +90,34 @@ class ClientState:
         self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MOST_TRANSACTIONS)
         """What the background task is to abort, and until when it tries."""
         self.rejected: dict[int, int] = {}
-        """How often a server has rejected to kill which cursor for the background task."""
+        """How often a server has rejected to kill which cursor, as of the background task's last
+        run: what it did not reject again is forgotten with the next."""
+        self.rejected_before: dict[int, int] = {}
+        """The same as of the run before."""
+        self.lost_cursors = deque[tuple[int, Any, float]](maxlen=MOST_CURSORS)
+        """Cursors that may be open although pymongo takes them for closed, with their addresses,
+        and until when the background task is to kill them."""
+        self._wakers: set[Callable[[], object]] = set()
+        """Each ends one back-off. Changed and copied in one step each, without a lock: a signal
+        handler may close the client that the interrupted thread uses."""
+
+    def close(self) -> None:
+        """End all back-offs of its operations."""
+        self.closed = True
+        for wake in list(self._wakers):
+            with suppress(RuntimeError):  # its event loop is closed
+                wake()
+
+    @contextmanager
+    def woken_by_close(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Call ``wake`` when the client is closed in the meantime, or was before."""
+        self._wakers.add(wake)
+        try:
+            if self.closed:
+                wake()
+            yield
+        finally:
+            self._wakers.discard(wake)
 
     def leave_open(self, opened: OpenTransaction | None, until: float | None = None) -> None:
         """Have the background task abort a transaction, and again until then. Safe in a
@@ -96,10 +126,17 @@ class ClientState:
             until = driver.csot.now() + LIFETIME if until is None else until
             self.open_transactions.append((opened, until))
 
+    def kill_later(self, cursor_id: int, address: Any) -> None:
+        """Have the background task kill a cursor once its server can be reached. Safe in a
+        finalizer."""
+        self.lost_cursors.append((cursor_id, address, driver.csot.now() + LIFETIME))
+
     def reset_after_fork(self) -> None:
         """In a forked child: what is open, or being closed, is the parent's."""
         self.closed = False
         self.open_transactions.clear()
+        self.lost_cursors.clear()
+        self._wakers.clear()
 
     def pools(self) -> dict[Address, Any]:
         """The driver's, by server: none of a client that is closed, that was collected, or that
@@ -180,26 +217,58 @@ class ClientClock(Clock):
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
-    def _steps(self, seconds: float) -> Iterator[float]:
-        """What to wait for, one after the other."""
+    def _client(self) -> ClientState | None:
+        """Whose closing ends the wait."""
         operation = in_progress.current()
         # What close() sends itself is repeated while the client is being closed.
         if operation is None or operation.client is None or operation.name == END_SESSIONS:
-            yield seconds
-            return
-        client, ends = self._clients.of(operation.client), time.monotonic() + seconds
-        while not client.closed and (left := ends - time.monotonic()) > 0:
-            yield min(left, LOOK)
-        if client.closed:
-            raise InvalidOperation(closed_text(operation.client))
+            return None
+        return self._clients.of(operation.client)
 
     def sleep(self, seconds: float, /) -> None:
-        for step in self._steps(seconds):
-            time.sleep(step)
+        client = self._client()
+        if client is None:
+            time.sleep(seconds)
+            return
+        # One wait, by the system's clock: time.monotonic may stand still in a test.
+        closed = _thread.allocate_lock()
+        closed.acquire()
+        with client.woken_by_close(partial(_release, closed)):
+            closed.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+        if client.closed:
+            raise _closed()
 
     async def sleep_async(self, seconds: float, /) -> None:
-        for step in self._steps(seconds):
-            await asyncio.sleep(step)
+        client = self._client()
+        if client is None:
+            await asyncio.sleep(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(seconds, _end, over)
+        try:
+            # An AsyncMongoClient may be closed from another thread.
+            with client.woken_by_close(partial(loop.call_soon_threadsafe, _end, over)):
+                await over
+        finally:
+            timer.cancel()
+        if client.closed:
+            raise _closed()
+
+
+def _closed() -> InvalidOperation:
+    operation = in_progress.current()
+    return InvalidOperation(closed_text(None if operation is None else operation.client))
+
+
+def _release(lock: _thread.LockType) -> None:
+    with suppress(RuntimeError):  # it was released already
+        lock.release()
+
+
+def _end(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
 
 
 def close(clients: Clients, enabled_flag: EnabledFlag) -> Wrapper:
@@ -208,7 +277,7 @@ def close(clients: Clients, enabled_flag: EnabledFlag) -> Wrapper:
     def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
         if enabled_flag.on:
             with shielded("before a client is closed"):
-                clients.of(client).closed = True
+                clients.of(client).close()
         return original(*args, **kwargs)
 
     return wrapper

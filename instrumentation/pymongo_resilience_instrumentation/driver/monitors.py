@@ -109,6 +109,11 @@ def look_every(seconds: float, topology: Any, address: Address) -> None:
         server._monitor._executor._min_interval = seconds
 
 
+def addresses(topology: Any) -> set[Address]:
+    """Of the servers that it checks."""
+    return set(topology.description.server_descriptions())
+
+
 def look_as_the_driver_does() -> None:
     """Have all monitors of the process do so again."""
     for client in existing_clients():

@@ -37,8 +37,11 @@ VALUES = frozenset({
     Binary, Decimal128, Int64, Timestamp,
 })  # fmt: skip
 """Exactly these types: another may be encoded as an operator, and a regular expression is none."""
-left_alone: ByClient[set[str]] = ByClient(lambda _: set())
-"""Namespaces in which the server refuses writes to one document, by the identity of the client."""
+REMEMBERED = 1000
+"""Namespaces of one client; an application may name collections by the day."""
+left_alone: ByClient[dict[str, None]] = ByClient(lambda _: {})
+"""Namespaces in which the server refuses writes to one document, by the identity of the client,
+the one refused longest ago first."""
 
 
 def plug_in(runtime: Runtime, _put_on: Any) -> None:
@@ -125,7 +128,10 @@ def _leave_alone(operation: Operation, error: OperationFailure) -> None:
     details = error.details or {}
     if error.code not in REFUSALS or details.get("n") or operation.history.reasons:
         raise error
-    left_alone.of(operation.client).add(operation.namespace)
+    refused = left_alone.of(operation.client)
+    refused[operation.namespace] = None
+    while len(refused) > REMEMBERED:
+        refused.pop(next(iter(refused.copy()), ""), None)
 
 
 def pins_id(criteria: Any) -> bool:

@@ -113,7 +113,7 @@ def _configure(
         runtime.enabled_flag.turn(on=False)
         logger.error("%s; pymongo-resilience is switched off from now on", refusal)
         return
-    deferred.run_at_exit(True)
+    deferred.run_at_exit()
     if adaptive is not None:
         setattr(client, client_options.KEPT, adaptive)
     runtime.clients.of(client).limits = runtime.limits.of(client)

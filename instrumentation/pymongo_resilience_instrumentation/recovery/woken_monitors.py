@@ -179,7 +179,11 @@ class CheckResult(Interceptor):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         topology, found, *_ = given
         by_server = vars(topology).setdefault(_INTERVALS, {})
-        intervals = by_server.setdefault(found.address, CheckIntervals())
+        intervals = by_server.get(found.address)
+        if intervals is None:
+            for left in by_server.keys() - driver.monitors.addresses(topology):
+                by_server.pop(left, None)
+            intervals = by_server.setdefault(found.address, CheckIntervals())
         intervals.note(
             time.monotonic(),
             known=found.is_server_type_known,

@@ -6,7 +6,6 @@ call, the session's next transaction, ``end_session()``, or the end of the proce
 
 from __future__ import annotations
 
-import atexit
 import time
 import weakref
 from functools import partial
@@ -19,7 +18,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import foreign, shielded
 from pymongo_resilience_instrumentation import in_progress
-from pymongo_resilience_instrumentation.deferred import defer, run_deferred
+from pymongo_resilience_instrumentation.deferred import at_exit, defer, run_at_exit, run_deferred
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
@@ -121,17 +120,18 @@ class StartTransaction(Interceptor):
         if tracing.enabled and is_instrumentation_enabled():
             span = in_progress.reported(foreign, self._start_span)
             TransactionSpan(span, session, tracing.quotes)
-            # As late as can be: what is registered last runs first, so before an SDK shuts down.
-            atexit.unregister(end_all)
-            atexit.register(end_all)
+            if span.is_recording():
+                run_at_exit()
 
 
 def end_all() -> None:
     """No span stays open: the process exits, or the instrumentation ends."""
-    atexit.unregister(end_all)
     run_deferred()
     for each in list(open_spans):
         each.end()
+
+
+at_exit.append(end_all)
 
 
 def end_session(enabled_flag: EnabledFlag) -> Wrapper:

@@ -24,6 +24,7 @@ from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly, RetryLoop
@@ -57,7 +58,7 @@ def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> No
             position = None
     if position is not None:
         fetch = AsyncFetch if isinstance(operation.client, AsyncMongoClient) else Fetch
-        operation.read_only = fetch(position, query, method)
+        operation.read_only = fetch(position, query, method, runtime.clients.of(operation.client))
 
 
 def _first(runtime: Runtime, operation: Operation, query: Any, cursor: Any) -> Position | None:
@@ -147,8 +148,10 @@ class Names:
 class Fetch(ReadOnly):
     """One batch, while the driver's loop fetches it. Belongs to one thread or task."""
 
-    def __init__(self, position: Position, query: Any, method: Any) -> None:
+    def __init__(self, position: Position, query: Any, method: Any, state: ClientState) -> None:
+        """``state``: its client's."""
         self._position = position
+        self._state = state
         self._query = query
         self._method = method
         """Sends an operation of the cursor on a connection."""
@@ -302,10 +305,8 @@ class Fetch(ReadOnly):
         return self._method(given[2], query, given[3])
 
     def _abandon(self, cursor_id: int, address: Address) -> None:
-        # Where the server is not reachable, the driver's background task would wait for it.
-        if cursor_id and driver.finds.is_known(self._client, address):
-            at = driver.cursors.cursor_address(self._query, address)
-            driver.clients.kill_later(self._client, cursor_id, at)
+        if cursor_id:
+            self._state.kill_later(cursor_id, driver.cursors.cursor_address(self._query, address))
 
     def _finds_query(self) -> bool:
         """Whether the find can be made anew: the documents of a view need not have an ``_id``."""
