@@ -193,6 +193,17 @@ def test_switched_off_nothing_is_wrapped(instrument: Instrument, disabled: str, 
     assert are_wrapped(name) == {True}
 
 
+@pytest.mark.parametrize(("timeout_ms", "wrapped"), [(None, False), (20_000, True)])
+def test_one_retry_as_mongodb_specifies_does_not_come_sooner_than_pymongos(
+    timeout_ms: int | None, wrapped: bool, instrument: Instrument
+) -> None:
+    instrument(
+        config_strategy="mongodb", timeout_ms=timeout_ms, disabled_recovery=("interruptions",)
+    )
+    for name in (driver.monitors.CANCEL, driver.monitors.REQUEST):
+        assert are_wrapped(name) == {wrapped}
+
+
 def test_monitors_end_with_their_client(
     side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
