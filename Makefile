@@ -8,6 +8,7 @@
 #   make check-mongod SERVER=PATH   integration tests, MongoDB's own, ledger and demo on a mongod of yours
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
 #   make compatibility              Motor, MongoEngine, Beanie and Django, the newest of each
+#   make pymongo-tests             pymongo's own tests, with plain pymongo and with the library
 #   make examples                   the examples of frameworks: each loses replies, and shows the retries
 #   make bench                      what a healthy operation costs, beside pymongo and others
 #   make report                     all that the documents quote: measured, kept, written into them
@@ -32,12 +33,13 @@ OLDEST := .venv-oldest
 WHEEL := .venv-wheel
 COMPATIBILITY := .venv-compatibility
 EXAMPLES := .venv-examples
+PYMONGO_TESTS := .venv-pymongo-tests
 PACKAGE := .venv-package
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-mongod rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report docs check-docs examples package clean
+.PHONY: help demo test check check-mongod rest failed counts chaos conformance compatibility pymongo-tests bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report docs check-docs examples package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -76,6 +78,11 @@ conformance: $(MAIN)/dev.stamp
 compatibility: $(COMPATIBILITY)/stamp
 	@failed=0; for each in tests/compatibility/try_*.py; do \
 	  $(COMPATIBILITY)/bin/python $$each || failed=1; done; exit $$failed
+
+# An hour or more on the emulator, and on a mongod with SERVER=PATH. Some modules: ARGS="test_session".
+pymongo-tests: $(PYMONGO_TESTS)/stamp
+	@$(PYMONGO_TESTS)/bin/python tests/compatibility/pymongo_tests/run.py \
+	  $(if $(SERVER),--server mongod=$(SERVER)) $(ARGS)
 
 examples: $(EXAMPLES)/stamp
 	@$(EXAMPLES)/bin/python -m pytest -q --no-header $(ARGS) tests/frameworks/check_examples.py
@@ -132,7 +139,7 @@ build/canned_server: bench/canned_server.c
 	$(CC) -O2 -o $@ $<
 
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(DOCS) $(EXAMPLES) $(PACKAGE) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(PYMONGO_TESTS) $(DOCS) $(EXAMPLES) $(PACKAGE) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -171,6 +178,10 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 .venv-3.%/stamp: pyproject.toml | $(MAIN)/bin/python
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv --without-pip $(@D)
 	$(PIP_INTO) $(@D)/bin/python install --quiet --no-compile --editable ".[test]"
+	@touch $@
+
+$(PYMONGO_TESTS)/stamp: pyproject.toml | $(PYMONGO_TESTS)/bin/python
+	$(PYMONGO_TESTS)/$(PIP_INSTALL) --editable ".[testbed]" opentelemetry-sdk pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 $(EXAMPLES)/stamp: pyproject.toml examples/frameworks/requirements.txt | $(EXAMPLES)/bin/python
