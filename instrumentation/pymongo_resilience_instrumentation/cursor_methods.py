@@ -11,6 +11,7 @@ from typing import Any
 from pymongo.errors import ConnectionFailure
 
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import (
     ATTRIBUTE,
@@ -147,6 +148,8 @@ def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) 
     kept.in_use = True
     timeout = kept.for_a_batch()
     if timeout is not None:
+        # A block around the batch is the application's, and so is what it gave the cursor.
+        operation.configured = operation.configured and kept.configured
         operation.limit_to(timeout)
 
 
@@ -162,7 +165,8 @@ def _kill_later(runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def to_list(runtime: Runtime, asynchronous: bool) -> Within:
-    """All batches of one ``to_list`` have one timeout, also by iteration."""
+    """All batches of one ``to_list`` have one timeout together, also by iteration, unless the
+    configuration gives it."""
 
     def begin(cursor: Any) -> AbstractContextManager[None]:
         if cursor.cursor_id == 0 or driver.csot.timeout_in_force() is not None:
@@ -187,8 +191,17 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
         if kept is not None:
             kept.in_use = False
             keep(cursor, kept)
-    timeout = None if kept is None else kept.for_a_batch()
-    return NO_DEADLINE if timeout is None else timeout.resume()
+    if kept is None:
+        return NO_DEADLINE
+    if kept.configured and kept.mode == ITERATION and blocks.current().timeout_ms is None:
+        # Nor the client's timeoutMS, over which a rule was given.
+        driver.cursors.set_timeout_of_each_call(cursor, None)
+        return NO_DEADLINE
+    timeout = kept.for_a_batch()
+    if timeout is None:
+        return NO_DEADLINE
+    configured = kept.configured and blocks.current().timeout_ms is None
+    return timeout.resume(by_configuration=configured)
 
 
 def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -215,7 +228,8 @@ def _refreshed(closed: Any) -> AbstractContextManager[None]:
         return NO_DEADLINE
     if blocks.current().timeout_ms is not None or driver.csot.timeout_in_force() is not None:
         return NO_DEADLINE
-    return driver.csot.Timeout.from_now(kept.to_close).resume()
+    timeout = driver.csot.Timeout.from_now(kept.to_close)
+    return timeout.resume(by_configuration=kept.configured)
 
 
 def next_of_stream(runtime: Runtime) -> Within:
@@ -254,6 +268,11 @@ class Resume(OperationInterceptor):
         operation.bound = policy_of_cursor(stream)
         self.runtime.begin(operation)
         operation.stream = kept_by(stream)
+        if operation.configured and operation.timeout:
+            # It ends no stream: a resume waits for a server at least as long as in plain pymongo.
+            selection = client.options.server_selection_timeout
+            if operation.timeout < selection:
+                operation.limit_to(driver.csot.Timeout.begin(selection))
         return operation
 
     def succeeded(self, operation: Operation, cursor: Any) -> Any:

@@ -173,7 +173,7 @@ def _check_client(client: object, function: str) -> None:
 def _reach_existing_clients(runtime: Runtime) -> None:
     count = 0
     for client in driver.clients.existing_clients():
-        warn_of_ignored_options(client, runtime.config.timeout_ms)
+        warn_of_ignored_options(client)
         client_tracing.keep_for_existing(client)
         count += not client_setup.carry_over(runtime, client)
     if count:

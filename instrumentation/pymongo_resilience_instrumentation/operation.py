@@ -109,6 +109,10 @@ class Operation:
     application_limit_ms: int | None = None
     """The application's own ``maxTimeMS``, if the last command carried it: nothing that the library
     sets was shorter."""
+    attempt_limits_server = False
+    """The last command carried what its attempt may take as its ``maxTimeMS``."""
+    limit_ms: int | None = None
+    """The ``maxTimeMS`` of the last command."""
     reply_within: float | None = None
     """The same, of the command that is being sent. A later batch of a cursor may wait for news."""
     cursor: Any = None
@@ -122,7 +126,8 @@ class Operation:
     configuration gives them, and not the application."""
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
-    application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
+    application: it bounds commands, and ends no cursor, change stream or stream of GridFS; the
+    application's older options keep their effect."""
     read_only: Any = None
     """A ReadOnly (retries/), until the first loop that it runs begins."""
     batch_of: type | None = None

@@ -161,7 +161,8 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
     yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)
-    yield from command_limits.wrapped(runtime.enabled_flag)
+    configured = runtime.config.timeout_ms is not None or runtime.rules.have_timeouts
+    yield from command_limits.wrapped(runtime.enabled_flag, configured=configured)
 
 
 def _of_cursors(runtime: Runtime) -> Iterator[Row]:

@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from pymongo.errors import NetworkTimeout
+from pymongo.errors import ExecutionTimeout, NetworkTimeout
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.telemetry import Instrument
 
-from pymongo_resilience import Policy, bind, override, status
+from pymongo_resilience import OperationTimeoutError, Policy, bind, override, status
+from pymongo_resilience.errors import Rule
 from pymongo_resilience.testbed import BlackHole, CutBefore, ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -168,7 +169,7 @@ def test_commands_that_make_cursors_have_no_limit_of_an_attempts(
     side.documents(side.do(coll.list_indexes))
     side.documents(side.do(client[database].list_collections))
     own = [command.get("maxTimeMS") for command in sent.named("find")]
-    assert own == [None, ATTEMPT_MS * 9] if deadline is None else min(own[1:]) > ATTEMPT_MS * 9
+    assert own == [None, ATTEMPT_MS * 9]
     for name in ("aggregate", "listIndexes", "listCollections", "getMore"):
         assert sent.named(name), name
         assert all(
@@ -182,9 +183,25 @@ def test_a_limit_that_the_server_keeps_is_the_attempts(
 ) -> None:
     telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS)
     coll = side.do(side.client, proxy.uri)[database].coll
-    with fail_command(control, "find", errorCode=50, times=1):
-        assert side.do(coll.find_one) is None
+    with fail_command(control, "distinct", "find", errorCode=50, times=1):
+        assert side.do(coll.distinct, "a") == []
     assert reasons(telemetry) == ["attempt_timeout"]
+
+
+@pytest.mark.parametrize("timeout_ms", [None, PLENTY_MS])
+def test_a_limit_that_is_not_the_attempts_ends_the_operation(
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, control: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """A find is sent without the attempt's limit, and what the application gives is shorter."""
+    telemetry = instrument(timeout_ms=timeout_ms, attempt_timeout_ms=ATTEMPT_MS)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    for call in (coll.find_one, lambda: coll.distinct("a", maxTimeMS=ATTEMPT_MS // 2)):
+        with fail_command(control, "distinct", "find", errorCode=50, times=1):
+            with pytest.raises(ExecutionTimeout) as caught:
+                side.do(call)
+        assert not isinstance(caught.value, OperationTimeoutError)
+    assert [each.rule for each in telemetry.decisions.events] == [Rule.TIME_LIMIT] * 2
 
 
 def test_making_a_connection_ends_in_an_error_that_names_the_time(

@@ -70,13 +70,14 @@ def test_by_iteration_a_max_time_of_the_applications_is_set_aside_too(
     made: str, timeout_ms: int, side: Side, coll: Any, sent: SentCommands, instrument: Instrument
 ) -> None:
     """But not one in a document for cursor_command, which nobody looks at."""
-    instrument(timeout_ms=timeout_ms, timeout_mode="iteration")
-    if made == "find":
-        side.documents(coll.find(max_time_ms=7000))
-    else:
-        side.documents(side.do(coll.aggregate, [{"$match": {}}], maxTimeMS=7000))
+    instrument()
     document = {"find": coll.name, "maxTimeMS": 7000}
-    side.documents(side.do(coll.database.cursor_command, document))
+    with override(timeout_ms=timeout_ms, timeout_mode="iteration"):
+        if made == "find":
+            side.documents(coll.find(max_time_ms=7000))
+        else:
+            side.documents(side.do(coll.aggregate, [{"$match": {}}], maxTimeMS=7000))
+        side.documents(side.do(coll.database.cursor_command, document))
     assert with_max_time(sent, "find", "aggregate") == [False, True]
 
 

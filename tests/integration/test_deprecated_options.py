@@ -1,6 +1,7 @@
-"""Timeouts of an older kind under a deadline: one warning for each client.
+"""Timeouts of an older kind under a deadline of the application: one warning for each client.
 
-That they do not act is seen in test_time_limits.py, on the wire.
+That they do not act then is seen in test_time_limits.py, on the wire; that they do under one of the
+configuration, in test_application_limits.py.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ LIMIT = 9000
 @pytest.mark.parametrize(
     ("default", "own", "warnings"),
     [
-        (TIMEOUT, OLDER, 1),
+        (TIMEOUT, OLDER, 0),
         (None, OLDER | {"timeoutMS": TIMEOUT}, 1),
         (TIMEOUT, OLDER | {"timeoutMS": 0}, 1),
         (None, OLDER, 0),
-        (TIMEOUT, {}, 0),
+        (None, {"timeoutMS": TIMEOUT}, 0),
     ],
 )
 def test_a_client_with_a_timeout_names_its_older_options(
@@ -67,13 +68,13 @@ def test_a_limit_of_a_method_is_named_once_for_each_client(
     name: str, side: Side, proxy: ReplicaSet, database: str, caplog: pytest.LogCaptureFixture,
     instrument: Instrument,
 ) -> None:  # fmt: skip
-    instrument()
+    instrument(timeout_ms=2 * TIMEOUT)
     call, warnings = CALLS[name]
     for _ in range(2):  # equal clients, but each has its own warning
         coll = side.client(proxy.uri)[database].coll
         side.do(coll.insert_one, {})
         call(coll, side)
-        assert "ignored where" not in caplog.text, "no deadline, so it holds"
+        assert "ignored where" not in caplog.text, "it holds beside that of the configuration"
         for block in (override(timeout_ms=TIMEOUT), pymongo.timeout(TIMEOUT / 1000)):
             with block:
                 side.do(coll.find_one)

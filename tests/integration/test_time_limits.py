@@ -1,4 +1,6 @@
-"""What a deadline makes of commands, on the wire: their ``maxTimeMS``, and none sent in vain.
+"""What a deadline makes of commands, on the wire: their ``maxTimeMS``, and none sent needlessly.
+
+A deadline that the application sets; test_application_limits.py has those of the configuration.
 
 Source: Client Side Operations Timeout, "Command Execution", "Retries", "Bulk writes".
 """
@@ -88,8 +90,9 @@ def wrong(command: dict[str, Any]) -> bool:
 def test_every_operation_has_what_is_left_and_no_older_limit(
     side: Side, proxy: ReplicaSet, database: str, recorder: Recorder, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=TIMEOUT, timeout_mode="cursor_lifetime")
-    scene = Scene(side, proxy.uri, side.client(proxy.uri, **OLDER), database)
+    instrument(timeout_mode="cursor_lifetime")
+    uri = f"{proxy.uri}{'&' if '?' in proxy.uri else '?'}timeoutMS={TIMEOUT}"
+    scene = Scene(side, uri, side.client(uri, **OLDER), database)
     scene.prepare()
     seen: dict[str, list[Any]] = {}
     silent = []
@@ -161,9 +164,10 @@ def test_each_attempt_has_what_is_left_then(
 ) -> None:  # fmt: skip
     """A commit that is repeated asks for a majority, without the ``wtimeout`` that goes with it. An
     abort is repeated once."""
-    instrument(timeout_ms=TIMEOUT)
+    instrument()
     call, fault = REPEATED[command]
-    coll = side.client(proxy.uri, event_listeners=[pausing()], **OLDER)[database].coll
+    client = side.client(proxy.uri, event_listeners=[pausing()], timeoutMS=TIMEOUT, **OLDER)
+    coll = client[database].coll
     side.do(coll.insert_one, {"_id": 0})
     recorder.commands.clear()
     proxy.inject(fault())
@@ -270,13 +274,13 @@ def test_nothing_is_sent_with_less_than_a_millisecond_left(
 
 @pytest.fixture(params=[None, 0, TIMEOUT])
 def timeout_ms(request: pytest.FixtureRequest, instrument: Instrument) -> Any:
-    instrument(timeout_ms=request.param)
+    instrument()
     return request.param
 
 
 @pytest.fixture
-def coll(side: Side, proxy: ReplicaSet, database: str) -> Any:
-    return side.client(proxy.uri)[database].coll
+def coll(side: Side, proxy: ReplicaSet, database: str, timeout_ms: int | None) -> Any:
+    return side.client(proxy.uri, timeoutMS=timeout_ms)[database].coll
 
 
 def test_the_applications_own_limits(

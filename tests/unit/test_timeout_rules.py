@@ -133,16 +133,16 @@ def test_cursors_need_what_would_hold_without_pymongo_timeout() -> None:
 @pytest.mark.parametrize(
     ("configured", "made", "expected"),
     [
-        ({"default": 9_000}, Policy(), (9.0, True)),
-        ({"rule": 9_000}, Policy(), (9.0, True)),
-        ({"default": 9_000}, Policy(timeout_ms=2_000), (2.0, False)),
-        ({"default": 9_000}, Policy(timeout_mode="cursor_lifetime"), (9.0, False)),
-        ({"default": 9_000, "csot": False}, Policy(), (None, False)),
-        ({}, Policy(), (None, False)),
+        ({"default": 9_000}, Policy(), (9.0, True, True)),
+        ({"rule": 9_000}, Policy(), (9.0, True, True)),
+        ({"default": 9_000}, Policy(timeout_ms=2_000), (2.0, False, False)),
+        ({"default": 9_000}, Policy(timeout_mode="cursor_lifetime"), (9.0, True, False)),
+        ({"default": 9_000, "csot": False}, Policy(), (None, False, False)),
+        ({}, Policy(), (None, False, False)),
     ],
 )
 def test_several_calls_have_one_timeout_by_the_same_table(
-    configured: dict[str, Any], made: Policy, expected: tuple[float | None, bool]
+    configured: dict[str, Any], made: Policy, expected: tuple[float | None, bool, bool]
 ) -> None:
     client = SimpleNamespace(options=SimpleNamespace(timeout=None))
     assert rules(**configured).of_several(client, ("shop", "orders"), made) == expected
@@ -151,7 +151,7 @@ def test_several_calls_have_one_timeout_by_the_same_table(
 def test_what_a_listener_sends_has_none() -> None:
     client = SimpleNamespace(options=SimpleNamespace(timeout=None))
 
-    def several() -> tuple[float | None, bool]:
+    def several() -> tuple[float | None, bool, bool]:
         return rules(default=9_000).of_several(client, ("shop", "orders"), Policy())
 
-    assert in_progress.reported(several) == (None, False)
+    assert in_progress.reported(several) == (None, False, False)

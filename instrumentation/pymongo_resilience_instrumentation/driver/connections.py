@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -213,12 +214,43 @@ def receivers() -> Iterator[tuple[ModuleType, str]]:
         yield module, "async_" * asynchronous + RECEIVE
 
 
-def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
-    """After the driver has limited a command: the shorter of its limit and ``seconds``."""
-    if next(iter(command)) not in MAKE_CURSORS:
-        of_server = max(1, int((seconds - RTT.get()) * 1000))
-        own = command.get(LIMIT)
-        command[LIMIT] = min(own, of_server) if isinstance(own, int) and own else of_server
+socket_timeout_of = attrgetter("opts.socket_timeout")
+"""A connection's socketTimeoutMS in seconds, or None."""
+
+
+def keep_socket_timeout(connection: Any) -> None:
+    """After the driver has limited a command: its socket waits no longer than socketTimeoutMS."""
+    seconds = socket_timeout_of(connection)
+    if seconds is not None:
+        _shorten_socket_timeout(connection, seconds)
+
+
+def socket_timed_out(connection: Any) -> TimeoutError:
+    """What plain pymongo raises when socketTimeoutMS is over, in the words of its error: it would
+    name the timeout of the operation instead (``_get_timeout_details``, pymongo 4.20)."""
+    options = connection.opts
+    timeouts = {
+        "socketTimeoutMS": options.socket_timeout,
+        "connectTimeoutMS": options.connect_timeout,
+    }
+    named = [f"{name}: {seconds * 1000}ms" for name, seconds in timeouts.items() if seconds]
+    return TimeoutError(f"timed out (configured timeouts: {', '.join(named)})")
+
+
+def limit_attempt(connection: Any, command: Any, seconds: float) -> bool:
+    """After the driver has limited a command: the shorter of its limit and ``seconds``. Return True
+    if that is what the server is told."""
+    _shorten_socket_timeout(connection, seconds)
+    if next(iter(command)) in MAKE_CURSORS:
+        return False
+    of_server, own = max(1, int((seconds - RTT.get()) * 1000)), command.get(LIMIT)
+    if isinstance(own, int | float) and 0 < own <= of_server:
+        return False
+    command[LIMIT] = of_server
+    return True
+
+
+def _shorten_socket_timeout(connection: Any, seconds: float) -> None:
     socket = connection.conn.gettimeout
     present = socket() if callable(socket) else socket
     if present is None or present > seconds:

@@ -28,6 +28,12 @@ def now() -> float:
     return time.monotonic()
 
 
+MODULE = _csot
+WRITE_CONCERN = "apply_write_concern"
+"""The driver's function that gives a command its write concern, without ``wtimeout`` under a
+timeout."""
+
+
 timeout_in_force = TIMEOUT.get
 """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
 min_rtt = RTT.get
@@ -70,15 +76,17 @@ class Timeout(NamedTuple):
         around = Timeout.in_force()
         return self if self.ends <= around.ends else around
 
-    def resume(self) -> InForce:
+    def resume(self, *, by_configuration: bool = False) -> InForce:
         """Puts what is left of it in force, in place of what is, even if that ends sooner."""
-        return InForce(self.seconds, self.ends)
+        resumed = InForce(self.seconds, self.ends)
+        resumed.by_configuration = by_configuration
+        return resumed
 
 
 class InForce(AbstractContextManager[None]):
     """A timeout that the library activates in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_ends", "_seconds", "before")
+    __slots__ = ("_ends", "_seconds", "before", "by_configuration")
 
     def __init__(self, seconds: float | None, ends: float | None = None) -> None:
         """Without ``ends`` it begins now, and ends with the one in force at the latest."""
@@ -89,6 +97,8 @@ class InForce(AbstractContextManager[None]):
         # A new object, even if the application's own timeout has the same length: see ``is_ours``.
         self._seconds = None if seconds is None else seconds + 0.0
         self._ends = ends
+        self.by_configuration = False
+        """The library's configuration gives it, and not the application."""
         self.before: tuple[float | None, float, float, InForce | None] | None = None
         """The values that it replaced; None while it is not active."""
 
@@ -133,7 +143,9 @@ def _is_active(timeout: InForce) -> bool:
 def within(seconds: float) -> InForce:
     """The deadline in force ends within so many seconds from now; its length, if any, stays."""
     length = TIMEOUT.get() or max(seconds, SHORTEST)
-    return InForce(length, min(DEADLINE.get(), time.monotonic() + seconds))
+    shorter = InForce(length, min(DEADLINE.get(), time.monotonic() + seconds))
+    shorter.by_configuration = is_by_configuration()
+    return shorter
 
 
 def forget_timeout() -> None:
@@ -146,6 +158,12 @@ def is_ours() -> bool:
     has changed it."""
     innermost = _INNERMOST.get()
     return innermost is not None and innermost.is_pymongos()
+
+
+def is_by_configuration() -> bool:
+    """Return True if the timeout that pymongo uses now is that of the library's configuration."""
+    innermost = _INNERMOST.get()
+    return innermost is not None and innermost.by_configuration and innermost.is_pymongos()
 
 
 def hidden_timeout() -> Timeout | None:

@@ -88,9 +88,10 @@ def opened_by(reply: Any, query: Any) -> tuple[int, Any]:
     return cursor_id, cursor_address(query, reply.address)
 
 
-def set_timeout_of_each_next(stream: Any, seconds: float | None) -> None:
-    """The driver then puts it in force around a whole ``next``, a resume included; None is none."""
-    stream._timeout = seconds
+def set_timeout_of_each_call(cursor: Any, seconds: float | None) -> None:
+    """pymongo then applies it to each ``to_list`` of a cursor, or to each ``next`` of a change
+    stream, a resume included; None is none."""
+    cursor._timeout = seconds
 
 
 timeout_of_each_next = attrgetter("_timeout")

@@ -22,6 +22,7 @@ from .clients import (
     SYNC_HALF,
 )  # fmt: skip
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
+from .csot import WRITE_CONCERN
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, HANDLE_ERROR, READ, REQUEST
@@ -116,7 +117,8 @@ def parts() -> Iterator[Part]:
     """Modules and classes with what they have, and the parameters of what is called."""
     for place, names, _ in _in_each_half():
         yield Part(place, names)
-    yield Part("pymongo._csot", ("TIMEOUT", "DEADLINE", "RTT"))
+    write_concern = f"{WRITE_CONCERN}(cmd, write_concern)"
+    yield Part("pymongo._csot", ("TIMEOUT", "DEADLINE", "RTT", write_concern))
     yield Part("pymongo.client_options:ClientOptions", ("_options",))
     yield Part("pymongo.pool_options:PoolOptions", ("_event_listeners",))
     yield Part("pymongo.monitoring:_EventListeners", ("event_listeners",))

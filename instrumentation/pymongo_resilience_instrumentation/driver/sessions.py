@@ -59,6 +59,13 @@ def label_transient(error: Any) -> None:
         cause._add_error_label("TransientTransactionError")
 
 
+def max_commit_time_ms(session: Any) -> int | None:
+    """What the application gave the session's transaction: pymongo leaves it out of the commit
+    under any timeout."""
+    options = session._transaction.opts
+    return None if options is None else options.max_commit_time_ms
+
+
 class OpenTransaction(NamedTuple):
     """What names a transaction to its server, whatever becomes of its session."""
 

@@ -51,7 +51,7 @@ def constructor(runtime: Runtime) -> Wrapper:
             original(*args, **kwargs)
         with shielded("after a client was made"):
             driver.clients.hide_frames(client, FOLDER)
-        warn_of_ignored_options(client, runtime.config.timeout_ms)
+        warn_of_ignored_options(client)
 
     return construct
 

@@ -117,7 +117,7 @@ class WatchMethod(PublicMethod):
             seconds, configured = operation.own_timeout
             if self.runtime.owns_retries or seconds is not None:
                 # A timeout of the configuration's leaves the wait for news alone.
-                driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
+                driver.cursors.set_timeout_of_each_call(stream, None if configured else seconds)
             if operation.timeout is not None:
                 each_batch = seconds if configured else None
                 kept = precedence.CursorTimeout(
@@ -126,6 +126,7 @@ class WatchMethod(PublicMethod):
                     driver.csot.now(),
                     operation.timeout,
                     precedence.wait_for_news(inner),
+                    configured=configured,
                 )
                 precedence.keep(stream, kept)
                 if configured:

@@ -16,6 +16,7 @@ from pymongo.errors import (
     ProtocolError,
     PyMongoError,
     ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
 )
 
 from pymongo_resilience.clock import Deadline
@@ -33,7 +34,7 @@ from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
 from pymongo_resilience_instrumentation.failures.reasons import RELAYED
 from pymongo_resilience_instrumentation.public_operations import ABORT
-from pymongo_resilience_instrumentation.timeouts import command_limits, precedence
+from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits, precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
 from . import stopped_bulks
@@ -99,6 +100,8 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
             from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
             selection_explained.explain(error, loop)
+    elif isinstance(error, WaitQueueTimeoutError):
+        bounded_waits.name_own_limit(error, loop.operation)
     failure = classify.failure_of(
         error,
         classify.Attempt(

@@ -35,6 +35,8 @@ from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutEr
 from pymongo_resilience_instrumentation.interceptor import Function, Interceptor, Row, Wrapper
 from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
 
+TIMEOUT_TEXT = "timeout: "
+"""Before the number at the end of a WaitQueueTimeoutError (pymongo 4.20)."""
 GRACE = 0.005
 """Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
 RESOLUTION = 0.001
@@ -109,6 +111,10 @@ class Wait:
     """Since the epoch."""
     outcome: str | None = None
     """None while it is not over."""
+    began: float = field(default_factory=driver.csot.now)
+    """On the driver's clock."""
+    own_limit: float | None = None
+    """Seconds of ``waitQueueTimeoutMS``, if that is how long it may last."""
 
     def add(self, seconds: float, *, connecting: bool) -> None:
         if connecting:
@@ -133,6 +139,15 @@ Hopeless = Callable[[Operation], Exception | None]
 fails with at once where the wait could not help."""
 Connected = Callable[[Any, float], None]
 """Called with the pool that has made a connection, and the seconds that it took."""
+
+
+def name_own_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
+    """Have a full pool's error name the ``waitQueueTimeoutMS`` that ended the wait. The driver's
+    text ends with the timeout of the operation."""
+    wait = operation.history.waits[-1] if operation.history.waits else None
+    if wait is not None and wait.own_limit is not None and error.args:
+        text, given, _ = str(error.args[0]).rpartition(TIMEOUT_TEXT)
+        error.args = (f"{text}{given}{wait.own_limit}",) if given else error.args
 
 
 def over(operation: Operation, error: BaseException | None) -> None:
@@ -207,18 +222,34 @@ class ConditionWait(MeasuredWait):
         condition, timeout = given
         operation = in_progress.current()
         left = time_to_wait(operation)
+        configured = operation is not None and operation.configured
         if left is not None:
             left = max(left, RESOLUTION)
-            # Under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which any timeout
-            # sets aside.
+            # Under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which a timeout
+            # that the application sets replaces.
             aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
+            aside = aside and not configured
             timeout = left if timeout is None or aside else min(timeout, left)
         if operation is not None and self._hopeless is not None:
             error = self._hopeless(operation)
             if error is not None:
                 return _Waiting(condition, timeout, error=error)
         self._begin(operation)
+        if operation is not None and configured and self._what is For.CONNECTION:
+            timeout = self._keep_own_limit(operation, timeout)
         return _Waiting(condition, timeout, operation=operation)
+
+    def _keep_own_limit(self, operation: Operation, timeout: float | None) -> float | None:
+        """Under a timeout of the configuration, the pool's ``waitQueueTimeoutMS`` holds as well."""
+        own: float | None = operation.client.options.pool_options.wait_queue_timeout
+        if own is None or not operation.history.waits:
+            return timeout
+        wait: Wait = operation.history.waits[-1]
+        left = max(wait.began + own - driver.csot.now(), RESOLUTION)
+        if timeout is not None and timeout < left:
+            return timeout
+        wait.own_limit = own
+        return left
 
     def send(self, waiting: _Waiting, original: Function, *_given: Any, **_kwargs: Any) -> Any:
         if waiting.error is not None:

@@ -1,5 +1,9 @@
-"""A command's limits of time: ``maxTimeMS``, ``attempt_timeout_ms``, and the older options that a
-deadline sets aside.
+"""A command's time limits: ``maxTimeMS``, ``attempt_timeout_ms``, and the application's older
+options.
+
+A timeout that the application sets replaces the older options, as the specification has it. One of
+the configuration does not: the application never chose it in their place, so the shorter of both
+holds.
 
 Source: Client Side Operations Timeout, "Command Execution", "timeoutMS overrides deprecated timeout
 options" and "Deprecations".
@@ -19,7 +23,7 @@ from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.clients.client_registry import ByClient
-from pymongo_resilience_instrumentation.driver.connections import LIMIT
+from pymongo_resilience_instrumentation.driver.connections import LIMIT, socket_timeout_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, unsent
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
@@ -29,10 +33,11 @@ from pymongo_resilience_instrumentation.interceptor import (
     Wrapper,
 )
 from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.public_operations import COMMIT
 
 IGNORED = (
-    "ignored where an operation has a timeout (timeout_ms, timeoutMS or pymongo.timeout): %s; "
-    "give a shorter one there; further cases of this client are not logged"
+    "ignored where the application gives an operation a timeout (timeoutMS, pymongo.timeout or "
+    "override): %s; give a shorter one there; further cases of this client are not logged"
 )
 
 
@@ -62,7 +67,15 @@ def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
     return wrapper
 
 
-def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
+class OurLimit(int):
+    """A ``maxTimeMS`` that the library leaves in a document of the application's, for ``command``:
+    the next call with the same document must not take it for the application's."""
+
+
+def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
+    """``configured``: whether the configuration has any timeout."""
+    if configured:
+        yield driver.csot.MODULE, driver.csot.WRITE_CONCERN, keep_wtimeout(enabled_flag)
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
         yield owner, driver.connections.LIMITED, limit(enabled_flag)
     for module, name in driver.connections.receivers():
@@ -70,9 +83,9 @@ def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
 
 
 def limit(enabled_flag: EnabledFlag) -> Wrapper:
-    """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
-
-    A cursor's first command has none by iteration; an attempt may have a shorter one.
+    """Less than a millisecond is refused; a timeout of 0 that the application sets removes the
+    older limits. By iteration, a cursor's first command has the application's limit alone. An
+    attempt may have a shorter one.
     """
     timeout_in_force, found = driver.csot.TIMEOUT.get, in_progress.found
     warned: ByClient[bool] = ByClient(lambda _: True)
@@ -85,27 +98,94 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
         # None for a getMore, which gets no limit: it may wait for news.
         command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
         own = None if command is None else command.get(LIMIT)
+        if own is not None and operation is not None and _is_left_over(own, operation):
+            own = None
         try:
             result = original(*given, **kwargs)
         except ExecutionTimeout as error:
             unsent(error)
             raise
         try:
-            # Most commands have time left, and are of no cursor.
-            has_time = timeout and command and command.get(LIMIT)
-            if timeout is not None and not (has_time and operation and operation.cursor is None):
-                _adjust(connection, command, own, timeout, operation)
-            if timeout is not None and own is not None and operation is not None:
-                _warn_once(warned, operation)
-            if operation is not None and attempt is not None:
-                operation.reply_within = None if command is None else attempt
-                if command is not None:
-                    driver.connections.limit_attempt(connection, command, attempt)
+            if operation is None:
+                if timeout is not None:
+                    _adjust(connection, command, own, timeout, operation)
+            elif (
+                # What most commands are: with time left, and without a limit of their own.
+                own is None is attempt is operation.cursor
+                and command
+                and (sent := command.get(LIMIT))
+                and COMMIT not in command
+                and operation.name != "runCommand"
+                and not (operation.configured and socket_timeout_of(connection) is not None)
+            ):
+                operation.limit_ms, operation.application_limit_ms = sent, None
+            else:
+                if own is not None and timeout is not None and not operation.configured:
+                    _warn_once(warned, operation)
+                _apply_other_limits(connection, command, own, timeout, operation)
         except ExecutionTimeout:
             raise
         except faults():
             logger.exception("internal error in pymongo-resilience while limiting a command")
         return result
+
+    return wrapper
+
+
+def _apply_other_limits(
+    connection: Any, command: Any, own: int | None, timeout: float | None, operation: Operation
+) -> None:
+    if timeout is not None:
+        _adjust(connection, command, own, timeout, operation)
+        if operation.configured:
+            driver.connections.keep_socket_timeout(connection)
+            if command is not None and (own is not None or COMMIT in command):
+                own = _keep_own_limit(command, own, operation)
+    if (attempt := operation.attempt_timeout) is not None:
+        operation.reply_within = None if command is None else attempt
+        operation.attempt_limits_server = command is not None and driver.connections.limit_attempt(
+            connection, command, attempt
+        )
+    if command is None:
+        return
+    operation.limit_ms = sent = command.get(LIMIT)
+    operation.application_limit_ms = None if own is None or own != sent else int(own)
+    if sent and own is None and operation.name == "runCommand":
+        command[LIMIT] = OurLimit(sent)
+
+
+def _is_left_over(limit: int, operation: Operation) -> bool:
+    """Return True if it is from the library: pymongo sends some documents again in a retry, and the
+    application may give ``command`` the same one twice."""
+    if isinstance(limit, OurLimit):
+        return True
+    return limit == operation.limit_ms and operation.application_limit_ms is None
+
+
+def _keep_own_limit(command: Any, own: int | None, operation: Operation) -> int | None:
+    """Send the application's ``maxTimeMS`` or ``maxCommitTimeMS``, which is returned, if it is
+    shorter than what is left. By iteration nothing else is sent."""
+    if own is None:
+        own = driver.sessions.max_commit_time_ms(operation.history.loop.session)
+    left = command.get(LIMIT)
+    if isinstance(own, int | float) and own and (not left or own <= left):
+        command[LIMIT] = own
+        return own
+    return None
+
+
+def keep_wtimeout(enabled_flag: EnabledFlag) -> Wrapper:
+    """A write concern keeps its ``wtimeout`` under a timeout of the configuration."""
+    found = in_progress.found
+
+    def wrapper(original: Function, _module: Any, given: Any, kwargs: Any) -> None:
+        original(*given, **kwargs)
+        command, concern = given
+        operation = found()
+        if concern and operation is not None and operation.configured and enabled_flag.on:
+            wtimeout = concern.document.get("wtimeout")
+            if wtimeout is not None:
+                command.setdefault("writeConcern", {})["wtimeout"] = wtimeout
 
     return wrapper
 
@@ -122,7 +202,7 @@ def _adjust(
     # What is in a document for command() is the application's affair.
     document = operation is not None and operation.name == "runCommand"
     if not timeout:
-        if not document:
+        if not (document or (operation is not None and operation.configured)):
             driver.connections.lift_limits(connection, command)
     elif command is None:
         return
@@ -138,31 +218,44 @@ def _adjust(
 
 
 class Reply(Interceptor):
-    """A reply is awaited no longer than ``attempt_timeout_ms``."""
+    """A reply is awaited no longer than ``attempt_timeout_ms``; under a timeout of the
+    configuration, no longer than ``socketTimeoutMS`` either."""
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
         limited, found = super().wrapper(flag, asynchronous), in_progress.found
 
         def wrapper(original: Function, module: Any, given: Any, kwargs: Any) -> Any:
             operation = found()
-            if operation is None or operation.reply_within is None:
+            if operation is None or not (
+                operation.reply_within is not None
+                or (operation.configured and socket_timeout_of(given[0]) is not None)
+            ):
                 return original(*given, **kwargs)
             return limited(original, module, given, kwargs)
 
         return wrapper
 
-    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         operation: Any = in_progress.found()
-        seconds, operation.reply_within = operation.reply_within, None
-        return Entered(seconds, driver.csot.within(seconds))
+        attempt, operation.reply_within = operation.reply_within, None
+        seconds = attempt
+        if operation.configured:
+            own = socket_timeout_of(given[0])
+            if own is not None and (attempt is None or own < attempt):
+                seconds, attempt = own, None
+        return Entered(attempt, driver.csot.within(seconds))
 
-    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
+    def failed(
+        self, entered: Entered | None, error: BaseException, given: tuple[Any, ...], *_: Any
+    ) -> BaseException:
         left = driver.csot.remaining()
         # Once the operation's own deadline is over, it is that one's.
         over = left is not None and left <= 0
         if entered is None or not isinstance(error, TimeoutError) or over:
             return error
-        late = AttemptTimeoutError(entered.instance)
+        late: OSError = driver.connections.socket_timed_out(given[0])
+        if entered.instance is not None:
+            late = AttemptTimeoutError(entered.instance)
         late.__cause__ = error.__cause__
         return late
 
@@ -175,16 +268,16 @@ def with_limit(operation: Operation, failure: Failure, state: RetryState) -> Fai
     if operation.application_limit_ms is not None:
         return replace(failure, application_limit_ms=operation.application_limit_ms)
     deadline = state.deadline
-    if operation.attempt_timeout is None or (deadline is not None and not deadline.allows(0)):
+    if not operation.attempt_limits_server or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
 
 
-def warn_of_ignored_options(client: Any, default_ms: int | None) -> None:
-    """Where all that a client does has a timeout, name its older options, which have no effect."""
+def warn_of_ignored_options(client: Any) -> None:
+    """If a client has a ``timeoutMS``, name its older options, which have no effect."""
     with shielded("before the calls of a client"):
         options, pool = client.options, client.options.pool_options
-        if options.timeout is None and default_ms is None:
+        if options.timeout is None:
             return
         older = {
             "socketTimeoutMS": pool.socket_timeout,

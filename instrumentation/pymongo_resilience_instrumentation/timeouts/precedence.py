@@ -70,6 +70,7 @@ class TimeoutRules:
             if operation.public:
                 operation.transaction.refuse_others()
             operation.limit_to(operation.transaction.timeout)
+            operation.configured = operation.transaction.configured
             return
         if self._is_pymongos(operation):
             return
@@ -98,11 +99,13 @@ class TimeoutRules:
             return
         elif not block_ms or shorter(in_force or 0, block_ms / 1000) == in_force:
             operation.timeout = in_force
+            operation.configured = driver.csot.is_by_configuration()
             return
         operation.timeout = seconds
         if seconds is not None:
             # Also where it is the client's own: pymongo's loop over several batches has none.
-            operation.deadline = driver.csot.InForce(seconds)
+            operation.deadline = deadline = driver.csot.InForce(seconds)
+            deadline.by_configuration = operation.configured
 
     def _is_pymongos(self, operation: Operation) -> bool:
         """Whether pymongo's own timeout applies, or none: it works as without this library."""
@@ -119,18 +122,20 @@ class TimeoutRules:
 
     def of_several(
         self, client: object, target: Target, bound: Policy
-    ) -> tuple[float | None, bool]:
+    ) -> tuple[float | None, bool, bool]:
         """The seconds that several operations have together, those of a with_transaction or of a
-        stream of GridFS; and whether they are by iteration."""
+        stream of GridFS; whether the configuration gives them; and whether they are by iteration.
+        """
         if in_progress.reporting():
-            return None, False
+            return None, False, False
         in_progress.clear_inherited()
         operation = Operation(client, "", target)
         operation.public = False
         operation.bound = bound
         self.set_timeout(operation)
         mode = self.mode_of(operation) or self.timeout_mode
-        return operation.timeout, operation.configured and mode != CURSOR_LIFETIME
+        configured = operation.configured
+        return operation.timeout, configured, configured and mode != CURSOR_LIFETIME
 
     def mode_of(self, operation: Operation) -> str | None:
         """What policies say: of a block, of what the cursor is made from, of a rule."""
@@ -146,6 +151,8 @@ class TransactionDeadline(NamedTuple):
     """The ``override`` with a timeout around with_transaction."""
     began: float
     """In seconds on the driver's clock."""
+    configured: bool = False
+    """The library's configuration gives it, and not the application."""
 
     def refuse_others(self) -> None:
         """Raises InvalidOperation where the callback gives an operation a timeout of its own."""
@@ -182,6 +189,8 @@ DEFAULT_WAIT = 1.0
 """Seconds that the server waits for news where no ``max_await_time_ms`` is set."""
 OF_A_LIFE = ' for the whole life of the cursor (timeout_mode="iteration" gives each batch its own)'
 
+OF_A_RESUME = " to resume (the next call of next() tries again where this one was)"
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class CursorTimeout:
@@ -197,6 +206,8 @@ class CursorTimeout:
     """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
     wait: float = 0.0
     """Seconds that the server may wait for news, which a getMore has beside its own."""
+    configured: bool = False
+    """The configuration gives it; see ``Operation.configured``."""
     in_use: bool = True
     """False until the first command, which goes by what was found out for it before."""
 
@@ -277,6 +288,7 @@ def cursor_timeout(
         began=driver.csot.now(),
         to_close=operation.timeout,
         wait=wait_for_news(cursor) if waits else 0.0,
+        configured=operation.configured,
     )
 
 
@@ -287,7 +299,10 @@ def wait_for_news(cursor: Any) -> float:
 
 
 def advice(operation: Operation) -> str:
-    """Why the timeout of a batch was over, where it is not the batch's own; "" for its own."""
+    """What to know about the timeout of a batch that is not the batch's own, and of a resume; ""
+    for any other."""
+    if operation.stream is not None:
+        return OF_A_RESUME
     kept = operation.cursor
     if kept is None or operation.name != "getMore" or not kept.seconds:
         return ""

@@ -181,15 +181,16 @@ class _Transaction(Interceptor):
     """One with_transaction under a deadline, for one thread or task; around its callback: the
     session is under the deadline there, and all else as it was outside."""
 
-    def __init__(self, session: Any, seconds: float, name: str) -> None:
-        """``name``: of what is timed out where the timeout is over."""
+    def __init__(self, session: Any, seconds: float, configured: bool, name: str) -> None:
+        """``configured``: whether the configuration gives the timeout. ``name``: of what is timed
+        out when it is over."""
         self.session = session
         self._name = name
         self._outside = driver.csot.Timeout.in_force()
         self.timeout = driver.csot.Timeout.begin(seconds)
-        self.deadline = self.timeout.resume()
+        self.deadline = self.timeout.resume(by_configuration=configured)
         self._of_session = precedence.TransactionDeadline(
-            self.timeout, blocks.timed(), driver.csot.now()
+            self.timeout, blocks.timed(), driver.csot.now(), configured
         )
         self._runs = 0
         self._raised: BaseException | None = None
@@ -248,12 +249,14 @@ class WithTransaction(Interceptor):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Transaction | None:
         session = given[0]
         default = default_of(session)
-        seconds, _ = self._runtime.timeouts.of_several(session.client, NOWHERE, default)
+        timeouts = self._runtime.timeouts
+        seconds, configured, _ = timeouts.of_several(session.client, NOWHERE, default)
         if seconds is None:
             return None
         setattr(session, _WITHIN, True)
         operation = _atomic_write_of(session)
-        return _Transaction(session, seconds, operation.method if operation else "with_transaction")
+        name = operation.method if operation else "with_transaction"
+        return _Transaction(session, seconds, configured, name)
 
     def send(
         self, transaction: _Transaction, original: Function, session: Any, *args: Any, **kwargs: Any

@@ -1,6 +1,7 @@
 """What runs in place of GridFS's methods: each has one deadline, and so has a stream for its life.
 
-A timeout of the library's configuration bounds each method of a stream, and not its life.
+A timeout of the library's configuration bounds each command, and neither a stream nor a method,
+which may read or write a large file.
 
 Source: Client Side Operations Timeout, "GridFS API". A method's cursors, and those of a stream, are
 within its deadline, and so is what an application's own stream does meanwhile: but that is not
@@ -30,7 +31,8 @@ _TIMEOUT = "_pymongo_resilience_timeout"
 _NEW = object()
 """What is kept for a stream that no method of ours has opened."""
 _ANEW = object()
-"""Kept by a stream in place of a timeout: each of its methods has one of its own."""
+"""Kept by a stream in place of a timeout: each command has one of its own, or, in a block of the
+application's, each method."""
 OPENING = (
     "get", "get_last_version", "get_version", "new_file",
     "open_download_stream", "open_download_stream_by_name",
@@ -77,9 +79,12 @@ class _Method(Interceptor):
 
     def _begin(self, instance: Any, files: Any) -> _Begun:
         names = files.database.name, files.name
-        seconds, by_iteration = self._runtime.timeouts.of_several(
+        seconds, _, by_iteration = self._runtime.timeouts.of_several(
             files.database.client, names, policy_of(files)
         )
+        if by_iteration and files.database.client.options.timeout is None:
+            return _Begun(instance, None, _ANEW)
+        # pymongo would apply a client's own timeoutMS to the method, over which the rule was given.
         timeout = None if seconds is None else driver.csot.Timeout.begin(seconds)
         return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
 
