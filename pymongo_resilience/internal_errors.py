@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo_resilience.redaction import RedactionFilter
@@ -16,7 +18,7 @@ _faults: tuple[type[Exception], ...] = (
 )  # fmt: skip
 
 T = TypeVar("T")
-OUR_FRAMES = 2
+OUR_FRAMES = 3
 """Between who logs and logging."""
 
 
@@ -52,13 +54,24 @@ def foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         raise ForeignError(error) from error
 
 
+def call_handlers(log: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Log something. A handler of the application's that raises fails nothing: its error is printed
+    as ``logging.Handler.handleError`` prints one."""
+    try:
+        log(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - a handler may raise anything
+        if logging.raiseExceptions and sys.stderr is not None:
+            traceback.print_exc()
+
+
 class _Logger(logging.LoggerAdapter[logging.Logger]):
     within: Callable[..., object] = staticmethod(lambda call, *args, **more: call(*args, **more))
     """Calls a function with its arguments: what is logged is handled in there."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         stacklevel = kwargs.pop("stacklevel", 1) + OUR_FRAMES
-        self.within(super().log, level, msg, *args, stacklevel=stacklevel, **kwargs)
+        log = super().log
+        call_handlers(self.within, log, level, msg, *args, stacklevel=stacklevel, **kwargs)
 
 
 logger = _Logger(logging.getLogger("pymongo_resilience"), {})

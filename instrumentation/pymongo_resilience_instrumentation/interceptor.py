@@ -18,12 +18,14 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
 """wrapt's: called with the bound original, what it is bound to, and its arguments."""
+FEATURES = ("atomic", "idempotent", "resumable", "hedge", "timeout_ms")
 REFUSED = (ConfigurationError, InvalidOperation)
 """What the library refuses is no fault of its own."""
 
@@ -60,6 +62,11 @@ class Interceptor:
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
         is in ``REFUSED`` for what the application gave; anything else is an internal error."""
         return Entered(given[0] if given else None)
+
+    def asked_for(self, given: tuple[Any, ...]) -> str:  # noqa: ARG002 - for others
+        """Return what the application asked for that pymongo does not do by itself, for an error
+        text; empty if nothing would be missed."""
+        return ""
 
     def failed(self, entered: Any, error: BaseException, *_: Any) -> BaseException | None:  # noqa: ARG002 - for others
         """After its error, or one of ``succeeded``; returns the error to raise. None: the caller
@@ -109,6 +116,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         except BaseException as error:
             if _refuses(interceptor, around, error):
                 raise
+            _check_nothing_is_dropped(interceptor, given, error)
             return original(*args, **kwargs)
         try:
             if entered is None:
@@ -149,6 +157,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         except BaseException as error:
             if _refuses(interceptor, around, error):
                 raise
+            _check_nothing_is_dropped(interceptor, given, error)
             return await original(*args, **kwargs)
         try:
             if entered is None:
@@ -170,6 +179,18 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         return _answer(instead)
 
     return wrapper
+
+
+def _check_nothing_is_dropped(
+    interceptor: Interceptor, given: tuple[Any, ...], error: BaseException
+) -> None:
+    """Raise InvalidOperation if pymongo alone would not do what the application asked for."""
+    asked = interceptor.asked_for(given)
+    if asked:
+        raise InvalidOperation(
+            "nothing was sent: an internal error of pymongo-resilience "
+            f"({type(error).__name__}, see the log) would have dropped {asked}"
+        ) from error
 
 
 def _unbound(original: Function, instance: Any) -> Function:
@@ -244,6 +265,12 @@ def _chained(outer: Send, inner: Send) -> Send:
         return outer(operation, partial(inner, operation, original), *given, **kwargs)
 
     return send
+
+
+def named_features(policy: Policy) -> str:
+    """Return the options of a policy that pymongo knows nothing of, ``"atomic=True, ..."``."""
+    values = {name: getattr(policy, name) for name in FEATURES}
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value)
 
 
 class OperationInterceptor(Interceptor):

@@ -103,7 +103,8 @@ class Patches:
             while True:
                 owner, name, original, made = self.applied.pop()
                 now = vars(owner).get(name)
-                if now is made:
+                # Or another library has put back what getattr() gave it, which wrapt binds anew.
+                if now is made or getattr(now, "_self_parent", None) is made:
                     setattr(owner, name, original)
                 elif now is not original:
                     covered.append(f"{owner.__name__}.{name}")

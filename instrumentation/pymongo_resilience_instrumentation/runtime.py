@@ -41,6 +41,7 @@ from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules,
 
 from . import driver, in_progress
 
+FURTHER = "a sampler or span processor raised; further errors are not logged"
 ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
@@ -72,6 +73,8 @@ class Runtime:
         """Whether retries are decided here, not in the driver's own loop."""
         self.enabled_flag = EnabledFlag()
         self._warned: set[str] = set()
+        self._faulty: set[object] = set()
+        """The observers whose first error at the begin of an operation was logged."""
         self.telemetry = telemetry = Telemetry(settings)
         self.clients: Clients = Clients() if earlier is None else earlier.clients
         clock = ClientClock(self.clients)
@@ -155,7 +158,16 @@ class Runtime:
             telemetry.look_for_sdk(operation.started)
         if span and telemetry.records:
             for recorder in telemetry.recorders:
-                recorder.begins(operation)
+                try:
+                    recorder.begins(operation)
+                except faults() as fault:  # a sampler's, too: see ``foreign``
+                    self._log_once(recorder, fault)
+
+    def _log_once(self, recorder: object, fault: Exception) -> None:
+        """Log the first error of an observer at the begin of an operation, which is in progress."""
+        if recorder not in self._faulty:
+            self._faulty.add(recorder)
+            logger.error("operations have no span or record: %s", FURTHER, exc_info=fault)
 
     def _warn_of_unused(self, operation: Operation) -> None:
         """Log what a block or a binding asks for that pymongo's own loop does not do."""

@@ -104,9 +104,10 @@ class InForce(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _INNERMOST.get()
+        # First here and last in __exit__: a signal handler may raise in between.
+        _INNERMOST.set(self)
         TIMEOUT.set(self._seconds)
         DEADLINE.set(self._ends)
-        _INNERMOST.set(self)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         before = self.before

@@ -6,12 +6,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, Bound, attach_policy, policy_of
 from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.interceptor import OperationInterceptor, is_async
+from pymongo_resilience_instrumentation.interceptor import (
+    OperationInterceptor,
+    is_async,
+    named_features,
+)
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import (
     CHANGES,
@@ -82,6 +86,20 @@ class PublicMethod(OperationInterceptor):
                 runtime.end(operation, error=error)
                 raise
         return operation
+
+    def asked_for(self, given: tuple[Any, ...]) -> str:
+        instance = given[0] if given else None
+        if in_progress.current() is not None or not isinstance(instance, self.owner):
+            return ""
+        bound = policy_of(instance) if isinstance(instance, Bound) else NOTHING
+        policy = blocks.current().over(bound)
+        try:
+            target = self.entry.target
+            names = driver.clients.names_of_collection(instance) if target is None else ("", None)
+            policy = policy.over(self.runtime.rules.policy_of(*names))
+        except faults():
+            logger.exception("internal error in pymongo-resilience while looking for a rule")
+        return named_features(policy)
 
 
 class CursorMethod(PublicMethod):

@@ -11,6 +11,7 @@ from typing import Any
 from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import Event, RetryEvent, RetryScheduled
+from pymongo_resilience.internal_errors import call_handlers
 from pymongo_resilience.timeline import Phase, Run, Wait
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
@@ -68,7 +69,10 @@ class Timelines(Observer):
                 ),
             }
             operation.span.add_event("operation.timeline", attributes, operation.ended_ns)
-        timeline.log(operation.name, operation.namespace, outcome_of(operation, error), phases)
+        outcome = outcome_of(operation, error)
+        in_progress.reported(
+            call_handlers, timeline.log, operation.name, operation.namespace, outcome, phases
+        )
 
 
 def _phases(operation: Operation) -> tuple[Phase, ...]:

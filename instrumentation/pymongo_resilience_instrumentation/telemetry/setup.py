@@ -61,10 +61,15 @@ class Telemetry:
         """Whether an observer wants to know of operations that end without an error."""
 
     def look_for_sdk(self, now: float) -> None:
-        tracers, meters = self._providers
-        tracers = type(tracers or trace.get_tracer_provider()).__module__
-        meters = type(meters or metrics.get_meter_provider()).__module__
         self.looks_at = now + LOOKS_EVERY
+        tracers, meters = self._providers
+        try:
+            tracers = type(tracers or trace.get_tracer_provider()).__module__
+            meters = type(meters or metrics.get_meter_provider()).__module__
+        except Exception:  # a provider that the environment names and that cannot be loaded
+            self.looks_at = NEVER
+            logger.exception("OpenTelemetry has no provider: nothing is recorded")
+            return
         # OpenTelemetry's API alone records nothing.
         if not (tracers.startswith(API) and meters.startswith(API)):
             self.looks_at = NEVER

@@ -55,6 +55,8 @@ ABORT_GRACE = 1.0
 the whole timeout again; but with_transaction would then return up to that much late, and without a
 word about it, since the driver ignores the errors of aborts. What is not answered in this time is
 left to the background task, which sends it again."""
+_INTERRUPTED = "_pymongo_resilience_interrupted"
+"""Of a session whose last commit was interrupted."""
 NOWHERE = ("", None)
 """A transaction may change any collection: no rule holds for it but one for all of them."""
 
@@ -155,7 +157,10 @@ class EndTransaction(OperationInterceptor):
                     if is_commit and driver.sessions.may_be_committed(session, code):
                         driver.sessions.label_unknown_result(error)
                     _state_outcome(error)
-            elif self._operation == ABORT and self.runtime.owns_retries:
+            elif self._operation == COMMIT:
+                if self.runtime.owns_retries:
+                    setattr(session, _INTERRUPTED, True)
+            elif self.runtime.owns_retries:
                 opened = driver.sessions.open_transaction(session, aborted=True)
                 defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
         return super().failed(entered, error) if isinstance(entered, Operation) else error
@@ -240,7 +245,8 @@ class _Transaction(Interceptor):
 
 
 class WithTransaction(Interceptor):
-    """The whole of it. Without a deadline all is as the driver has it."""
+    """The whole of it. Without a deadline all is as the driver has it, except that an interrupted
+    one is aborted."""
 
     def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         self._runtime = runtime
@@ -275,8 +281,13 @@ class WithTransaction(Interceptor):
         return result
 
     def failed(
-        self, transaction: _Transaction | None, error: BaseException, *_: Any
+        self, transaction: _Transaction | None, error: BaseException, given: Any, _kwargs: Any
     ) -> BaseException:
+        if not isinstance(error, PyMongoError) and self._runtime.owns_retries:
+            # A signal handler has raised it, or a cancellation. pymongo takes an interrupted commit
+            # for done, although it may not have been sent.
+            with shielded("after an interrupted transaction"):
+                self._abort_later(given[0])
         if transaction is None:
             return error
         vars(transaction.session).pop(_WITHIN, None)
@@ -285,6 +296,11 @@ class WithTransaction(Interceptor):
             with shielded("while preparing the error of a transaction"):
                 return transaction.ended_by_time(error) or error
         return error
+
+    def _abort_later(self, session: Any) -> None:
+        if vars(session).pop(_INTERRUPTED, False) or session.in_transaction:
+            opened = driver.sessions.open_transaction(session, aborted=True)
+            defer(partial(self._runtime.clients.of(session.client).leave_open, opened))
 
 
 def within_time_limit(runtime: Runtime) -> Wrapper:
