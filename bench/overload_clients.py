@@ -30,7 +30,7 @@ OPTIONS = {"maxPoolSize": 50}
 OK, REJECTED = "ok", "rejected"
 """How an operation ended, unless it is the name of another error's class."""
 OVERLOADED = "SystemOverloadedError"
-SOON_S = 0.3
+SOON_S = 1.5
 CLOSED_LOOP = 32
 THREADS = 1500
 """Of a process with synchronous clients: as many as ever wait there at a time."""
@@ -178,7 +178,8 @@ async def _work(work: Work, control: Connection) -> Result:
         pymongo.AsyncMongoClient(work.uri, **_options(work, unknown)) for _ in range(work.clients)
     ]
     for client in clients:
-        await client.admin.command("ping")
+        while not await _is_connected(client):  # noqa: ASYNC110 - the server's tokens come back
+            await asyncio.sleep(SOON_S / 5)
     control.send("connected")
     start = control.recv()
     await asyncio.sleep(start - time.monotonic())
@@ -203,13 +204,30 @@ async def _probe(work: Work, clients: list[Any], start: float) -> list[Operation
     return list(await asyncio.gather(*some))
 
 
+async def _is_connected(client: Any) -> bool:
+    try:
+        await client.admin.command("ping")
+    except PyMongoError:  # it may be rejected, too
+        return False
+    return True
+
+
+def _is_connected_sync(client: Any) -> bool:
+    try:
+        client.admin.command("ping")
+    except PyMongoError:
+        return False
+    return True
+
+
 def _work_sync(work: Work, control: Connection) -> Result:
     unknown = Unknown()
     clients: list[Any] = [
         pymongo.MongoClient(work.uri, **_options(work, unknown)) for _ in range(work.clients)
     ]
     for client in clients:
-        client.admin.command("ping")
+        while not _is_connected_sync(client):
+            time.sleep(SOON_S / 5)
     control.send("connected")
     start = control.recv()
     time.sleep(start - time.monotonic())

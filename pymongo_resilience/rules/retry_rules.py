@@ -152,7 +152,9 @@ class RetryRules:
         limit = state.time_limit
         if limit is not None and not limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if state.deadline is None else Rule.OVERLOAD_WAIT)
-        granted = state.in_grace and state.rejections <= PYMONGO_RETRIES
+        granted = must_end_transaction(state) or (
+            state.in_grace and state.rejections <= PYMONGO_RETRIES
+        )
         if state.budget.is_rejection(failure) and not (granted or state.budget.allows(failure)):
             return GiveUp(Rule.BUDGET)
         if not wait > delay:
@@ -214,10 +216,11 @@ class RetryRules:
 
     def _attempts_left(self, state: RetryState) -> Rule | None:
         """Rule 4."""
-        if state.overloaded:
+        must_end = state.overloaded and must_end_transaction(state)
+        if state.overloaded and not (must_end and state.deadline is not None):
             most = self.most_retries(state.max_retries)
             return Rule.ATTEMPTS if state.retries >= most else None
-        if state.deadline is not None and not state.once:
+        if state.deadline is not None and (must_end or not state.once):
             # A clock that stands still, as a test's may, passes no deadline.
             over = state.waited > state.deadline.timeout or state.attempts >= MOST_ATTEMPTS
             return Rule.DEADLINE if over else None
@@ -226,6 +229,12 @@ class RetryRules:
         if state.retries < 1 or is_extra(state):
             return None
         return Rule.ATTEMPTS
+
+
+def must_end_transaction(state: RetryState) -> bool:
+    """Return True for a commit or an abort. They are retried after rejections whatever the budget
+    has left, and until the deadline: what the transaction did, or its locks, depend on it."""
+    return state.kind is Kind.TRANSACTION_END and not follows_specification(state)
 
 
 def is_extra(state: RetryState) -> bool:

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 from pymongo import WriteConcern
-from pymongo.errors import AutoReconnect, PyMongoError, ServerSelectionTimeoutError
+from pymongo.errors import (
+    AutoReconnect,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import IN_TRANSACTION
@@ -220,6 +225,28 @@ def test_commit_and_abort_are_repeated_whatever_the_client_says(
         side.do(getattr(session, end))
     assert len(sent.named(command)) == 6
     assert len(numbers(sent.named(command))) == 1
+    # Would wait for the transaction, or fail, while it is open.
+    control[seeded].coll.insert_one({"_id": "after"})
+    assert control[seeded].coll.count_documents({"_id": "in"}) == (end == "commit_transaction")
+
+
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_with_a_deadline_the_end_is_retried_whatever_the_budget_has_left(
+    end: str, side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000, **FAST)
+    client = side.client(proxy.uri)
+    coll = client[seeded].coll
+    with transaction(side, client) as session:
+        side.do(coll.insert_one, {"_id": "in"}, session=session)
+        proxy.inject(Overload("insert", times=20))
+        with pytest.raises(OperationFailure) as caught:
+            side.do(coll.insert_one, {"_id": "rejected"}, session=session)
+        assert not caught.value.has_error_label(TRANSIENT), "with_transaction must not start over"
+        ended = Overload(end.replace("_t", "T"), times=12)
+        proxy.inject(ended)
+        side.do(getattr(session, end))
+    assert ended.struck == 12
     # Would wait for the transaction, or fail, while it is open.
     control[seeded].coll.insert_one({"_id": "after"})
     assert control[seeded].coll.count_documents({"_id": "in"}) == (end == "commit_transaction")

@@ -344,3 +344,20 @@ def test_many_threads_take_what_is_there_and_no_more(threads: int) -> None:
         list(pool.map(lambda _: bucket.succeeded(retried=False), range(1000)))
         list(pool.map(lambda _: budget.succeeded(retried=False), range(1000)))
     assert (bucket.tokens, budget.tokens) == (100, 300)
+
+
+@pytest.mark.parametrize("timeout", [None, 20.0])
+def test_the_end_of_a_transaction_is_not_declined_by_a_spent_budget(timeout: float | None) -> None:
+    end = operation(spent(), timeout=timeout)
+    end.kind, end.once = Kind.TRANSACTION_END, True
+    verdicts = [decided(end, OVERLOAD) for _ in range(8)]
+    if timeout is None:
+        assert [type(each) for each in verdicts[:6]] == [Retry] * 5 + [GiveUp]
+    else:
+        assert [type(each) for each in verdicts] == [Retry] * 8, "until the deadline"
+
+
+def test_by_the_specification_the_end_of_a_transaction_is_like_any_command() -> None:
+    end = operation(empty_bucket(), strategy=MONGODB)
+    end.kind = Kind.TRANSACTION_END
+    assert decided(end, OVERLOAD) == GiveUp(Rule.BUDGET)
