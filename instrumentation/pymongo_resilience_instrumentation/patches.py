@@ -201,4 +201,8 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
     for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):
         yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
     yield from lost_connections.of_primaries(runtime)
+    if runtime.config.dead_peer_s and driver.connections.can_watch():
+        for client in CLIENTS:
+            dead_peers = lost_connections.DeadPeers(runtime, runtime.config.dead_peer_s)
+            yield client, driver.clients.BACKGROUND, dead_peers
     yield from rejections.wrapped(runtime)

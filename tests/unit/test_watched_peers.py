@@ -54,7 +54,7 @@ def test_on_macos_what_is_unacknowledged_and_what_is_idle_ends_in_that_time(
     seconds: int, idle: int, interval: int
 ) -> None:
     sock = Socket()
-    connections.watch_peer(SimpleNamespace(sock=sock), seconds)
+    connections.watch_peer(SimpleNamespace(sock=sock), seconds, is_monitors=False)
     assert sock.options == {
         TCP_RXT_CONNDROPTIME: seconds,
         NAMES["TCP_KEEPALIVE"]: idle,
@@ -90,5 +90,37 @@ def test_on_macos_the_error_alone_tells_that_a_peer_was_silent() -> None:
 def test_a_socket_of_the_file_system_has_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     sock: Any = Socket()
     sock.family = socket.AF_UNIX
-    connections.watch_peer(SimpleNamespace(sock=sock), 5)
+    connections.watch_peer(SimpleNamespace(sock=sock), 5, is_monitors=True)
     assert sock.options == {}
+
+
+SECOND = 1000
+FACTS = {
+    "acknowledged": ({}, False),
+    "idle for long": ({"acknowledged": 60}, False),
+    "sent just now": ({"unacknowledged": 1, "acknowledged": 60}, False),
+    "sent again and again": ({"unacknowledged": 1, "retransmits": 4, "acknowledged": 6}, True),
+    "one packet lost": ({"unacknowledged": 1, "retransmits": 1, "acknowledged": 6}, False),
+    "sent again for a moment": ({"unacknowledged": 1, "retransmits": 4, "acknowledged": 4}, False),
+    "no room, probes answered": ({"probes": 0, "acknowledged": 9}, False),
+    "no room, one probe under way": ({"probes": 1, "acknowledged": 9}, False),
+    "no room, no answer": ({"probes": 4, "acknowledged": 9}, True),
+}
+"""Of TCP_INFO, seconds since the last acknowledgement; and whether the peer is gone after five."""
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_peer_is_gone_if_what_was_sent_again_stays_unacknowledged(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, gone = FACTS[name]
+    facts = [0] * 32
+    facts[2], facts[3] = given.get("retransmits", 0), given.get("probes", 0)
+    facts[12], facts[20] = given.get("unacknowledged", 0), given.get("acknowledged", 0) * SECOND
+    monkeypatch.setattr(connections, "_facts", lambda _: tuple(facts))
+    assert connections.peer_is_gone(object(), 5) is gone
+
+
+def test_where_the_system_tells_nothing_no_peer_is_gone() -> None:
+    connection = SimpleNamespace(conn=SimpleNamespace(sock=Socket()))
+    assert not connections.peer_is_gone(connection, 5)

@@ -32,22 +32,34 @@ CAN_WAKE = sys.platform not in {"win32", "cygwin", "emscripten", "wasi"}
 """Whether a read ends when another thread shuts its socket down."""
 _DROP_TIME = 0x80
 """macOS: TCP_RXT_CONNDROPTIME, which Python does not name."""
-_CLOSED, _STATE, _SINCE_DATA, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 19, 20, struct.Struct("8B24I")
-"""Linux: of a TCP_INFO, the state and the milliseconds since the peer's last data and its last
-acknowledgement."""
+_STATE, _RETRANSMITS, _PROBES, _UNACKNOWLEDGED, _SINCE_DATA, _SINCE_ACKNOWLEDGED = (
+    0,
+    2,
+    3,
+    12,
+    19,
+    20,
+)
+_CLOSED, _INFO = 7, struct.Struct("8B24I")
+"""Linux: of a TCP_INFO, the state; how often in a row the oldest segment was sent again, or a peer
+that has no room was asked for some, without an answer; how many segments are not acknowledged; the
+milliseconds since the peer's last data and its last acknowledgement."""
+_UNANSWERED = 2
+"""So many of either, beside the time: one packet may be lost."""
 _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
 _REFUSED, _LOOK = "_pymongo_resilience_refused", "_pymongo_resilience_look"
 
 
-def watch_peer(interface: Any, seconds: int) -> None:
-    """Have the kernel close the connection ``seconds`` after the peer's last packet."""
+def watch_peer(interface: Any, seconds: int, *, is_monitors: bool) -> None:
+    """Have the kernel close the connection ``seconds`` after the peer's last packet, as long as
+    everything that was sent is acknowledged; a monitor's in any case. See ``peer_is_gone``."""
     # Of a closed socket, asyncio's raises OSError and uvloop's ValueError.
     with suppress(OSError, ValueError):
         if interface.sock.family != socket.AF_UNIX:
-            _watch(interface.sock, seconds)
+            _watch(interface.sock, seconds, is_monitors=is_monitors)
 
 
-def _watch(sock: Any, seconds: int) -> None:
+def _watch(sock: Any, seconds: int, *, is_monitors: bool) -> None:
     tcp, idle, interval = socket.IPPROTO_TCP, max(1, seconds * 2 // 5), max(1, seconds // 5)
     if sys.platform == "darwin":
         sock.setsockopt(tcp, socket.TCP_KEEPALIVE, idle)
@@ -55,7 +67,11 @@ def _watch(sock: Any, seconds: int) -> None:
         sock.setsockopt(tcp, _DROP_TIME, seconds)
     else:
         sock.setsockopt(tcp, socket.TCP_KEEPIDLE, idle)
-        sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
+        sock.setsockopt(tcp, socket.TCP_KEEPCNT, 3)
+        if is_monitors:
+            # Linux counts the time in which a peer has no room for more, although its kernel
+            # answers each probe: with large writes, a server that is merely slow would be lost.
+            sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
     sock.setsockopt(tcp, socket.TCP_KEEPINTVL, interval)
 
 
@@ -64,7 +80,7 @@ def can_watch() -> bool:
     """Whether Python and the kernel know these options: tried on a socket of its own."""
     try:
         with socket.socket() as unused:
-            _watch(unused, 1)
+            _watch(unused, 1, is_monitors=True)
     except (AttributeError, OSError):
         return False
     return True
@@ -79,6 +95,16 @@ def peer_was_silent(connection: Any, error: OSError, seconds: int) -> bool:
     if facts is None:
         return False
     return bool(facts[_STATE] == _CLOSED and facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000)
+
+
+def peer_is_gone(connection: Any, seconds: int) -> bool:
+    """Whether what was sent is not acknowledged although it was sent again, for so many seconds. A
+    peer that reads nothing still acknowledges each probe, so it is not gone. Linux only."""
+    facts = _facts(connection)
+    if facts is None or facts[_SINCE_ACKNOWLEDGED] < seconds * 1000:
+        return False
+    sent_again = facts[_UNACKNOWLEDGED] > 0 and facts[_RETRANSMITS] >= _UNANSWERED
+    return bool(sent_again or facts[_PROBES] > _UNANSWERED)
 
 
 def ignore_transient_state(connection: Any, hello: Any) -> None:

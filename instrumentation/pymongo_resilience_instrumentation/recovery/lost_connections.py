@@ -77,6 +77,32 @@ def failed(runtime: Runtime) -> Wrapper:
     return wrapper
 
 
+def _dead_peer(seconds: int) -> LostConnectionError:
+    text = f"connection closed: the server's host has acknowledged nothing for {seconds} s"
+    return LostConnectionError(RetryReason.DEAD_PEER, text)
+
+
+class DeadPeers(Interceptor):
+    """Before each run of a client's background task, once a second: end the attempts whose requests
+    the server's host does not acknowledge. The kernel does so only after a quarter of an hour, and
+    its option for less time also ends connections to hosts that answer, but have no room."""
+
+    def __init__(self, runtime: Runtime, seconds: int) -> None:
+        self._runtime = runtime
+        self._seconds = seconds
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        for attempt in self._runtime.attempts_in_flight():
+            with shielded("before the background task"):
+                connection = attempt.connection or attempt.operation.handshaking
+                if (
+                    attempt.client is given[0]
+                    and connection is not None
+                    and driver.connections.peer_is_gone(connection, self._seconds)
+                ):
+                    driver.connections.end(connection, _dead_peer(self._seconds))
+
+
 def _named(connection: Any, error: Exception, seconds: int) -> Exception:
     reason: Any = driver.connections.reason_of(connection)
     if isinstance(error, LostConnectionError):
@@ -87,8 +113,7 @@ def _named(connection: Any, error: Exception, seconds: int) -> Exception:
         and isinstance(error, OSError)
         and driver.connections.peer_was_silent(connection, error, seconds)
     ):
-        text = f"connection closed: nothing received from the server's host for {seconds} s"
-        reason = LostConnectionError(RetryReason.DEAD_PEER, text)
+        reason = _dead_peer(seconds)
     if reason is None:
         return error
     driver.connections.count_lost(connection, reason.reason.value)

@@ -332,14 +332,16 @@ class Connect(Interceptor):
         options = given[1]
         seconds = driver.csot.remaining()
         if seconds is None:
-            return _Waiting(None, None)
+            return _Waiting(options, None)
         seconds = min(seconds, options.connect_timeout or seconds)
-        return _Waiting(None, seconds, driver.csot.within(seconds))
+        return _Waiting(options, seconds, driver.csot.within(seconds))
 
-    def succeeded(self, _connecting: _Waiting, interface: Any) -> Any:
+    def succeeded(self, connecting: _Waiting, interface: Any) -> Any:
         if self._dead_peer_s:
             with shielded("once connected"):
-                driver.connections.watch_peer(interface, self._dead_peer_s)
+                driver.connections.watch_peer(
+                    interface, self._dead_peer_s, is_monitors=not connecting.instance.pause_enabled
+                )
         return interface
 
     async def send_async(
