@@ -86,15 +86,18 @@ def can_watch() -> bool:
     return True
 
 
-def peer_was_silent(connection: Any, error: OSError, seconds: int) -> bool:
+def peer_was_silent(connection: Any, error: Exception, seconds: int) -> bool:
     """Whether ``error`` ended the connection because nothing came from its peer. Before the socket
     is closed: pymongo's read takes the kernel's error for one of its own looks at the clock."""
-    if error.errno == errno.ETIMEDOUT:
+    if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
         return True
     facts = _facts(connection)
     if facts is None:
         return False
-    return bool(facts[_STATE] == _CLOSED and facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000)
+    # pymongo interrupts the connection if its monitor, on the same path, was the first to fail.
+    unanswered = max(facts[_RETRANSMITS], facts[_PROBES]) >= _UNANSWERED
+    silent = facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000
+    return silent and (facts[_STATE] == _CLOSED or unanswered)
 
 
 def peer_is_gone(connection: Any, seconds: int) -> bool:

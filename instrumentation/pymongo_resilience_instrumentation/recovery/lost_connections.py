@@ -110,7 +110,7 @@ def _named(connection: Any, error: Exception, seconds: int) -> Exception:
     elif (
         reason is None
         and seconds
-        and isinstance(error, OSError)
+        and (isinstance(error, OSError) or driver.monitors.was_cancelled(error))
         and driver.connections.peer_was_silent(connection, error, seconds)
     ):
         reason = _dead_peer(seconds)
