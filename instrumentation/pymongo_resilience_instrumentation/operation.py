@@ -253,7 +253,7 @@ class Operation:
         if CURRENT.get() is not self:
             return
         deadline = self.deadline
-        if isinstance(deadline, driver.csot.InForce):
+        if isinstance(deadline, driver.csot.InForce) and deadline.before is not None:
             deadline.__exit__(None, None, None)
         if self.outer_context is not None:
             # Not by detaching, which takes any exception for its own fault.

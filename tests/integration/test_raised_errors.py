@@ -34,7 +34,7 @@ from pymongo_resilience import retry_info
 from pymongo_resilience.errors import RetryInfo
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.strategies import RetryAction
-from pymongo_resilience.testbed import CutBefore, Fail, Interception, Overload, ReplicaSet
+from pymongo_resilience.testbed import CutBefore, Fail, Interception, ReplicaSet
 
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
 """What hello says reaches the client after an error, and not before."""
@@ -182,7 +182,9 @@ def test_the_newer_error_names_the_newer_server(
     coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
     side.do(coll.find_one)
     side.wait_for_members(client, len(replica_set.members))
-    replica_set.inject(Overload("find", times=2))
+    # Not with NoWritesPerformed, by which the earlier error is raised.
+    labels = ["SystemOverloadedError", "RetryableError"]
+    replica_set.inject(Fail("find", code=462, labels=labels, times=2))
     error = raised(side, OperationFailure, coll.find_one)
     first, second = (event.server for event in telemetry.decisions.events)
     assert first != second, "the retry avoids the overloaded server"

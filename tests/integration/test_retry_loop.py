@@ -59,6 +59,7 @@ def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -
 def test_what_a_server_streams_to_an_exhaust_cursor_is_not_repeated(more: bool) -> None:
     loop: Any = RetryLoop()
     loop.runtime, loop._conn_mgr = SimpleNamespace(in_flight={}), SimpleNamespace(more_to_come=more)
+    loop.operation = SimpleNamespace(is_closed_by=lambda _error: False)
     assert loop.gives_up(AutoReconnect()) is more
 
 

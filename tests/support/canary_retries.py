@@ -95,7 +95,7 @@ TROUBLES = {
     ),
     "a timeout with the server's text": Trouble(
         ("insert",), _concern(50), _write, RetryReason.UNKNOWN,
-        OperationTimeoutError, quotes=True, around=lambda: pymongo.timeout(10),
+        errors.WTimeoutError, quotes=True, around=lambda: pymongo.timeout(10),
     ),
     "the application's own facts": Trouble(
         ("find",), {"errorCode": 6}, _read, RetryReason.TEMPORARILY_UNAVAILABLE,

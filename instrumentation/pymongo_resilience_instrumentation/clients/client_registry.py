@@ -248,7 +248,10 @@ class ClientClock(Clock):
         timer = loop.call_later(seconds, _end, over)
         try:
             # An AsyncMongoClient may be closed from another thread.
-            with client.woken_by_close(partial(loop.call_soon_threadsafe, _end, over)):
+            # By a weak reference: a task whose loop is gone must not live as long as the client.
+            with client.woken_by_close(
+                partial(loop.call_soon_threadsafe, _end_of, weakref.ref(over))
+            ):
                 await over
         finally:
             timer.cancel()
@@ -259,6 +262,11 @@ class ClientClock(Clock):
 def _closed() -> InvalidOperation:
     operation = in_progress.current()
     return InvalidOperation(closed_text(None if operation is None else operation.client))
+
+
+def _end_of(future: weakref.ref[asyncio.Future[None]]) -> None:
+    if (over := future()) is not None:
+        _end(over)
 
 
 def _release(lock: _thread.LockType) -> None:

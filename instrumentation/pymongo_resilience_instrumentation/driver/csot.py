@@ -112,7 +112,7 @@ class InForce(AbstractContextManager[None]):
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         before = self.before
         # A coroutine that is closed from another context has left nothing there.
-        if before is None or not _is_active(self):
+        if before is None or not (_INNERMOST.get() is self or _is_active(self)):
             return
         if kind is GeneratorExit:
             keep_variables()

@@ -72,7 +72,7 @@ class TimeoutRules:
             operation.limit_to(operation.transaction.timeout)
             operation.configured = operation.transaction.configured
             return
-        if self._is_pymongos(operation):
+        if (self._observes or not self.csot_available) and self._is_pymongos(operation):
             return
         within, bound = operation.within, operation.bound
         rule = operation.rule(self._rules) if self._have_timeouts else NOTHING
@@ -112,7 +112,7 @@ class TimeoutRules:
         if not self.csot_available:
             operation.timeout = operation.client.options.timeout
             return True
-        if not self._observes or operation.within.timeout_ms is not None:
+        if operation.within.timeout_ms is not None:
             return False
         own, in_force = operation.client.options.timeout, driver.csot.timeout_in_force()
         operation.pymongos_timeout = own if in_force is None else in_force
