@@ -44,8 +44,8 @@ def run_deferred() -> None:
 
 at_exit: list[Callable[[], object]] = []
 """Called at exit after the deferred work; each module that has something to end adds to it once."""
-_providers: list[object] = []
-"""OpenTelemetry's, as they were when ``_finish`` was registered; empty while it is not."""
+_providers: tuple[object, object] | None = None
+"""OpenTelemetry's, as they were when ``_finish`` was registered; None while it is not."""
 
 
 def run_at_exit() -> None:
@@ -55,17 +55,19 @@ def run_at_exit() -> None:
     Called for each client and transaction, but registered anew only for another SDK. CPython keeps
     a slot for each registration for ever, and walks all of them to unregister one.
     """
-    providers: list[object] = [trace.get_tracer_provider(), metrics.get_meter_provider()]
-    if list(map(id, providers)) != list(map(id, _providers)):
+    global _providers  # noqa: PLW0603 - one for the process
+    tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
+    if _providers is None or _providers[0] is not tracers or _providers[1] is not meters:
         atexit.unregister(_finish)
         atexit.register(_finish)
-        _providers[:] = providers
+        _providers = tracers, meters
 
 
 def do_not_run_at_exit() -> None:
-    if _providers:
+    global _providers  # noqa: PLW0603 - as above
+    if _providers is not None:
         atexit.unregister(_finish)
-        _providers.clear()
+        _providers = None
 
 
 def _finish() -> None:
