@@ -135,9 +135,9 @@ def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
 
 OF_A_CALL = (
     r"_instrumentation\.(operation\.(Operation|History)|.*\.CleanupOperation|.*\.CursorTimeout)"
-    r"|timeline\.Run"
+    r"|timeline\.Run|driver\.csot\.InForce"
 )
-"""A context keeps the call that was current in it, and that what it says of a cursor."""
+"""A context keeps the call that was current in it, its timeout, and what it says of a cursor."""
 
 
 class KeptContexts(monitoring.CommandListener):
