@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,11 +160,11 @@ def test_closing_ends_the_back_offs_of_threads(waiting: Any) -> None:
     clock, clients, client = waiting
     with ThreadPoolExecutor(20) as pool:
         made = [pool.submit(in_operation, client, lambda: clock.sleep(ENDS)) for _ in range(20)]
-        while len(clients.of(client)._wakers) < 20:
+        while len(clients.of(client).back_offs) < 20:
             time.sleep(0.001)
         clients.of(client).close()
         assert {type(each.exception(timeout=ENDS / 2)) for each in made} == {InvalidOperation}
-    assert clients.of(client)._wakers == set()
+    assert clients.of(client).back_offs == set()
 
 
 def test_closing_ends_the_back_offs_of_tasks_from_any_thread(waiting: Any) -> None:
@@ -177,7 +179,7 @@ def test_closing_ends_the_back_offs_of_tasks_from_any_thread(waiting: Any) -> No
             return await asyncio.gather(*tasks, return_exceptions=True)
 
     assert {type(each) for each in asyncio.run(waits())} == {InvalidOperation}
-    assert clients.of(client)._wakers == set()
+    assert clients.of(client).back_offs == set()
 
 
 def test_a_back_off_of_a_closed_client_does_not_begin(waiting: Any) -> None:
@@ -199,4 +201,40 @@ def test_a_cancellation_ends_a_back_off(waiting: Any) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancelled())
-    assert clients.of(client)._wakers == set()
+    assert clients.of(client).back_offs == set()
+
+
+def test_closing_passes_over_a_back_off_whose_event_loop_is_gone(waiting: Any) -> None:
+    clock, clients, client = waiting
+    loop = asyncio.new_event_loop()
+
+    async def waits() -> None:
+        CURRENT.set(Operation(client, "find", ("db", "coll")))
+        await clock.sleep_async(ENDS)
+
+    task = loop.create_task(waits())
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is destroyed on purpose
+    while not clients.of(client).back_offs:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    clients.of(client).close()
+    assert clients.closed(client)
+    del task, waits
+    gc.collect()
+    assert clients.of(client).back_offs == set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
+def test_a_forked_child_has_none_of_the_back_offs_of_its_parent(waiting: Any) -> None:
+    clock, clients, client = waiting
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(in_operation, client, lambda: clock.sleep(ENDS))
+        while not clients.of(client).back_offs:
+            time.sleep(0.001)
+        child = os.fork()
+        if child == 0:
+            clients.reset_after_fork()
+            state = clients.of(client)
+            os._exit(len(state.back_offs) + state.closed)
+        assert os.waitpid(child, 0)[1] == 0
+        clients.of(client).close()

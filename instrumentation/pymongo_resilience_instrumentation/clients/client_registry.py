@@ -15,8 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pymongo import AsyncMongoClient
 from pymongo.errors import InvalidOperation
@@ -71,6 +70,51 @@ class ByClient(dict[int, T]):
             each.reset_after_fork()
 
 
+class BackOff(Protocol):
+    """One wait between two attempts. It is a single wait, without a loop: a test may have frozen
+    the clock."""
+
+    def end(self) -> None:
+        """End the wait early, from any thread, and perhaps more than once."""
+
+
+class ThreadBackOff:
+    """The back-off of a thread. Thread-safe, and safe in a signal handler."""
+
+    def __init__(self) -> None:
+        # Not an Event: its lock may be held by the very thread that the signal handler interrupts.
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def wait(self, seconds: float) -> None:
+        """Block the calling thread. The system measures the time, not ``time.monotonic``."""
+        self._lock.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+
+    def end(self) -> None:
+        with suppress(RuntimeError):  # it has ended already
+            self._lock.release()
+
+
+class TaskBackOff:
+    """The back-off of a task, which awaits ``over``. Thread-safe."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
+        self._loop = loop
+        # A weak reference: a task whose event loop was given up must not live as long as the
+        # client.
+        self._over = weakref.ref(over)
+
+    def end(self) -> None:
+        with suppress(RuntimeError):  # its event loop is closed
+            self._loop.call_soon_threadsafe(self.end_in_loop)
+
+    def end_in_loop(self) -> None:
+        """The same for a caller in the event loop's thread."""
+        over = self._over()
+        if over is not None and not over.done():
+            over.set_result(None)
+
+
 class ClientState:
     """What is known of one client. Thread- and task-safe."""
 
@@ -97,27 +141,26 @@ class ClientState:
         self.lost_cursors = deque[tuple[int, Any, float]](maxlen=MOST_CURSORS)
         """Cursors that may be open although pymongo takes them for closed, with their addresses,
         and until when the background task is to kill them."""
-        self._wakers: set[Callable[[], object]] = set()
-        """Each ends one back-off. Changed and copied in one step each, without a lock: a signal
-        handler may close the client that the interrupted thread uses."""
+        self.back_offs: set[BackOff] = set()
+        """Those of its operations that wait now. Changed and copied in one step each, without a
+        lock: a signal handler may close the client that the interrupted thread uses."""
 
     def close(self) -> None:
         """End all back-offs of its operations."""
         self.closed = True
-        for wake in list(self._wakers):
-            with suppress(RuntimeError):  # its event loop is closed
-                wake()
+        for each in list(self.back_offs):
+            each.end()
 
     @contextmanager
-    def woken_by_close(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Call ``wake`` when the client is closed in the meantime, or was before."""
-        self._wakers.add(wake)
+    def ended_by_close(self, back_off: BackOff) -> Iterator[None]:
+        """End ``back_off`` when the client is closed during the block, or was before."""
+        self.back_offs.add(back_off)
         try:
             if self.closed:
-                wake()
+                back_off.end()
             yield
         finally:
-            self._wakers.discard(wake)
+            self.back_offs.discard(back_off)
 
     def leave_open(self, opened: OpenTransaction | None, until: float | None = None) -> None:
         """Have the background task abort a transaction, and again until then. Safe in a
@@ -136,7 +179,7 @@ class ClientState:
         self.closed = False
         self.open_transactions.clear()
         self.lost_cursors.clear()
-        self._wakers.clear()
+        self.back_offs.clear()
 
     def pools(self) -> dict[Address, Any]:
         """The driver's, by server: none of a client that is closed, that was collected, or that
@@ -230,11 +273,9 @@ class ClientClock(Clock):
         if client is None:
             time.sleep(seconds)
             return
-        # One wait, by the system's clock: time.monotonic may stand still in a test.
-        closed = _thread.allocate_lock()
-        closed.acquire()
-        with client.woken_by_close(partial(_release, closed)):
-            closed.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+        back_off = ThreadBackOff()
+        with client.ended_by_close(back_off):
+            back_off.wait(seconds)
         if client.closed:
             raise _closed()
 
@@ -245,13 +286,10 @@ class ClientClock(Clock):
             return
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(seconds, _end, over)
+        back_off = TaskBackOff(loop, over)
+        timer = loop.call_later(seconds, back_off.end_in_loop)
         try:
-            # An AsyncMongoClient may be closed from another thread.
-            # By a weak reference: a task whose loop is gone must not live as long as the client.
-            with client.woken_by_close(
-                partial(loop.call_soon_threadsafe, _end_of, weakref.ref(over))
-            ):
+            with client.ended_by_close(back_off):
                 await over
         finally:
             timer.cancel()
@@ -262,21 +300,6 @@ class ClientClock(Clock):
 def _closed() -> InvalidOperation:
     operation = in_progress.current()
     return InvalidOperation(closed_text(None if operation is None else operation.client))
-
-
-def _end_of(future: weakref.ref[asyncio.Future[None]]) -> None:
-    if (over := future()) is not None:
-        _end(over)
-
-
-def _release(lock: _thread.LockType) -> None:
-    with suppress(RuntimeError):  # it was released already
-        lock.release()
-
-
-def _end(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
 
 
 def close(clients: Clients, enabled_flag: EnabledFlag) -> Wrapper:
