@@ -24,7 +24,7 @@ from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import shielded
 
 from . import driver, in_progress
-from .clients.client_registry import ClientState
+from .clients.client_registry import ClientState, LostCursor
 from .deferred import pending, run_deferred
 from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
 from .driver.sessions import OpenTransaction
@@ -72,6 +72,11 @@ class CleanupOperation(Operation):
 class BackgroundOperation(CleanupOperation):
     """One run of the task."""
 
+    def __init__(self, client: object) -> None:
+        super().__init__(client, KILL_CURSORS)
+        self.handed_over: dict[int, LostCursor] = {}
+        """The lost cursors that this run has given to pymongo, by their ids."""
+
 
 class BackgroundRun(Interceptor):
     """Around a run of the task: it begins with the aborts."""
@@ -80,19 +85,19 @@ class BackgroundRun(Interceptor):
         self._runtime = runtime
         self._clients = runtime.clients
 
-    def _begin(self, client: Any) -> None:
-        """Before a run: hand over the cursors whose server can be reached now. The others wait for
-        a later run, since the task must not wait for a server."""
-        state = self._clients.known(client)
+    def _hand_over(self, run: BackgroundOperation) -> None:
+        """Give pymongo the lost cursors whose server can be reached now. The others wait for a
+        later run, since the task must not wait for a server."""
+        client, state = run.client, self._clients.known(run.client)
         if state is None:
             return
-        state.rejected_before, state.rejected = state.rejected, {}
         for _ in range(len(state.lost_cursors)):
-            cursor_id, address, until = state.lost_cursors.popleft()
-            if driver.finds.is_known(client, tuple(address)):
-                driver.clients.kill_later(client, cursor_id, address)
-            elif driver.csot.now() < until:
-                state.lost_cursors.append((cursor_id, address, until))
+            lost = state.lost_cursors.popleft()
+            if driver.finds.is_known(client, tuple(lost.address)):
+                run.handed_over[lost.cursor_id] = lost
+                driver.clients.kill_later(client, lost.cursor_id, lost.address)
+            elif driver.csot.now() < lost.until:
+                state.lost_cursors.append(lost)
 
     def _aborts(self, client: Any) -> Iterator[AbstractContextManager[OpenTransaction]]:
         state = self._clients.known(client)
@@ -100,17 +105,17 @@ class BackgroundRun(Interceptor):
             for _ in range(len(state.open_transactions)):
                 yield _aborting(state)
 
-    def send(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+    def send(self, run: BackgroundOperation, original: Function, client: Any) -> Any:
         with shielded("in the background task"):
-            self._begin(client)
+            self._hand_over(run)
         for abort in self._aborts(client):
             with abort as opened:
                 driver.sessions.abort(client, opened)
         return original(client)
 
-    async def send_async(self, _: BackgroundOperation, original: Function, client: Any) -> Any:
+    async def send_async(self, run: BackgroundOperation, original: Function, client: Any) -> Any:
         with shielded("in the background task"):
-            self._begin(client)
+            self._hand_over(run)
         for abort in self._aborts(client):
             with abort as opened:
                 await driver.sessions.abort_async(client, opened)
@@ -124,7 +129,7 @@ class BackgroundRun(Interceptor):
         # Closing a client runs the task once more, perhaps in a coroutine that is closed itself.
         if not closed and (pending or kept_variables):
             run_deferred()
-        operation = BackgroundOperation(given[0], KILL_CURSORS)
+        operation = BackgroundOperation(given[0])
         operation.token = CURRENT.set(operation)
         if INTERRUPTIONS not in self._runtime.config.disabled_recovery:
             with shielded("in the background task"):
@@ -188,11 +193,12 @@ class KillCursors(OperationInterceptor):
         around = in_progress.current()
         if operation is None:
             # An error of a closed client ends the task; any other would be a traceback on stderr.
-            ours = isinstance(error, PyMongoError) and not isinstance(error, InvalidOperation)
-            if not isinstance(around, BackgroundOperation) or not ours:
+            if not isinstance(around, BackgroundOperation) or isinstance(error, InvalidOperation):
+                return error
+            if not isinstance(error, PyMongoError):
                 return error
             with shielded("after killCursors"):
-                self._repeat(around.client, error, ids, address)
+                self._kill_again(around, error, ids, address)
             return None
         if not isinstance(error, Exception):
             # The driver leaves the cursor to its background task after its own errors alone.
@@ -202,18 +208,21 @@ class KillCursors(OperationInterceptor):
         # The server's own timeout ends it then; the driver would go on in the background.
         return None if getattr(error, "retry_rule", None) is Rule.ATTEMPTS else raised
 
-    def _repeat(self, client: Any, error: Any, ids: Any, address: Any) -> None:
-        """With the task's next run; once the client is closed there is none."""
+    def _kill_again(
+        self, run: BackgroundOperation, error: Exception, ids: list[int], address: Any
+    ) -> None:
+        """Leave rejected cursors to the task's next run; once the client is closed there is
+        none."""
+        client = run.client
         facts = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
         again = facts.retryable_overload and client.options.retry_reads
         own = driver.clients.max_retries(client)
         most = min(MOST_REPETITIONS, self.runtime.executor.retry_rules.most_retries(own))
         state = self.runtime.clients.of(client)
-        for cursor_id in ids:
-            count = state.rejected_before.pop(cursor_id, 0) + 1
-            if again and count <= most and not state.closed:
-                state.rejected[cursor_id] = count
-                driver.clients.kill_later(client, cursor_id, address)
+        for cursor_id in ids if again and not state.closed else ():
+            lost = run.handed_over.get(cursor_id) or LostCursor.new(cursor_id, address)
+            if lost.rejections < most:
+                state.lost_cursors.append(lost._replace(rejections=lost.rejections + 1))
 
 
 class EndSessions(OperationInterceptor):

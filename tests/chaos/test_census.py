@@ -51,7 +51,7 @@ def _call(undo: Undo) -> Any:
 
 def _registered_client(undo: Undo) -> Any:
     known = client_registry.Clients()
-    known.of(known).rejected[1] = 1
+    known.of(known).kill_later(1, None)
     return known
 
 
@@ -66,7 +66,7 @@ LEAKS: dict[str, Leak] = {
     "2 x descriptor: socket  to ": _connection,
     "1 x context variable: pymongo_resilience_policy": _policy,
     f"1 x object: {OURS}.operation.Operation": _call,
-    f"1 x entry: {OURS}.clients.client_registry.ClientState.rejected": _registered_client,
+    f"1 x entry: {OURS}.clients.client_registry.ClientState.lost_cursors": _registered_client,
     f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
 }
 

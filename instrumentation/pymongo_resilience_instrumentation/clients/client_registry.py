@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pymongo import AsyncMongoClient
 from pymongo.errors import InvalidOperation
@@ -68,6 +68,21 @@ class ByClient(dict[int, T]):
         each: Any
         for each in list(self.values()):
             each.reset_after_fork()
+
+
+class LostCursor(NamedTuple):
+    """A cursor that may be open on its server although pymongo takes it for closed. Immutable."""
+
+    cursor_id: int
+    address: Any
+    until: float
+    """When the background task stops trying, on the driver's clock."""
+    rejections: int = 0
+    """How often the server has rejected the killCursors as overloaded."""
+
+    @classmethod
+    def new(cls, cursor_id: int, address: Any) -> LostCursor:
+        return cls(cursor_id, address, driver.csot.now() + LIFETIME)
 
 
 class BackOff(Protocol):
@@ -133,14 +148,8 @@ class ClientState:
         self._client = weakref.ref(client)
         self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MOST_TRANSACTIONS)
         """What the background task is to abort, and until when it tries."""
-        self.rejected: dict[int, int] = {}
-        """How often a server has rejected to kill which cursor, as of the background task's last
-        run: what it did not reject again is forgotten with the next."""
-        self.rejected_before: dict[int, int] = {}
-        """The same as of the run before."""
-        self.lost_cursors = deque[tuple[int, Any, float]](maxlen=MOST_CURSORS)
-        """Cursors that may be open although pymongo takes them for closed, with their addresses,
-        and until when the background task is to kill them."""
+        self.lost_cursors = deque[LostCursor](maxlen=MOST_CURSORS)
+        """What the background task is to kill, the one that waits longest first."""
         self.back_offs: set[BackOff] = set()
         """Those of its operations that wait now. Changed and copied in one step each, without a
         lock: a signal handler may close the client that the interrupted thread uses."""
@@ -172,7 +181,7 @@ class ClientState:
     def kill_later(self, cursor_id: int, address: Any) -> None:
         """Have the background task kill a cursor once its server can be reached. Safe in a
         finalizer."""
-        self.lost_cursors.append((cursor_id, address, driver.csot.now() + LIFETIME))
+        self.lost_cursors.append(LostCursor.new(cursor_id, address))
 
     def reset_after_fork(self) -> None:
         """In a forked child: what is open, or being closed, is the parent's."""
