@@ -32,7 +32,7 @@ from .failures import classify
 from .interceptor import Function, Interceptor, OperationInterceptor
 from .operation import CURRENT, Operation
 from .public_operations import Target
-from .recovery.lost_connections import look_for_silent_servers
+from .recovery.silent_servers import look_for_silent_servers
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
 

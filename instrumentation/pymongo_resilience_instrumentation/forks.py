@@ -16,6 +16,7 @@ import os
 import threading
 
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience_instrumentation.recovery import silent_servers
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 
@@ -42,6 +43,7 @@ def _in_child() -> None:
         return
     steps = [deferred.pending.clear, in_progress.detach_in_child, in_progress.clear_inherited]
     steps += [runtime.in_flight.clear, transaction_spans.open_spans.clear]
+    steps += [silent_servers.watcher.reset_after_fork]
     for name in HAVE_LOCKS:
         part = getattr(runtime, name)
         if part is not None:

@@ -30,7 +30,12 @@ from pymongo_resilience_instrumentation.interceptor import (
 )
 from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
 from pymongo_resilience_instrumentation.public_operations import PublicOperation
-from pymongo_resilience_instrumentation.recovery import lost_connections, rejections, woken_monitors
+from pymongo_resilience_instrumentation.recovery import (
+    lost_connections,
+    rejections,
+    silent_servers,
+    woken_monitors,
+)
 from pymongo_resilience_instrumentation.retries import loop_subclass, stopped_bulks
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
@@ -200,7 +205,7 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
     streams = driver.clients.classes("change_stream", "*ChangeStream")
     for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):
         yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
-    yield from lost_connections.of_primaries(runtime)
+    yield from silent_servers.wrapped(runtime)
     if runtime.config.dead_peer_s and driver.connections.can_watch():
         for client in CLIENTS:
             dead_peers = lost_connections.DeadPeers(runtime, runtime.config.dead_peer_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from weakref import ref
 import pytest
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.recovery.silent_servers import THREAD
 from support.clients import Side, retry_loops, wait_until
 from support.engine.retry_strategies import REFUSES
 
@@ -122,6 +124,31 @@ def test_writes_in_flight_are_repeated_on_the_new_primary(
     assert lost.lost_connections["interrupted"] >= 1
     lines = [each.getMessage() for each in caplog.records if each.name == "pymongo_resilience"]
     assert any("interrupted" in line and lost.address in line for line in lines)
+    replica_set.clear()
+
+
+def test_one_thread_watches_for_all_clients_and_then_ends(
+    side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener
+) -> None:
+    colls = [connected(side, replica_set)[database].coll for _ in range(4)]
+    hole = BlackHole(SOON * 2)
+    replica_set.inject(hole, on="primary")
+    strike, watchers = silenced(replica_set, hole, 4), set[int]()
+
+    def watching() -> int:
+        return sum(each.name == THREAD for each in threading.enumerate())
+
+    def strike_and_count() -> None:
+        strike()
+        wait_until(watching)
+        while count := watching():
+            watchers.add(count)
+            time.sleep(0.01)
+
+    inserts = [lambda coll=coll: coll.insert_one({}) for coll in colls]
+    results = at_once(side, inserts, strike_and_count)
+    assert [each for each in results if isinstance(each, Exception)] == []
+    assert watchers == {1}
     replica_set.clear()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.recovery import lost_connections
+from pymongo_resilience_instrumentation.recovery import silent_servers
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
@@ -26,9 +26,10 @@ FROZEN_S = 30.0
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", 0.05)
-    monkeypatch.setattr(lost_connections, "PATIENCE", 0.4)
-    monkeypatch.setattr(lost_connections, "PATIENCE_SHARE", 0.02)
-    monkeypatch.setattr(lost_connections, "ASKED_ANSWERS_WITHIN", 0.3)
+    monkeypatch.setattr(silent_servers, "PATIENCE", 0.4)
+    monkeypatch.setattr(silent_servers, "PATIENCE_SHARE", 0.02)
+    patient = silent_servers.UNANSWERED
+    monkeypatch.setattr(silent_servers, "UNANSWERED", patient._replace(answers_within=0.3))
 
 
 def at_once(side: Side, call: Callable[[int], Any]) -> list[Any]:

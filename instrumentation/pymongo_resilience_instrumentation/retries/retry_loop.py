@@ -71,6 +71,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     """The client's; known where it may refuse attempts, and once one has failed."""
     permit: Permit | None = None
     """The breaker's, until the attempt's outcome is reported to it."""
+    state: RetryState | None = None
+    """What the rules know; known once an attempt has failed. Other threads may read it."""
     last: Failure | None = None
     """The one whose error is raised, unless a later one says more."""
     txn_number: TxnNumber
@@ -220,6 +222,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         state = failed_attempts.described(self)
         state.began = self.began
         state.deadline, state.retry_window = failed_attempts.deadlines(self)
+        self.state = state
         return state
 
     def attempt(self) -> Any:
