@@ -22,8 +22,8 @@ class OptionType(NamedTuple):
 
     allowed: str
     legal: Callable[[Any], bool]
-    parse: Callable[[str], Any] = str
-    """From a variable's text; raises ValueError or KeyError where it is no such value."""
+    parse: Callable[[str], Any]
+    """From a variable's text; raises ValueError or KeyError if it is no such value."""
     confidential: bool = False
     """An error names the type of a value alone."""
 
@@ -73,16 +73,24 @@ def integer(low: int, high: int) -> OptionType:
 
 def number(low: float, high: float) -> OptionType:
     allowed = f"a number from {low:g} to {high:g}"
-    return OptionType(allowed, lambda value: _within(low, high, value, (int, float)))
+    return OptionType(allowed, lambda value: _within(low, high, value, (int, float)), float)
 
 
-MAPPING = OptionType("a mapping", lambda value: isinstance(value, Mapping), confidential=True)
+def _not_as_text(text: str) -> Any:
+    """The parser of what only code or a file can set."""
+    raise ValueError(text)
+
+
+MAPPING = OptionType(
+    "a mapping", lambda value: isinstance(value, Mapping), _not_as_text, confidential=True
+)
 ATTEMPT_TIMEOUT_MS = integer(1, LONGEST_MS)
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 disables the timeout."""
 HEDGE = OptionType(
     f"true, false or an integer from 1 to {LONGEST_MS}",
     lambda value: isinstance(value, bool) or ATTEMPT_TIMEOUT_MS.legal(value),
+    lambda text: _BOOLEANS[text.lower()] if text.lower() in _BOOLEANS else int(text),
 )
 
 
@@ -99,11 +107,17 @@ def one_of(*names: str, or_boolean: bool = False) -> OptionType:
 
 
 def several_of(*names: str) -> OptionType:
-    """A tuple of names."""
+    """A tuple of names; a variable has them with commas in between."""
     return OptionType(
         "any of " + ", ".join(names),
         lambda value: isinstance(value, tuple) and all(_is_one(each, names) for each in value),
+        _names_in,
     )
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    names = (name.strip().lower() for name in text.split(","))
+    return tuple(name for name in names if name)
 
 
 def _is_one(value: object, names: Collection[str]) -> bool:

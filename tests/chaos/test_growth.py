@@ -80,6 +80,13 @@ def policies(client: Any, number: int) -> None:
         list(client.growth.coll.find({"n": number}).sort("_id").limit(3))
 
 
+def cursors(client: Any, number: int) -> None:
+    cursor = client.growth.coll.find(batch_size=2)
+    cursor.next()
+    if number % 10 == 0:  # the others are left to the garbage collector
+        cursor.close()
+
+
 def another_client(client: Any, number: int) -> None:
     with pymongo.MongoClient(client.uri, appname=f"number {number}") as other:
         other.growth.coll.find_one()
@@ -111,6 +118,7 @@ ACTS: dict[str, tuple[Act, int, int]] = {
     "transactions": (transaction, 40, 100_000),
     "policies": (policies, 40, 10_000),
     "failing operations": (failing, 20, 1_000),
+    "cursors": (cursors, 40, 1_000),
     "clients": (another_client, 10, 1_000),
 }
 """What is done, and how often in the quick part and in the thorough one."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import pytest
 
 from pymongo_resilience import instrument
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Options, load
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option, Options, load
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.option_types import as_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +101,13 @@ def test_good_values_from_everywhere(name: str, file: Path) -> None:
         assert Config.from_env({FILE_VARIABLE: str(file)}) == expected
         if name not in NO_VARIABLE:
             assert Config.from_env({variable(name): text}) == expected
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_each_type_reads_the_text_that_is_shown_of_its_values(option: Option) -> None:
+    _, good, _ = TABLE[option.name]
+    for value in good.values():
+        assert option.kind.read(as_text(value)) == value
 
 
 @pytest.mark.parametrize("name", TABLE)

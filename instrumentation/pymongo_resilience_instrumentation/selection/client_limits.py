@@ -177,11 +177,6 @@ def breaker_error(
     return error
 
 
-def _transient(loop: Any) -> list[str]:
-    """The label that pymongo gives where no server could be selected."""
-    return [TRANSIENT_TRANSACTION] if loop.in_transaction() else []
-
-
 class ServerSelector:
     """The ``server_selector`` of a client that has circuit breakers: the application's own, then
     ours, which leaves out the servers whose breaker is open. Thread- and task-safe.
