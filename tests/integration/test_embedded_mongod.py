@@ -101,6 +101,23 @@ def test_its_first_user_is_the_only_one(kind: Any, mongod: str) -> None:
             client.shop.orders.find_one()
 
 
+@pytest.mark.parametrize(("wanted", "gigabytes"), [({}, "0.25"), ({"cache_gb": 1.5}, "1.5")])
+def test_its_cache_is_as_large_as_asked_for(
+    wanted: dict[str, float], gigabytes: str, mongod: str, tmp_path: Path
+) -> None:
+    script = f"""
+        import sys
+        from pathlib import Path
+        Path({str(tmp_path / "arguments")!r}).write_text(" ".join(sys.argv))
+        sys.argv[0] = {mongod.partition("=")[2]!r}
+        exec(Path(sys.argv[0]).read_text())
+    """
+    noted = program(tmp_path, "noted", script)
+    with EmbeddedServer(f"mongod={noted}", **wanted):
+        arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[arguments.index("--wiredTigerCacheSizeGB") + 1] == gigabytes
+
+
 FAULTS_OF_PROCESSES = {
     "step down": (Election(gap=0.1), "all", True),
     "kill": (Restart(downtime=0.1, gap=0.1), "primary", False),

@@ -1,8 +1,9 @@
 """Run pymongo's own tests with plain pymongo and with the library on, and compare them.
 
     make pymongo-tests                          every module, on the emulator
-    make pymongo-tests SERVER=/path/to/mongod   on a mongod (give it a cache of 1 GB)
+    make pymongo-tests SERVER=/path/to/mongod   on a mongod, a replica set of one member
     make pymongo-tests ARGS="test_session.py"   the modules whose names contain a word
+    make pymongo-tests SERVER=... ARGS="--kind sharded"   behind the mongos beside that mongod
 
 The tests come from the source distribution of the installed pymongo. A test counts as a regression
 if it passes with plain pymongo and fails with the library in two runs out of two.
@@ -22,9 +23,10 @@ import tarfile
 import threading
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -67,6 +69,11 @@ UNSUITABLE = {
 
 Outcomes = dict[str, str]
 """By the id of a test: passed, failed or skipped."""
+NewServer = Callable[[], EmbeddedServer]
+
+
+CACHE_GB = 1.0
+"""For a mongod: with less, large transactions fail with plain pymongo, too."""
 
 
 @dataclass
@@ -91,11 +98,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no module's name contains {' or '.join(options.words)}")
         return 2
     setups = [PLAIN, *options.setups]
+    server = partial(EmbeddedServer, options.server, kind=options.kind, cache_gb=CACHE_GB)
     done: list[Comparison] = []
     lock = threading.Lock()
 
     def compare_and_show(module: str) -> None:
-        comparison = compare(source, module, setups, options.server)
+        comparison = compare(source, module, setups, server)
         with lock:
             done.append(comparison)
             _show(comparison, len(done), len(modules))
@@ -109,6 +117,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="pymongo's own tests, plain and with the library")
     parser.add_argument("words", nargs="*", help="run the modules whose names contain one of these")
     parser.add_argument("--server", help="mongod=/path/to/mongod; the default is the emulator")
+    parser.add_argument(
+        "--kind",
+        default="replica-set",
+        choices=["replica-set", "standalone", "sharded"],
+        help="what the mongod is; the emulator has one kind",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--setups",
@@ -156,7 +170,7 @@ def suitable_modules(source: Path) -> list[str]:
     ]
 
 
-def compare(source: Path, module: str, setups: Iterable[str], server: str | None) -> Comparison:
+def compare(source: Path, module: str, setups: Iterable[str], server: NewServer) -> Comparison:
     """Run one module in each setup, and what fails with the library once more on both sides."""
     comparison = Comparison(module)
     for setup in setups:
@@ -180,7 +194,7 @@ def compare(source: Path, module: str, setups: Iterable[str], server: str | None
 
 
 def run(
-    source: Path, module: str, setup: str, server: str | None, tests: Sequence[str] = ()
+    source: Path, module: str, setup: str, server: NewServer, tests: Sequence[str] = ()
 ) -> Outcomes:
     """Run one module, or some of its tests, on a server of its own, in a process of its own."""
     slug = module.replace("/", "-").removesuffix(".py")
@@ -188,7 +202,7 @@ def run(
     results.parent.mkdir(exist_ok=True)
     results.unlink(missing_ok=True)
     log = results.with_suffix(".log")
-    with EmbeddedServer(server) as running, log.open("w") as output:
+    with server() as running, log.open("w") as output:
         host, port = running.address
         variables = {
             "DB_IP": str(host),
@@ -261,9 +275,12 @@ def report(done: Sequence[Comparison], setups: Sequence[str], *, complete: bool)
         unsteady = sorted(test for each in done for test in each.unsteady.get(setup, ()))
         reasons = {**listed.get("every setup", {}), **listed.get(setup, {})}
         unexpected = [test for test in regressions if not _reason(test, reasons)]
+        passed = sum(
+            was == "passed" for each in done for was in each.outcomes.get(setup, {}).values()
+        )
         print(
-            f"{setup}: {len(regressions)} fail twice, {len(unexpected)} of them not listed; "
-            f"{len(unsteady)} failed once"
+            f"{setup}: {passed} pass; {len(regressions)} fail twice, {len(unexpected)} of them "
+            f"not listed; {len(unsteady)} failed once"
         )
         for test in unexpected:
             print(f"    {test}")

@@ -30,7 +30,7 @@ _OPTIONS: Final = (
     *("--setParameter", "enableTestCommands=1"),
     *("--setParameter", "diagnosticDataCollectionEnabled=false"),
 )
-_STORAGE: Final = ("--oplogSize", "64", "--wiredTigerCacheSizeGB", "0.25")
+_STORAGE: Final = ("--oplogSize", "64")
 
 
 class EmbeddedServer(Running):
@@ -51,6 +51,8 @@ class EmbeddedServer(Running):
     :param kind: what a mongod is: ``"sharded"`` is two of them behind the mongos that lies beside
         the mongod, and a replica set where there is none; ``"members"`` are ``members`` of them
         that are no replica set yet. SecantusDB has one kind.
+    :param cache_gb: gigabytes that the cache of each mongod may take; a transaction that changes
+        more than fits into it fails.
     :param startup_timeout: seconds until a server that does not answer is an error.
     :param user: with ``password``, switches access control on; this user may do everything, and
         others nothing. Without the two the server has no access control.
@@ -62,6 +64,7 @@ class EmbeddedServer(Running):
         *,
         kind: Kind = "replica-set",
         members: int = 1,
+        cache_gb: float = 0.25,
         startup_timeout: float = 30.0,
         user: str | None = None,
         password: str | None = None,
@@ -70,6 +73,7 @@ class EmbeddedServer(Running):
             raise ValueError("user and password go together: give both, or neither")
         if kind == "sharded" and user is not None:
             raise refused("kind", kind, "another one with access control")
+        self._cache_gb = positive("cache_gb", cache_gb)
         self._startup_timeout = positive("startup_timeout", startup_timeout)
         self._credentials = None if user is None or password is None else (user, password)
         self._executable = program(server)
@@ -150,7 +154,8 @@ class EmbeddedServer(Running):
         def begin(name: str, *options: str) -> tuple[str, int]:
             data = folder / name / "data"
             data.mkdir(parents=True)
-            command = str(executable), *options, *_OPTIONS, "--dbpath", str(data), *_STORAGE
+            storage = *_STORAGE, "--wiredTigerCacheSizeGB", str(self._cache_gb)
+            command = str(executable), *options, *_OPTIONS, "--dbpath", str(data), *storage
             return self._begin(data.parent, deadline, *command)
 
         match self._kind:
