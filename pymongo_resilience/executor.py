@@ -50,17 +50,24 @@ class Work(Protocol):
     def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
         """What the application gets once no attempt follows."""
 
-    def undecided(self, error: Exception, /) -> Callable[[], Any] | None:
-        """An internal error kept the rules from deciding on ``error``: what runs instead, awaited
-        where attempts are. None to raise it."""
+    def failed_before_sending(self, error: Exception, /) -> bool:
+        """Whether an internal error ended the attempt before anything was sent."""
+
+
+class UndecidedError(Exception):
+    """An internal error, its cause, kept the rules from deciding on ``failed``."""
+
+    def __init__(self, failed: Exception) -> None:
+        super().__init__("internal error in pymongo-resilience")
+        self.failed = failed
 
 
 OURS = frozenset(map(type, NAMED.values()))
 """What any other strategy raises is caught, whatever it is."""
 
 
-_End = float | Exception | Callable[[], Any]
-"""Seconds to wait before the next attempt, the error to raise, or what runs instead."""
+_End = float | Exception
+"""Seconds to wait before the next attempt, or the error to raise."""
 
 
 class _Retries:
@@ -125,14 +132,10 @@ class _Retries:
 
     def succeeded(self) -> None:
         state = self.state
-        state.budget.succeeded(retried=True, rejections=state.rejections)
-
-    def undecided(self, error: Exception, fault: Exception) -> _End:
-        if fault is error:
-            return error
-        text = "internal error in pymongo-resilience while classifying %s"
-        logger.error(text, type(error).__name__, exc_info=fault)
-        return self.work.undecided(error) or error
+        try:
+            state.budget.succeeded(retried=True, rejections=state.rejections)
+        except faults():
+            logger.exception("internal error in pymongo-resilience after a retry")
 
     def _checked(self, answer: Any) -> RetryAction | None:
         """A strategy need not be type-checked code."""
@@ -149,8 +152,7 @@ class _Retries:
 
     def _no_answer(self, error: Exception) -> None:
         strategy = type(self.state.strategy)
-        ours = strategy in OURS and not isinstance(error, faults())
-        if ours:
+        if strategy in OURS:
             raise error
         text = "the retry strategy %s raised on %s: not retried"
         logger.error(text, strategy.__name__, self.state.name, exc_info=error)
@@ -166,7 +168,9 @@ class Executor:
 
     def run(self, work: Work, error: Exception) -> Any:
         """After a first attempt that has raised ``error``: the first successful one's result, or
-        ``work.final_error()`` raised."""
+        ``work.final_error()`` raised.
+
+        Raises UndecidedError after an internal error."""
         retries = _Retries(self, work)
         end: _End = 0.0
         try:
@@ -177,16 +181,18 @@ class Executor:
                         release()
                     end = retries.decide(retries.ask())
                 except faults() as fault:
-                    end = retries.undecided(error, fault)
+                    if fault is not error:
+                        raise UndecidedError(error) from fault
+                    end = error  # its coroutine is being closed
                 if isinstance(end, Exception):
                     raise end
-                if callable(end):
-                    return end()
                 if end > 0:
                     self.clock.sleep(end)
                 try:
                     result = work.attempt()
-                except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                except Exception as raised:
+                    if work.failed_before_sending(raised):
+                        raise UndecidedError(error) from raised
                     error = raised
                 else:
                     retries.succeeded()
@@ -210,16 +216,18 @@ class AsyncExecutor(Executor):
                         await release()
                     end = retries.decide(await retries.awaited(retries.ask()))
                 except faults() as fault:
-                    end = retries.undecided(error, fault)
+                    if fault is not error:
+                        raise UndecidedError(error) from fault
+                    end = error  # its coroutine is being closed
                 if isinstance(end, Exception):
                     raise end
-                if callable(end):
-                    return await end()
                 if end > 0:
                     await self.clock.sleep_async(end)
                 try:
                     result = await work.attempt()
-                except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
+                except Exception as raised:
+                    if work.failed_before_sending(raised):
+                        raise UndecidedError(error) from raised
                     error = raised
                 else:
                     retries.succeeded()

@@ -35,6 +35,15 @@ def catch_also(*classes: type[Exception]) -> None:
     _faults += classes
 
 
+def raised_in(error: BaseException, *folders: str) -> bool:
+    """Return True if code below one of the folders raised the error, and nothing that it called.
+
+    What a signal handler or a callback of the application raises was not.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(folders)
+
+
 class ForeignError(RuntimeError):
     """A hook, a span processor or the like has raised ``foreign``."""
 

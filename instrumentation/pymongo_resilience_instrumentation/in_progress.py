@@ -72,6 +72,25 @@ def unwind(around: Operation | None) -> None:
         CURRENT.set(around)
 
 
+def recover(entered: object, around: Operation | None) -> None:
+    """Restore what was before ``entered`` began inside of ``around``, and end its span, after an
+    internal error kept it from ending as usual."""
+    operation = entered if isinstance(entered, Operation) else None
+    if operation is None or holds(operation):
+        timeout = getattr(entered, "deadline", None)
+        if isinstance(timeout, driver.csot.InForce):
+            driver.csot.restore(timeout)
+    if operation is None:
+        return
+    if holds(operation):
+        if operation.outer_context is not None:
+            context.attach(operation.outer_context)
+        CURRENT.set(around)
+    operation.ended = True
+    if operation.span is not None and operation.span.is_recording():
+        reported(operation.span.end)
+
+
 def detach_in_child() -> None:
     """In a forked child: the operation in progress is the parent's, which ends and counts it."""
     operation = current()

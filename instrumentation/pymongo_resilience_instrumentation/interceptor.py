@@ -1,7 +1,9 @@
 """What happens around one method of pymongo, and what runs it: sync or async, the same steps. An
 interceptor has them; that of an operation begins and ends one, ``Within`` puts a timeout in force.
 
-Here alone it is decided what becomes of a fault of our own: it is logged, and the driver goes on.
+Two of the three boundaries for our own bugs are here. Before the driver runs, a bug is logged, and
+pymongo runs alone, unless the application asked for something that pymongo does not do. After the
+driver has answered, a bug is logged, and the application gets that answer.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from pymongo.errors import InvalidOperation
+import wrapt
+from pymongo.errors import InvalidOperation, PyMongoError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
@@ -63,9 +66,9 @@ class Interceptor:
         is in ``REFUSED`` for what the application gave; anything else is an internal error."""
         return Entered(given[0] if given else None)
 
-    def asked_for(self, given: tuple[Any, ...]) -> str:  # noqa: ARG002 - for others
+    def asked_for(self, given: tuple[Any, ...], entered: Any) -> str:  # noqa: ARG002 - for others
         """Return what the application asked for that pymongo does not do by itself, for an error
-        text; empty if nothing would be missed."""
+        text; empty if nothing would be missed. ``entered`` is None if ``enter`` has raised."""
         return ""
 
     def failed(self, entered: Any, error: BaseException, *_: Any) -> BaseException | None:  # noqa: ARG002 - for others
@@ -78,9 +81,9 @@ class Interceptor:
         return _async_wrapper(self, flag) if asynchronous else _wrapper(self, flag)
 
     def around(self, function: Function, flag: EnabledFlag, asynchronous: bool) -> Function:
-        """``function`` itself, whose first argument is the instance."""
-        wrapper = self.wrapper(flag, asynchronous)
-        return lambda *given, **kwargs: wrapper(function, None, given, kwargs)
+        """A function with the steps around it, that is called in place of ``function``."""
+        made: Function = wrapt.FunctionWrapper(function, self.wrapper(flag, asynchronous))
+        return made
 
 
 class Subclass(NamedTuple):
@@ -100,42 +103,78 @@ Row = tuple[Owner, str, Replacement]
 """Whose attribute, its name, and what runs in its place."""
 
 
+class DriverCall:
+    """The driver's own method, for what sends it itself: it takes its instance first."""
+
+    def __init__(self, original: Function, instance: Any) -> None:
+        self._original = original
+        self._skipped = 0 if instance is None else 1
+        self.was_made = False
+        """Once it was, the command may have been sent."""
+
+    def __call__(self, *given: Any, **kwargs: Any) -> Any:
+        self.was_made = True
+        return self._original(*given[self._skipped :], **kwargs)
+
+
+# The steps are in the wrappers themselves: a healthy operation makes no further call for them.
 def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
     found, by_policy = in_progress.found, interceptor.sends_by_policy
 
-    def wrapper(
+    def wrapper(  # noqa: PLR0912 - one boundary after the other
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not flag.on:
             return original(*args, **kwargs)
         given = args if instance is None else (instance, *args)
-        entered, around = None, found()
+        entered, around, call = None, found(), None
         try:
             entered = enter(given, kwargs)
+            if entered is not None:
+                entered.deadline.__enter__()
+                if send is not None and not (by_policy and entered.plain):
+                    call = DriverCall(original, instance)
         except BaseException as error:
-            if _refuses(interceptor, around, error):
+            if _refuses(interceptor, entered, around, error, given):
                 raise
-            _check_nothing_is_dropped(interceptor, given, error)
-            return original(*args, **kwargs)
+            entered = None
         try:
             if entered is None:
                 return original(*args, **kwargs)
-            with entered.deadline:
-                if send is None or (by_policy and entered.plain):
+            if call is None or send is None:
+                result = original(*args, **kwargs)
+            else:
+                try:
+                    result = send(entered, call, *given, **kwargs)
+                except faults() as error:
+                    if _has_sent(interceptor, entered, call, error, given):
+                        raise
+                    call = None
+                if call is None:
                     result = original(*args, **kwargs)
-                else:
-                    result = send(entered, _unbound(original, instance), *given, **kwargs)
-            return result if succeeded is None else succeeded(entered, result)
+            try:
+                entered.deadline.__exit__(None, None, None)
+                return result if succeeded is None else succeeded(entered, result)
+            except faults() as error:
+                _recover(interceptor, entered, around, error)
+                return result
         except BaseException as error:
             try:
-                instead = interceptor.failed(entered, error, given, kwargs)
-            finally:
-                _restore(around)
+                instead = _error_to_raise(interceptor, entered, around, error, given, kwargs)
+            except faults() as fault:
+                _recover(interceptor, entered, around, fault)
+                instead = error
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
-        return _answer(instead)
+        try:
+            if instead is not None:
+                raise instead
+        finally:
+            # A frame that holds the error it raised keeps both alive.
+            del instead
+        return None
 
     return wrapper
 
@@ -145,47 +184,107 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     send = interceptor.send_async or interceptor.send
     found, by_policy = in_progress.found, interceptor.sends_by_policy
 
-    async def wrapper(
+    async def wrapper(  # noqa: PLR0912 - one boundary after the other
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not flag.on:
             return await original(*args, **kwargs)
         given = args if instance is None else (instance, *args)
-        entered, around = None, found()
+        entered, around, call = None, found(), None
         try:
             entered = enter(given, kwargs)
+            if entered is not None:
+                entered.deadline.__enter__()
+                if send is not None and not (by_policy and entered.plain):
+                    call = DriverCall(original, instance)
         except BaseException as error:
-            if _refuses(interceptor, around, error):
+            if _refuses(interceptor, entered, around, error, given):
                 raise
-            _check_nothing_is_dropped(interceptor, given, error)
-            return await original(*args, **kwargs)
+            entered = None
         try:
             if entered is None:
                 return await original(*args, **kwargs)
-            with entered.deadline:
-                if send is None or (by_policy and entered.plain):
+            if call is None or send is None:
+                result = await original(*args, **kwargs)
+            else:
+                try:
+                    result = await send(entered, call, *given, **kwargs)
+                except faults() as error:
+                    if _has_sent(interceptor, entered, call, error, given):
+                        raise
+                    call = None
+                if call is None:
                     result = await original(*args, **kwargs)
-                else:
-                    result = await send(entered, _unbound(original, instance), *given, **kwargs)
-            return result if succeeded is None else succeeded(entered, result)
+            try:
+                entered.deadline.__exit__(None, None, None)
+                return result if succeeded is None else succeeded(entered, result)
+            except faults() as error:
+                _recover(interceptor, entered, around, error)
+                return result
         except BaseException as error:
             try:
-                instead = interceptor.failed(entered, error, given, kwargs)
-            finally:
-                _restore_async(around, entered)
+                instead = _error_to_raise(
+                    interceptor, entered, around, error, given, kwargs, asynchronous=True
+                )
+            except faults() as fault:
+                _recover(interceptor, entered, around, fault)
+                instead = error
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
-        return _answer(instead)
+        try:
+            if instead is not None:
+                raise instead
+        finally:
+            # A frame that holds the error it raised keeps both alive.
+            del instead
+        return None
 
     return wrapper
 
 
+def _refuses(
+    interceptor: Interceptor,
+    entered: Any,
+    around: Operation | None,
+    error: BaseException,
+    given: tuple[Any, ...],
+) -> bool:
+    """Return True if the caller gets what was raised before the driver ran. Otherwise it is a bug
+    of ours, and pymongo runs alone.
+
+    Raises InvalidOperation if pymongo alone would not do what the application asked for.
+    """
+    in_progress.unwind(around)
+    if entered is not None:
+        in_progress.recover(entered, around)
+    if isinstance(error, REFUSED) or not isinstance(error, faults()):
+        return True
+    _log(interceptor, "before", error)
+    _check_nothing_is_dropped(interceptor, None, error, given)
+    return False
+
+
+def _has_sent(
+    interceptor: Interceptor,
+    entered: Any,
+    call: DriverCall,
+    error: BaseException,
+    given: tuple[Any, ...],
+) -> bool:
+    """Return True if what sends in the driver's place has called the driver, or refuses to.
+    Otherwise it is a bug of ours, and the driver's method is called; see ``_refuses``."""
+    if call.was_made or isinstance(error, PyMongoError):
+        return True
+    _log(interceptor, "before", error)
+    _check_nothing_is_dropped(interceptor, entered, error, given)
+    return False
+
+
 def _check_nothing_is_dropped(
-    interceptor: Interceptor, given: tuple[Any, ...], error: BaseException
+    interceptor: Interceptor, entered: Any, error: BaseException, given: tuple[Any, ...]
 ) -> None:
-    """Raise InvalidOperation if pymongo alone would not do what the application asked for."""
-    asked = interceptor.asked_for(given)
+    asked = interceptor.asked_for(given, entered)
     if asked:
         raise InvalidOperation(
             "nothing was sent: an internal error of pymongo-resilience "
@@ -193,44 +292,43 @@ def _check_nothing_is_dropped(
         ) from error
 
 
-def _unbound(original: Function, instance: Any) -> Function:
-    """For who sends the original itself: it takes its instance first."""
-    if instance is None:
-        return original
-    return lambda _instance, *args, **kwargs: original(*args, **kwargs)
+def _error_to_raise(
+    interceptor: Interceptor,
+    entered: Any,
+    around: Operation | None,
+    error: BaseException,
+    *arguments: Any,
+    asynchronous: bool = False,
+) -> BaseException | None:
+    """Return what the caller gets after an error, and restore what was in progress before.
 
-
-def _restore(around: Operation | None) -> None:
-    """Even if one of our own lines raised, restore the operation from before the call."""
-    if in_progress.found() is not around:
-        in_progress.unwind(around)
-
-
-def _restore_async(around: Operation | None, entered: Any) -> None:
-    """The same for a coroutine, which may have been closed from another context: the operation
-    that is in progress there is another task's."""
-    if isinstance(entered, Operation) and in_progress.holds(entered):
-        in_progress.unwind(around)
-
-
-def _refuses(interceptor: Interceptor, around: Operation | None, error: BaseException) -> bool:
-    """Whether the caller gets what ``enter`` has raised."""
-    in_progress.unwind(around)
-    if isinstance(error, REFUSED) or not isinstance(error, faults()):
-        return True
-    what = type(interceptor).__name__
-    logger.error("internal error in pymongo-resilience before %s", what, exc_info=error)
-    return False
-
-
-def _answer(instead: BaseException | None) -> None:
-    """Raises it, outside of the handler of the error that it replaces."""
+    ``arguments`` are those of ``failed``.
+    """
     try:
-        if instead is not None:
-            raise instead
+        if entered is not None:
+            entered.deadline.__exit__(type(error), error, None)
+        return interceptor.failed(entered, error, *arguments)
     finally:
-        # A frame that holds the error it raised keeps both alive.
-        del instead
+        if not asynchronous:
+            if in_progress.found() is not around:
+                in_progress.unwind(around)
+        elif isinstance(entered, Operation) and in_progress.holds(entered):
+            # A coroutine may have been closed from another context: the operation that is in
+            # progress there is another task's.
+            in_progress.unwind(around)
+
+
+def _recover(
+    interceptor: Interceptor, entered: Any, around: Operation | None, error: BaseException
+) -> None:
+    """After a bug of ours behind the driver's answer: log it, and restore what was before."""
+    in_progress.recover(entered, around)
+    _log(interceptor, "after", error)
+
+
+def _log(interceptor: Interceptor, when: str, error: BaseException) -> None:
+    what = type(interceptor).__name__
+    logger.error("internal error in pymongo-resilience %s %s", when, what, exc_info=error)
 
 
 class Within(Interceptor):

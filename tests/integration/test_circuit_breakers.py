@@ -15,6 +15,7 @@ from pymongo_resilience_instrumentation.driver import selection
 from pymongo_resilience_instrumentation.selection.client_limits import ClientBreakers
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, wait_until
+from support.injected_bugs import Functions
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
@@ -385,18 +386,13 @@ def test_a_fault_of_ours_sends_what_was_to_be_sent(
     replica_set: ReplicaSet,
     database: str,
     instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: Any,
 ) -> None:
     instrument(**LONG)
     coll = collection(side, replica_set.uri, database)
-
-    def raises(_: Any) -> Any:
-        raise LookupError("ours")
-
     owner: Any = ClientBreakers if broken == "refusing" else CircuitBreaker
-    monkeypatch.setattr(owner, broken, raises)
-    side.do(coll.find_one)
+    with Functions().broken(getattr(owner, broken).__code__):
+        side.do(coll.find_one)
     # What chooses among servers runs under the driver's lock, which a log handler may want, too.
     told = "internal error in pymongo-resilience" in caplog.text
     assert told is (broken == "try_acquire")

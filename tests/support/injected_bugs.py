@@ -65,7 +65,10 @@ def raising(code: CodeType) -> CodeType:
     """What takes the place of ``code``: of the same kind, with the same closure."""
     template = TEMPLATES[code.co_flags & KINDS]
     return template.replace(
-        co_freevars=code.co_freevars, co_name=code.co_name, co_qualname=code.co_qualname
+        co_filename=code.co_filename,
+        co_freevars=code.co_freevars,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
     )
 
 

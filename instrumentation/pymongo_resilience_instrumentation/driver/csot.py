@@ -141,6 +141,16 @@ def _is_active(timeout: InForce) -> bool:
     return inner is not None
 
 
+def restore(timeout: InForce) -> None:
+    """Put back what ``timeout`` has replaced, after an internal error kept it from ending."""
+    if timeout.before is not None:
+        TIMEOUT.set(timeout.before[0])
+        DEADLINE.set(timeout.before[1])
+        RTT.set(timeout.before[2])
+        _INNERMOST.set(timeout.before[3])
+        timeout.before = None
+
+
 def within(seconds: float) -> InForce:
     """The deadline in force ends within so many seconds from now; its length, if any, stays."""
     length = TIMEOUT.get() or max(seconds, SHORTEST)

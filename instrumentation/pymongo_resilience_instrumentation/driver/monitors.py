@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pymongo import common
@@ -45,20 +44,20 @@ def was_cancelled(error: BaseException) -> bool:
     return isinstance(error, _OperationCancelled)
 
 
-@contextmanager
-def reading(monitor: Any, connection: Any) -> Iterator[None]:
-    """Around a check's wait for its reply; one that was woken counts as cancelled."""
-    awaited = vars(monitor)[_READ] = AwaitedReply(connection)
-    try:
-        yield
-    except ReferenceError:  # the client was collected
-        raise
-    except Exception:
-        if awaited.woken:
-            raise _OperationCancelled("operation cancelled") from None
-        raise
-    finally:
-        vars(monitor).pop(_READ, None)
+def cancelled() -> Exception:
+    """Return the error by which pymongo ends a check that was cancelled."""
+    return _OperationCancelled("operation cancelled")
+
+
+def begin_reading(monitor: Any, connection: Any) -> None:
+    """Before a check's wait for its reply."""
+    vars(monitor)[_READ] = AwaitedReply(connection)
+
+
+def end_reading(monitor: Any) -> bool:
+    """After a check's wait for its reply: return True if it was woken; that counts as cancelled."""
+    awaited: AwaitedReply | None = vars(monitor).pop(_READ, None)
+    return awaited is not None and awaited.woken
 
 
 def wake(monitor: Any) -> None:

@@ -124,22 +124,33 @@ class DriverLoop:
         """After an attempt that succeeded in a transaction, as the driver's ``run`` does it."""
         self._session._transaction.has_completed_command = True
 
-    def leave_to_driver(self, error: Exception | None = None) -> None:
-        """Its own ``run`` is to do it all; with an ``error`` as if its own attempt had just raised
-        that. The transaction number is the one that was allocated."""
-        self.was_retryable = self._retryable
-        if error is None:
-            return
+    def driver_alone(self, base: type, error: Exception | None = None) -> Any:
+        """Return pymongo's own loop, of the class ``base``, to run in place of this one.
 
-        def raise_it() -> Any:
-            del vars(self)[attempt]
-            self._retryable = bool(self.was_retryable)
+        With the ``error`` of the last attempt, it goes on as if its own attempt had just raised
+        that, with the transaction number that was allocated. Without one, nothing was sent.
+        """
+        cls: Any = type(LOOP, (base,), {"__module__": base.__module__})
+        alone = cls.__new__(cls)
+        slots = {name for each in base.__mro__ for name in getattr(each, "__slots__", ())}
+        for name in (slots | vars(self).keys()) - {"_func"}:
+            if hasattr(self, name):
+                setattr(alone, name, getattr(self, name))
+        alone._func = self.driver_func
+        if error is None:
+            return alone
+        attempt = "_read" if self._is_read else "_write"
+        # pymongo allocates a transaction number before the first attempt, if it is retryable.
+        retryable, alone._retryable = alone._retryable, False
+        alone._last_error, alone._retrying, alone._attempt_number = error, False, 0
+
+        def raise_error() -> Any:
+            del vars(alone)[attempt]
+            alone._retryable = retryable
             raise error
 
-        attempt = "_read" if self._is_read else "_write"
-        self._last_error, self._retryable = error, False
-        self._retrying, self._attempt_number = False, 0
-        vars(self)[attempt] = raise_it
+        vars(alone)[attempt] = raise_error
+        return alone
 
     def checked(self, *args: Any) -> Any:
         """In place of what the driver calls with a connection, where a write may lack its

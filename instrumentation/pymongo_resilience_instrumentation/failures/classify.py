@@ -28,7 +28,7 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
-from pymongo_resilience.internal_errors import faults, foreign, logger
+from pymongo_resilience.internal_errors import ForeignError, foreign, logger
 from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -93,8 +93,7 @@ class Attempt(NamedTuple):
 
 
 def failure_of(error: Exception, attempt: Attempt) -> Failure:
-    """The facts; anything malformed in the server's document counts as absent. Never raises: of an
-    error that cannot be read nothing is known, so nothing is repeated."""
+    """The facts; anything malformed in the server's document counts as absent."""
     unread = Failure(
         error=error,
         stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
@@ -105,7 +104,8 @@ def failure_of(error: Exception, attempt: Attempt) -> Failure:
     )
     try:
         return _read(unread, attempt)
-    except faults():
+    except ForeignError:
+        # An error whose attributes raise: nothing is known of it, so it is not retried.
         logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
         return unread
 

@@ -87,8 +87,10 @@ class PublicMethod(OperationInterceptor):
                 raise
         return operation
 
-    def asked_for(self, given: tuple[Any, ...]) -> str:
+    def asked_for(self, given: tuple[Any, ...], entered: Operation | None) -> str:
         instance = given[0] if given else None
+        if entered is not None:
+            return named_features(entered.policy(self.runtime.rules))
         if in_progress.current() is not None or not isinstance(instance, self.owner):
             return ""
         bound = policy_of(instance) if isinstance(instance, Bound) else NOTHING

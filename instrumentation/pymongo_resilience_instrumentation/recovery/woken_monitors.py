@@ -112,7 +112,19 @@ class Read(Interceptor):
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         monitor, connection = given
-        return Entered(monitor, driver.monitors.reading(monitor, connection))
+        driver.monitors.begin_reading(monitor, connection)
+        return Entered(monitor)
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        driver.monitors.end_reading(entered.instance)
+        return result
+
+    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
+        was_woken = entered is not None and driver.monitors.end_reading(entered.instance)
+        # A ReferenceError: the client was collected.
+        if was_woken and isinstance(error, Exception) and not isinstance(error, ReferenceError):
+            return driver.monitors.cancelled()
+        return error
 
 
 def cancel_check(enabled_flag: EnabledFlag) -> Wrapper:

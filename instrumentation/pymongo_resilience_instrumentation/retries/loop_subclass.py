@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pymongo_resilience.internal_errors import faults
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.interceptor import OperationInterceptor, Subclass
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
-from .retry_loop import RetryLoop
+from .retry_loop import RetryLoop, is_internal, log_after
 
 Run = Callable[..., Any]
 """A method of the loop."""
@@ -35,16 +36,14 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         drivers_run = getattr(drivers, name)
 
         def entered(loop: Any) -> Any:
-            if _operation_of(loop) is not None and loop.runtime.enabled_flag.on:
+            if _operation_of(loop) is not None and runtime.enabled_flag.on:
                 return ours(loop)
-            loop.leave_to_driver()
-            return drivers_run(loop)
+            return drivers_run(loop.driver_alone(drivers))
 
-        ours = run(
-            runtime, drivers_run, own_operation.around(entered, runtime.enabled_flag, asynchronous)
-        )
+        outside = own_operation.around(entered, runtime.enabled_flag, asynchronous)
+        ours = run(runtime, drivers, drivers_run, outside)
         select = driver.selection.SELECT
-        more = {"runtime": runtime, "drivers_run": drivers_run, name: ours}
+        more = {"runtime": runtime, name: ours}
         more[select] = get_server(runtime, getattr(drivers, select))
         return driver.retry_loop.subclass(drivers, RetryLoop, ("operation",), more)
 
@@ -76,73 +75,120 @@ def _operation_of(loop: Any) -> Operation | None:
     return operation
 
 
-def _run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
-    """``outside``: what runs a loop that is no part of an operation yet."""
+def _run(runtime: Runtime, base: type, drivers: Run, outside: Run) -> Run:
+    """``drivers``: the method ``run`` of pymongo's class ``base``; ``outside``: what runs a loop
+    that is no part of an operation yet."""
     enabled_flag, executor = runtime.enabled_flag, runtime.executor
+    in_flight = runtime.in_flight
 
-    def run(self: RetryLoop) -> Any:
+    def run(self: RetryLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
-        operation = _operation_of(self)
-        if operation is None or not enabled_flag.on:
-            return outside(self)
-        self.operation, operation.history.loop = operation, self
+        alone: Any = None
         try:
-            if not self.begin():
-                return drivers(self)
+            operation = _operation_of(self)
+            if operation is not None and enabled_flag.on:
+                self.begin(operation)
+            else:
+                operation = None
+        except faults() as error:
+            alone = self.left_to_driver(base, error)
+        if alone is not None:
+            return drivers(alone)
+        if operation is None:
+            return outside(self)
+        try:
             try:
                 result = self.first_attempt()
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
-                if self.gives_up(failed):
-                    raise failed
-                result = executor.run(self, failed)
+                try:
+                    if self.failed_before_sending(failed):
+                        alone = self.left_to_driver(base, failed)
+                    elif self.gives_up(failed):
+                        raise failed
+                    else:
+                        result = executor.run(self, failed)
+                except Exception as error:
+                    if not is_internal(error):
+                        raise
+                    alone = self.left_to_driver(base, error, failed)
+            if alone is not None:
+                return drivers(alone)
             if self.read_only is not None and (rest := self.read_only.unfinished(self)) is not None:
                 rest()
-            if (session := self.session) is not None and session.in_transaction:
-                self.note_completed()
-            self.release(None)
-            return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
-            self.release(error)
+            try:
+                self.release(error)
+            except faults() as fault:
+                log_after(fault)
             raise
         finally:
-            del failed
+            in_flight.pop(id(self), None)
+            del failed, alone
+        try:
+            self.release(None)
+        except faults() as fault:
+            log_after(fault)
+        return result
 
     return run
 
 
-def _async_run(runtime: Runtime, drivers: Run, outside: Run) -> Run:
+def _async_run(runtime: Runtime, base: type, drivers: Run, outside: Run) -> Run:
     enabled_flag, executor = runtime.enabled_flag, runtime.async_executor
+    in_flight = runtime.in_flight
 
-    async def run(self: RetryLoop) -> Any:
+    async def run(self: RetryLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
-        operation = _operation_of(self)
-        if operation is None or not enabled_flag.on:
-            return await outside(self)
-        self.operation, operation.history.loop = operation, self
+        alone: Any = None
         try:
-            if not self.begin():
-                return await drivers(self)
+            operation = _operation_of(self)
+            if operation is not None and enabled_flag.on:
+                self.begin(operation)
+            else:
+                operation = None
+        except faults() as error:
+            alone = self.left_to_driver(base, error)
+        if alone is not None:
+            return await drivers(alone)
+        if operation is None:
+            return await outside(self)
+        try:
             try:
                 result = await self.first_attempt()
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
-                if self.gives_up(failed):
-                    raise failed
-                result = await executor.run(self, failed)
+                try:
+                    if self.failed_before_sending(failed):
+                        alone = self.left_to_driver(base, failed)
+                    elif self.gives_up(failed):
+                        raise failed
+                    else:
+                        result = await executor.run(self, failed)
+                except Exception as error:
+                    if not is_internal(error):
+                        raise
+                    alone = self.left_to_driver(base, error, failed)
+            if alone is not None:
+                return await drivers(alone)
             if self.read_only is not None and (rest := self.read_only.unfinished(self)) is not None:
                 await rest()
-            if (session := self.session) is not None and session.in_transaction:
-                self.note_completed()
-            self.release(None)
-            return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
-            self.release(error)
+            try:
+                self.release(error)
+            except faults() as fault:
+                log_after(fault)
             raise
         finally:
-            del failed
+            in_flight.pop(id(self), None)
+            del failed, alone
+        try:
+            self.release(None)
+        except faults() as fault:
+            log_after(fault)
+        return result
 
     return run
 

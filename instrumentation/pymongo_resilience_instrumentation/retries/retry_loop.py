@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, PyMongoError
 
 from pymongo_resilience.breakers import Permit
 from pymongo_resilience.errors import CircuitBreakerOpenError
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.executor import UndecidedError, __file__ as engine_file
+from pymongo_resilience.internal_errors import faults, logger, raised_in
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import RetryState
@@ -27,11 +29,30 @@ from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from . import failed_attempts
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
+FOLDERS = tuple(str(Path(file).parents[up]) for file, up in ((engine_file, 0), (__file__, 1)))
+"""Those of the engine and of this package."""
 ROUTER_WAIT = 1.0
 """Seconds, from the first failure on, in which the router of an open transaction may become usable
 again. A longer wait would only delay the repetition of the whole transaction on another router."""
-NOT_OURS: Any = None
-"""In place of an operation: the driver's own ``run`` does it all."""
+
+
+def is_internal(error: Exception) -> bool:
+    """Return True for a bug of ours: the rules could not decide, or our own code raised it.
+
+    What the driver, a signal handler or the application's code raises is none.
+    """
+    if isinstance(error, UndecidedError):
+        return True
+    return (
+        isinstance(error, faults())
+        and not isinstance(error, PyMongoError)
+        and raised_in(error, *FOLDERS)
+    )
+
+
+def log_after(error: Exception) -> None:
+    """Log a bug of ours after the driver's answer, which the application gets."""
+    logger.error("internal error in pymongo-resilience after the driver's loop", exc_info=error)
 
 
 class ReadOnly:
@@ -64,7 +85,6 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     """
 
     runtime: Runtime
-    drivers_run: Callable[[], Any]
     operation: Operation
     read_only: ReadOnly | None = None
     limits: ClientLimits
@@ -85,25 +105,23 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     transaction."""
     final_error = failed_attempts.final_error
 
-    def begin(self) -> bool:
-        """Before the first attempt. False after an internal error: the driver runs it alone."""
-        operation, runtime = self.operation, self.runtime
+    def begin(self, operation: Operation) -> None:
+        """Before the first attempt."""
+        runtime = self.runtime
+        self.operation, operation.history.loop = operation, self
         operation.terminal_detector = None
         self.connection, self.was_retryable = None, self.is_retryable
         runtime.in_flight[id(self)] = ref(self)
-        try:
-            if operation.read_only is not None:
-                # The runner's own command comes first; what others run inside comes later.
-                self.read_only, operation.read_only = operation.read_only, None
-                self.read_only.begin(self)
-            if runtime.admits:
-                self.limits = runtime.limits.of(self.client)
-        except faults() as fault:
-            logger.exception("internal error in pymongo-resilience before the driver's loop")
-            self.release(fault)
-            self.leave_to_driver()
-            return False
-        return True
+        if operation.read_only is not None:
+            # The runner's own command comes first; what others run inside comes later.
+            self.read_only, operation.read_only = operation.read_only, None
+            self.read_only.begin(self)
+        if runtime.admits:
+            self.limits = runtime.limits.of(self.client)
+
+    def failed_before_sending(self, error: Exception) -> bool:
+        """Return True if a bug of ours ended the attempt before it had a connection."""
+        return self.connection is None and is_internal(error)
 
     def gives_up(self, error: Exception) -> bool:
         """Whether the loop ends with the error of its first attempt, whatever the rules say."""
@@ -114,14 +132,22 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             return self.read_only.gives_up(self, error)
         return self.streams()
 
-    def leave_to_driver(self, error: Exception | None = None) -> None:
-        self.operation = NOT_OURS
-        super().leave_to_driver(error)
+    def left_to_driver(self, base: type, error: Exception, failed: Exception | None = None) -> Any:
+        """Return pymongo's own loop, to run in place of this one after an internal ``error``.
 
-    def undecided(self, error: Exception) -> Callable[[], Any]:
-        self.release(error)
-        self.leave_to_driver(error)
-        return self.drivers_run
+        ``failed``: the error of the last attempt, None if nothing was sent.
+        """
+        if isinstance(error, UndecidedError):
+            failed = error.failed
+        text = "internal error in pymongo-resilience before the driver's loop"
+        if failed is not None:
+            text = "internal error in pymongo-resilience between attempts: pymongo decides"
+        logger.error(text, exc_info=error.__cause__ or error)
+        try:
+            self.release(failed or error)
+        except faults() as fault:
+            log_after(fault)
+        return self.driver_alone(base, failed)
 
     def release(self, error: BaseException | None) -> None:
         """The run is over. Once more, it changes nothing.
@@ -129,9 +155,8 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         ``error``: what the run ends with, None where its last attempt succeeded.
         """
         operation, runtime = self.operation, self.runtime
-        runtime.in_flight.pop(id(self), None)
-        if operation is NOT_OURS:
-            return
+        if error is None and (session := self.session) is not None and session.in_transaction:
+            self.note_completed()
         unfinished = error is not None and operation.is_closed_by(error)
         if error is None and not self.began:
             limits = runtime.limits.get(id(self.client))
@@ -156,27 +181,19 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         permit, self.permit = self.permit, None
         if permit is None:
             return
-        with shielded("after an attempt"):
-            if unfinished:
-                defer(partial(permit.report, shown))
-            else:
-                permit.report(shown)
+        if unfinished:
+            defer(partial(permit.report, shown))
+        else:
+            permit.report(shown)
 
     def checked(self, *args: Any) -> Any:
         """Of a repeated attempt, the library says whether it is sent as a retryable write; of the
         first, the driver does. Raises TxnNumberLostError where it must not be sent."""
         session, connection, retryable = args
-        if self.operation is NOT_OURS:
-            return self.driver_func(*args)
-        try:
-            if self.was_retryable is None:
-                retryable = self.txn_number.take(self, connection)
-            elif not retryable:
-                refuse_lost(self, connection)
-        except TxnNumberLostError:
-            raise
-        except faults():
-            logger.exception("internal error in pymongo-resilience before a write was sent")
+        if self.was_retryable is None:
+            retryable = self.txn_number.take(self, connection)
+        elif not retryable:
+            refuse_lost(self, connection)
         self.connection = connection
         return self.driver_func(session, connection, retryable)
 
@@ -184,25 +201,21 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         """In force while a server is selected: the client's ``serverSelectionTimeoutMS``, where the
         driver would wait for all of a longer deadline. Checkout and connecting have what the
         selection leaves of them."""
-        if self.router_wait_ends is not None and self.operation is not NOT_OURS:
+        if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
         timeout, own = driver.csot.timeout_in_force(), self.server_selection_timeout
-        if timeout is None or 0 < timeout <= own or self.operation is NOT_OURS:
+        if timeout is None or 0 < timeout <= own:
             return NO_DEADLINE
-        try:
-            # With 0 the servers are looked at once. A connection takes some time.
-            self.operation.waits_until = driver.csot.now() + (own or NEVER)
-            return driver.csot.within(own) if timeout else NO_DEADLINE
-        except faults():
-            logger.exception("internal error in pymongo-resilience before a selection")
-            return NO_DEADLINE
+        # With 0 the servers are looked at once. A connection takes some time.
+        self.operation.waits_until = driver.csot.now() + (own or NEVER)
+        return driver.csot.within(own) if timeout else NO_DEADLINE
 
     def selected(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
 
         Raises CircuitBreakerOpenError, also pymongo's AutoReconnect.
         """
-        if self.operation is NOT_OURS or not self.operation.has_operations:
+        if not self.operation.has_operations:
             return
         try:
             if (breakers := self.limits.breakers) is not None:
@@ -210,8 +223,6 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         except CircuitBreakerOpenError:
             self.set_server(server)
             raise
-        except faults():
-            logger.exception("internal error in pymongo-resilience after a server was selected")
 
     def retry_state(self) -> RetryState:
         self.check_repeated()
@@ -258,10 +269,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def report(self, failure: Failure, state: RetryState) -> Callable[[], Any] | None:
         self._end_permit(evidence(failure))
-        try:
-            self.limits.failed(failure, state)
-        except faults():
-            logger.exception("internal error in pymongo-resilience after an attempt")
+        self.limits.failed(failure, state)
         return self.needed_release(failure)
 
     def prepare(self, failure: Failure, state: RetryState, retry: Retry) -> None:

@@ -200,18 +200,18 @@ class _Transaction(Interceptor):
         self._runs = 0
         self._raised: BaseException | None = None
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         self._runs += 1
         self._raised = None
-        precedence.enter_transaction(given[0], self._of_session)
-        return Entered(given[0], self._outside.resume())
+        precedence.enter_transaction(self.session, self._of_session)
+        return Entered(self.session, self._outside.resume())
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         precedence.leave_transaction(entered.instance)
         return result
 
-    def failed(self, entered: Entered, error: BaseException, *_: Any) -> BaseException:
-        precedence.leave_transaction(entered.instance)
+    def failed(self, _entered: Any, error: BaseException, *_: Any) -> BaseException:
+        precedence.leave_transaction(self.session)
         self._raised = error
         return error
 

@@ -166,8 +166,8 @@ class FakeWork:
     def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
         return Final(failure, rule)
 
-    def undecided(self, error: Exception, /) -> None:
-        """It is raised."""
+    def failed_before_sending(self, error: Exception, /) -> bool:
+        return False
 
 
 class BlockingWork(FakeWork):

@@ -378,8 +378,8 @@ class Run:
     def final_error(self, failure: Failure, rule: Rule, _state: RetryState, /) -> Exception:
         return GaveUp(_chosen(self.last, failure), rule)
 
-    def undecided(self, error: Exception, /) -> None:
-        raise AssertionError("an internal error in the rules") from error
+    def failed_before_sending(self, error: Exception, /) -> bool:
+        return False
 
 
 class Waits:
