@@ -12,7 +12,7 @@ from pymongo_resilience.config import BY_NAME, Config, Options
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError, retry_info
 from pymongo_resilience.option_types import check_keywords, wrong_type
 from pymongo_resilience.policies.blocks import override
-from pymongo_resilience.policies.policy import Policy, bind
+from pymongo_resilience.policies.policy import Policy, PolicyFields, policy_from_keywords
 from pymongo_resilience.rules.strategy import check_strategy
 
 if TYPE_CHECKING:
@@ -128,6 +128,32 @@ def uninstrument() -> None:
     _instrumentor().uninstrument()
 
 
+def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFields]) -> T:
+    """Return ``target`` with a policy, or with the fields of one: ``bind(orders, timeout_ms=500)``.
+
+    ``target`` is a collection or a database of pymongo, sync or async. The original is left as it
+    is. What is made from the result inherits the policy: its ``with_options``, its collections and
+    sub-collections. If it is bound again, the fields that the newer policy sets win.
+
+    Raises TypeError for anything else, and what :class:`Policy` raises. Thread- and task-safe, as
+    the original is.
+    """
+    from pymongo_resilience_instrumentation import bound_policies  # noqa: PLC0415 - only public functions need the other half
+
+    if policy is None:
+        policy = policy_from_keywords("bind()", fields)
+    elif not isinstance(policy, Policy):
+        raise TypeError(wrong_type("bind(): policy", policy, "a Policy"))
+    elif fields:
+        raise TypeError(f"bind() takes a Policy or its fields, not both: {', '.join(fields)}")
+    if not bound_policies.can_be_bound(target):
+        raise TypeError(
+            "bind() takes a collection or a database, "
+            f"not an object of type {type(target).__name__}"
+        )
+    return bound_policies.carrying(target, policy)
+
+
 def status(client: object) -> ClientStatus:
     """What a MongoClient or AsyncMongoClient knows of its servers at this moment.
 
@@ -194,6 +220,6 @@ def retry_transaction(
 
 
 def _instrumentor() -> PymongoResilienceInstrumentor:
-    from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor  # noqa: PLC0415 - the one lazy import
+    from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor  # noqa: PLC0415 - only public functions need the other half
 
     return PymongoResilienceInstrumentor()

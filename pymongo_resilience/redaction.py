@@ -6,8 +6,8 @@ import logging
 import re
 import traceback
 
-DRIVER = frozenset({"pymongo", "bson", "gridfs"})
-"""Packages whose exceptions quote values of documents."""
+_withheld: frozenset[str] = frozenset()
+"""See ``withhold_texts_of``."""
 WITHHELD = "text withheld, it may quote documents"
 LONGEST_CODE_NAME = 100
 """Characters; the longest of mongod's own has about half as many."""
@@ -15,6 +15,13 @@ _USER_INFO = re.compile(r"://\S+@")
 _SECRET_PARAMETER = re.compile(
     r"([?&;][^=&;\s]*(?:password|secret|token|key)[^=&;\s]*=)[^&;\s]+", re.IGNORECASE
 )
+
+
+def withhold_texts_of(*packages: str) -> None:
+    """Keep the texts of exceptions that these packages define out of the log: those of a driver
+    quote values of documents."""
+    global _withheld  # noqa: PLW0603 - one for the process
+    _withheld |= {*packages}
 
 
 def code_name(name: object) -> str | None:
@@ -67,7 +74,7 @@ def _redacted(error: BaseException) -> BaseException:
             # A member may have been raised from an error of the driver's, or be a group itself.
             members = ", ".join(dict.fromkeys(type(each).__qualname__ for each in error.exceptions))
             return Exception(f"{name} of {members}: {WITHHELD}")
-        if is_of_driver(error) or any(map(is_of_driver, error.args)):
+        if quotes_documents(error) or any(map(quotes_documents, error.args)):
             return Exception(f"{name}: {WITHHELD}")
         alone = type(error).__new__(type(error), *error.args)
         vars(alone).update(vars(error))
@@ -79,13 +86,13 @@ def _redacted(error: BaseException) -> BaseException:
     return Exception(name)
 
 
-def is_of_driver(value: object) -> bool:
-    """Return whether the driver defines the class of an exception, whose text may quote documents.
+def quotes_documents(value: object) -> bool:
+    """Return True if the text of an exception is to be withheld, as ``withhold_texts_of`` has it.
 
     An exception's arguments count, too: ``RuntimeError(error)`` has the text of ``error``.
     """
     classes = type(value).__mro__ if isinstance(value, BaseException) else ()
-    return any(cls.__module__.partition(".")[0] in DRIVER for cls in classes)
+    return any(cls.__module__.partition(".")[0] in _withheld for cls in classes)
 
 
 def stack(error: BaseException) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 from opentelemetry.metrics import NoOpMeter
 from pymongo_resilience_instrumentation.failures.causes import LOGIN_REFUSALS, TERMINAL
 from pymongo_resilience_instrumentation.failures.error_texts import OUTCOMES
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
 from support.metrics_table import metrics_table
@@ -25,7 +26,6 @@ from support.telemetry_names import NAMES
 import pymongo_resilience
 from pymongo_resilience import errors, events, strategies
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE, Config
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import EmbeddedServer
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from pymongo.errors import ConnectionFailure
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import (
+from pymongo_resilience.policies.policy import shorter
+from pymongo_resilience_instrumentation import driver, in_progress, public_operations
+from pymongo_resilience_instrumentation.bound_policies import (
     ATTRIBUTE,
     attach_policy,
     policy_of,
     policy_of_cursor,
-    shorter,
 )
-from pymongo_resilience_instrumentation import driver, in_progress, public_operations
 from pymongo_resilience_instrumentation.interceptor import (
     Function,
     OperationInterceptor,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bson.errors import BSONError
 from opentelemetry import context
-from pymongo.errors import PyMongoError
 
-from pymongo_resilience.internal_errors import catch_also, logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.operation import CURRENT, NO_DEADLINE, Operation
 
@@ -117,4 +115,3 @@ def clear_inherited() -> None:
 
 
 logger.within = reported
-catch_also(PyMongoError, BSONError)

@@ -9,6 +9,7 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
+from pymongo_resilience_instrumentation.bound_policies import policy_of
 from pymongo_resilience_instrumentation.tools.testbed import CutAfter
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command
@@ -18,7 +19,6 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience.strategies import Failure, RetryAction, RetryState
 from pymongo_resilience.testbed import Fail, Overload, ReplicaSet
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.doctor import Level, examination
@@ -32,7 +33,6 @@ from support.fake_servers import Peer
 from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, certificate, world
 from support.wait_helpers import NOBODY
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import (
     Election,
     Interception,

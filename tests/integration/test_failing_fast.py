@@ -17,6 +17,7 @@ import trustme
 from pymongo import ReadPreference
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.failures import causes
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.selection import selection_explained
 from support import fake_servers
 from support.clients import Side, wait_until
@@ -27,7 +28,6 @@ from support.wait_helpers import NOBODY, PLENTY_MS, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, override
 from pymongo_resilience.errors import RetryReason
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.strategies import BestEffort
 from pymongo_resilience.testbed import Interception, ReplicaSet

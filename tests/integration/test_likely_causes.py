@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.failures.causes import Diagnosis
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from support.clients import Side, wait_until
 from support.misconfigurations import MISCONFIGURATIONS, World, world
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, override
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import Election, Refuse, ReplicaSet, Reset
 
 __all__ = ["world"]

@@ -20,6 +20,7 @@ from pymongo.errors import (
 )
 from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.failures.causes import Diagnosis
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.selection import selection_explained
 from pymongo_resilience_instrumentation.tools.testbed import Refuse
 from support.clients import Side, wait_until
@@ -27,7 +28,6 @@ from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, explain_selection, override
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import is_active

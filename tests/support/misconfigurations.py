@@ -19,11 +19,11 @@ from urllib.parse import quote
 import pymongo
 import pytest
 import trustme
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from support import fake_servers
 from support.fake_servers import BlackHolePort, Peer, with_tls
 from support.wait_helpers import NOBODY
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import EmbeddedServer, Interception, ReplicaSet
 
 PASSWORD = "c4n/ary:p@ss?w#rd"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pymongo_resilience_instrumentation.failures.causes import Found, diagnose, symptom_of
-
-from pymongo_resilience.rules.explanations import Symptom
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 pytestmark = pytest.mark.oldest
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
 from hypothesis import given, strategies as st
+from pymongo_resilience_instrumentation.bound_policies import policy_of
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
+from pymongo_resilience import bind
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policies.blocks import current, override
-from pymongo_resilience.policies.policy import NOTHING, Policy, PolicyFields, bind, policy_of
+from pymongo_resilience.policies.policy import NOTHING, Policy, PolicyFields
 from pymongo_resilience.rules.strategy import BestEffort, FastFail
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pymongo_resilience_instrumentation.failures import causes, classify
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.selection.fast_fail import UNCHANGED_S, TerminalDetector
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.failure import RetryReason
 
 pytestmark = pytest.mark.oldest

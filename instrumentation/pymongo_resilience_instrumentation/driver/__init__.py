@@ -10,6 +10,12 @@ its attributes, for good, and an operation reads fifty of a client and its topol
 
 from __future__ import annotations
 
+from bson.errors import BSONError
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience.internal_errors import catch_also
+from pymongo_resilience.redaction import withhold_texts_of
+
 from . import (
     clients,
     connections,
@@ -22,3 +28,7 @@ from . import (
     selection,
     sessions,
 )
+
+# What the engine cannot know by itself.
+catch_also(PyMongoError, BSONError)
+withhold_texts_of("pymongo", "bson", "gridfs")

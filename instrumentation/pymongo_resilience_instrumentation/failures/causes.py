@@ -20,9 +20,9 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 LOGIN_REFUSALS: Mapping[int, Symptom] = {
     2: Symptom.MECHANISM,  # BadValue, of servers before 4.4

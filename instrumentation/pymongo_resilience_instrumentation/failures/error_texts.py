@@ -105,7 +105,7 @@ def local_text(error: BaseException) -> str | None:
             return None
         text = error.args[0] if error.args else ""
         return redaction.without_secrets(text) if isinstance(text, str) else None
-    if redaction.is_of_driver(error) or any(map(redaction.is_of_driver, error.args)):
+    if redaction.quotes_documents(error) or any(map(redaction.quotes_documents, error.args)):
         return None
     try:
         text = str(error)

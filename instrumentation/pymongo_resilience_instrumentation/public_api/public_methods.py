@@ -9,8 +9,9 @@ from typing import Any
 from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import NOTHING, Bound, attach_policy, policy_of
+from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.bound_policies import Bound, attach_policy, policy_of
 from pymongo_resilience_instrumentation.interceptor import (
     OperationInterceptor,
     is_async,

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.strategy import FastFail
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures import causes
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.operation import Operation
 
 from . import second_look

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import bson
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.failures.causes import symptom_of
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 AGAIN_S = 5.0
 """Seconds between two looks at a server, and for which a finding holds."""

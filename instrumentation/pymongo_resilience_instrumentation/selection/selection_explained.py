@@ -17,7 +17,6 @@ from pymongo.server_selectors import writable_server_selector
 
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.client_status import SelectionRule, ServerVerdict
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import (
@@ -28,6 +27,7 @@ from pymongo_resilience_instrumentation.failures.causes import (
     symptom_at,
 )
 from pymongo_resilience_instrumentation.failures.error_texts import local_text, safe_message
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 from . import second_look
 

@@ -17,8 +17,8 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.bound_policies import policy_of
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin

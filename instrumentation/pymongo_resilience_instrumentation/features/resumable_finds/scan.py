@@ -19,11 +19,12 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import faults, logger, shielded
-from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
+from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
+from pymongo_resilience_instrumentation.bound_policies import attach_policy, policy_of_cursor
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.operation import Operation

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from pymongo_resilience.rules.explanations import Symptom
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 
 class Level(enum.IntEnum):

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from pymongo import common
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 from . import Finding, Level, diagnosed
 from .probe import Probe

@@ -20,9 +20,9 @@ import pymongo
 
 from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.driver.private_names import parts
 from pymongo_resilience_instrumentation.failures.causes import Found, diagnose
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.self_check import State, missing
 
 from . import Finding, Level, compared_members

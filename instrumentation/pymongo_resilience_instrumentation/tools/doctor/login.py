@@ -9,9 +9,9 @@ from typing import Any, Final
 from pymongo import MongoClient, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.selection.selection_explained import diagnosis
 
 from . import Finding, Level, diagnosed

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import symptom_of
 from pymongo_resilience_instrumentation.failures.error_texts import local_text
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.tools.testbed.real_members import tls_context
 from pymongo_resilience_instrumentation.tools.testbed.wire import WireError, exchange
 

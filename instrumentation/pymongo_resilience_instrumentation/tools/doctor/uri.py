@@ -21,9 +21,9 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import split_hosts, split_options
 
-from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients.client_options import OPTION
+from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 from . import Finding, Level
 
