@@ -134,9 +134,6 @@ class Operation:
     """The class of the cursor that a later batch is fetched for."""
     handshaking: Any = None
     """The driver's connection that its attempt is making, from the first hello on."""
-    waits_until = NEVER
-    """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
-    connection may pass it."""
     interruption: Exception | None = None
     """What a signal handler has raised in a listener of ours: raised once the operation ends."""
     is_cleanup = False

@@ -215,4 +215,4 @@ def test_making_a_connection_ends_in_an_error_that_names_the_time(
         side.do(client[database].coll.find_one)
     assert reasons(telemetry) == ["attempt_timeout"] * 2
     assert f"no answer within {ATTEMPT_MS} ms (" in str(raised.value)
-    assert raised.value.has_error_label("SystemOverloadedError"), "as the driver's own"
+    assert not raised.value.has_error_label("SystemOverloadedError"), "no server rejected it"

@@ -17,8 +17,7 @@ from support.transactions import LOW, DriversTime, drivers_time, limits
 from support.wait_helpers import PLENTY_MS
 
 from pymongo_resilience import OperationTimeoutError, override
-from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.strategies import RetryAction
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]
@@ -72,33 +71,53 @@ def test_a_handshake_ends_with_the_deadline(
     assert ITS_OWN / 1000 <= caught.value.elapsed_s < PLENTY_MS / 1000 / 2
 
 
-class Answers:
-    """A strategy that has the next handshake answered."""
+LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "bare": ({}, {}),
+    "process": ({"timeout_ms": PLENTY_MS}, {}),
+    "override": ({}, {"timeout_ms": PLENTY_MS}),
+    "zero": ({}, {"timeout_ms": 0}),
+}
+"""The arguments of ``instrument()``, and of the ``override`` around the operation."""
 
-    def __init__(self, handshakes: Handshakes) -> None:
-        self._handshakes = handshakes
 
-    def retry_after(self, operation: Any, failure: Any, /) -> RetryAction:
-        self._handshakes.silent = None
-        return RetryAction()
+@pytest.mark.parametrize("limit", LIMITS)
+def test_the_selection_timeout_limits_no_handshake(
+    limit: str, side: Side, proxy: ReplicaSet, database: str, handshakes: Handshakes,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """pymongo alone connects, however short it is."""
+    process, block = LIMITS[limit]
+    handshakes.slow_hello = 0.5
+
+    def connects() -> None:
+        client = side.client(proxy.uri, serverSelectionTimeoutMS=300, **USER)
+        find_server(side, client)
+        side.do(client[database].coll.insert_one, {})
+
+    connects()
+    telemetry = instrument(**process)
+    with override(**block):
+        connects()
+    assert telemetry.decisions.events == []
 
 
 @pytest.mark.parametrize("silent", [HELLO, LOGIN])
-def test_it_ends_with_the_selection_timeout_and_is_repeated_since_nothing_was_sent(
+def test_a_handshake_that_the_deadline_ends_is_no_overload(
     silent: str, side: Side, proxy: ReplicaSet, database: str, handshakes: Handshakes,
     instrument: Instrument,
 ) -> None:  # fmt: skip
-    """pymongo alone goes on until the deadline, so that nobody asks another server meanwhile."""
-    telemetry = instrument(strategy=Answers(handshakes), timeout_ms=PLENTY_MS)
-    client = side.client(proxy.uri, serverSelectionTimeoutMS=ITS_OWN, **USER)
+    """pymongo labels each connection that cannot be made so. No server rejected anything."""
+    telemetry = instrument(timeout_ms=ITS_OWN)
+    client = side.client(proxy.uri, **USER)
     find_server(side, client)
-    telemetry.clear()
     handshakes.silent = silent
-    side.do(client[database].coll.update_many, {}, {"$set": {"changed": True}})
-    (event,) = telemetry.decisions.events
-    assert isinstance(event, RetryScheduled)
-    (span,) = telemetry.operations()
-    assert ITS_OWN / 1000 / 2 < (span.end_time - span.start_time) / 1e9 < PLENTY_MS / 1000 / 2
+    with pytest.raises(OperationTimeoutError) as caught:
+        side.do(client[database].coll.find_one)
+    handshakes.silent = None
+    assert not caught.value.has_error_label("SystemOverloadedError")
+    assert {event.reason for event in telemetry.decisions.events} == {
+        RetryReason.SOCKET_NOT_AVAILABLE
+    }
 
 
 @pytest.mark.parametrize("silent", [HELLO, LOGIN])

@@ -281,16 +281,15 @@ async def play(stage: Stage, coll: Any, plan: Plan) -> tuple[float, float | None
 
 def check(wait: Wait, end: float | None, limits: Limits) -> None:
     if end is None:
-        if wait.kind == "pause":
-            return
-        # What comes before sending has its own limits.
+        if wait.kind != "server":
+            return  # pymongo's own limits hold
         end = float("inf")
     assert wait.seconds is not None, "without end"
     ends = wait.began + wait.seconds
     if wait.kind == "pause":
         assert ends <= end + ROUNDING
         return
-    limit = min(end, wait.attempt + limits.selection)
+    limit = min(end, wait.attempt + limits.selection) if wait.kind == "server" else end
     if wait.kind == "socket":
         assert ends <= max(wait.began, min(limit, wait.began + limits.connect)) + ROUNDING
     else:

@@ -22,7 +22,6 @@ from pymongo.errors import (
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
 from support.fake_servers import BlackHolePort
-from support.handshakes import LOGIN, USER, Handshakes, find_server
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS, half_of, wait_for_server
 
@@ -68,26 +67,20 @@ def test_selection_that_ends_with_the_deadline_is_an_expiry(
     assert [event.rule for event in telemetry.decisions.events] == [Rule.DEADLINE]
 
 
-@pytest.mark.parametrize("ends_with", ["the deadline", "serverSelectionTimeoutMS"])
-def test_a_full_pool_is_waited_for_as_long_as_the_shorter_of_both(
-    ends_with: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+def test_a_full_pool_is_waited_for_until_the_deadline(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
+    """``serverSelectionTimeoutMS`` limits the selection alone, as in pymongo."""
     telemetry = instrument()
-    by_deadline = ends_with == "the deadline"
-    own = PLENTY_MS if by_deadline else 300
-    client = side.client(proxy.uri, maxPoolSize=1, serverSelectionTimeoutMS=own)
+    client = side.client(proxy.uri, maxPoolSize=1, serverSelectionTimeoutMS=50)
     wait_for_server(side, client)
     with the_only_connection_taken(side, client, proxy):
-        with (
-            takes(0.25),
-            override(timeout_ms=300 if by_deadline else PLENTY_MS),
-            pytest.raises(WaitQueueTimeoutError) as caught,
-        ):
+        with takes(0.25), override(timeout_ms=300), pytest.raises(OperationTimeoutError) as caught:
             side.do(client[database].coll.find_one)
         proxy.clear()
-    assert isinstance(caught.value, OperationTimeoutError) == by_deadline
+    assert isinstance(caught.value, WaitQueueTimeoutError)
     rules = [each.rule for each in telemetry.decisions.events if each.operation == "find"]
-    assert rules == [Rule.DEADLINE if by_deadline else Rule.UNKNOWN_REASON]
+    assert rules == [Rule.DEADLINE]
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 600])
@@ -109,50 +102,24 @@ def test_the_older_timeout_of_the_pool_holds_without_a_deadline_alone(
     assert isinstance(caught.value, OperationTimeoutError) == (timeout_ms is not None)
 
 
-@pytest.mark.parametrize("older", [None, 50, PLENTY_MS])
 @pytest.mark.parametrize("source", ["override", "client", "process", "pymongo.timeout"])
-def test_a_timeout_without_end_leaves_a_full_pool_the_selections_timeout(
-    source: str,
-    older: int | None,
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
+def test_a_timeout_without_end_leaves_a_full_pool_its_older_timeout(
+    source: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    """pymongo waits for ever, or for the deprecated waitQueueTimeoutMS, which a timeout of the
-    configuration leaves alone."""
     instrument(timeout_ms=0 if source == "process" else None)
     own: dict[str, Any] = {"timeoutMS": 0} if source == "client" else {}
-    if older is not None:
-        own["waitQueueTimeoutMS"] = older
-    client = side.client(proxy.uri, maxPoolSize=1, serverSelectionTimeoutMS=300, **own)
+    client = side.client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=50, **own)
     wait_for_server(side, client)
     blocks = {"override": override(timeout_ms=0), "pymongo.timeout": pymongo.timeout(0)}
     with the_only_connection_taken(side, client, proxy):
         with (
-            takes(0.05 if (source, older) == ("process", 50) else 0.25),
+            takes(0.05),
             blocks.get(source, override()),
             pytest.raises(WaitQueueTimeoutError) as caught,
         ):
             side.do(client[database].coll.insert_one, {})
         proxy.clear()
     assert not isinstance(caught.value, OperationTimeoutError)
-
-
-def test_a_timeout_without_end_leaves_a_handshake_the_selections_timeout(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(timeout_ms=0, max_retries=0)
-    handshakes = Handshakes()
-    proxy.inject(handshakes)
-    client = side.client(
-        proxy.uri, serverSelectionTimeoutMS=300, retryReads=False, retryWrites=False, **USER
-    )
-    find_server(side, client)
-    handshakes.silent = LOGIN
-    with takes(0.25), pytest.raises(NetworkTimeout):
-        side.do(client[database].coll.find_one)
-    handshakes.silent = None
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 0])
@@ -197,13 +164,12 @@ class Opens:
         return RetryAction()
 
 
-@pytest.mark.parametrize("shortest", ["connectTimeoutMS", "serverSelectionTimeoutMS"])
 def test_connecting_ends_in_time_and_is_repeated_since_nothing_was_sent(
-    shortest: str, gate: BlackHolePort, side: Side, database: str, instrument: Instrument
+    gate: BlackHolePort, side: Side, database: str, instrument: Instrument
 ) -> None:
     """pymongo alone goes on until the deadline."""
     telemetry = instrument(strategy=Opens(gate), timeout_ms=PLENTY_MS)
-    client = side.client(gate.uri, **ALWAYS_CONNECTS, **{shortest: 500})
+    client = side.client(gate.uri, **ALWAYS_CONNECTS, connectTimeoutMS=500)
     wait_for_server(side, client)
     telemetry.clear()
     coll = client[database].coll

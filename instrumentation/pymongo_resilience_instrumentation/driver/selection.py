@@ -120,3 +120,9 @@ def seeds(topology: Any) -> list[Any]:
 def forget_transient(error: Any) -> None:
     """The transaction must not be repeated: pymongo labels every failed selection as transient."""
     error._remove_error_label("TransientTransactionError")
+
+
+def forget_overload(error: Any) -> None:
+    """Take off the labels that pymongo gives each connection that cannot be made."""
+    error._remove_error_label("SystemOverloadedError")
+    error._remove_error_label("RetryableError")

@@ -27,6 +27,7 @@ from pymongo.errors import (
     WriteError,
 )
 
+from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.internal_errors import ForeignError, foreign, logger
 from pymongo_resilience.rules.failure import (
@@ -42,7 +43,7 @@ from pymongo_resilience.rules.failure import (
 from pymongo_resilience_instrumentation import driver
 
 from . import causes
-from .reasons import BY_CODE, NOT_LISTED, AttemptTimeoutError, LostConnectionError
+from .reasons import BY_CODE, NOT_LISTED, LostConnectionError
 
 LABELS = (
     NO_WRITES_PERFORMED,
@@ -114,8 +115,6 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
     cause = _cause(unread.error)
     document = _document(cause)
     labels = _labels(cause, document)
-    if isinstance(cause.__cause__, AttemptTimeoutError):
-        labels -= OVERLOADED  # the driver's, for a connection that it gave up
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
     executed = _executed(cause, document)
@@ -148,6 +147,18 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         next_probe_in=None if refusal is None else attribute(refusal, "next_probe_in"),
         elsewhere=refusal is not None and bool(attribute(refusal, "elsewhere")),
     )
+
+
+def ended_by_client(error: Exception) -> bool:
+    """Return True if the library, or the operation's deadline, ended the making of a connection.
+
+    pymongo labels it as overload, like each connection that cannot be made; its server has rejected
+    nothing.
+    """
+    if isinstance(error.__cause__, LostConnectionError):
+        return True
+    left = driver.csot.remaining()
+    return isinstance(error, NetworkTimeout) and left is not None and not left >= SHORTEST
 
 
 def expired(error: Exception) -> bool:

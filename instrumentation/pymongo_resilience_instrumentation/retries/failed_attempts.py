@@ -102,6 +102,8 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
             selection_explained.explain(error, loop)
     elif isinstance(error, WaitQueueTimeoutError):
         bounded_waits.name_own_limit(error, loop.operation)
+    elif loop.connection is None and classify.ended_by_client(error):
+        driver.selection.forget_overload(error)
     failure = classify.failure_of(
         error,
         classify.Attempt(

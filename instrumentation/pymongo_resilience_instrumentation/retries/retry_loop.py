@@ -21,7 +21,7 @@ from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
@@ -199,16 +199,13 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def limit_selection(self) -> AbstractContextManager[None]:
         """In force while a server is selected: the client's ``serverSelectionTimeoutMS``, where the
-        driver would wait for all of a longer deadline. Checkout and connecting have what the
-        selection leaves of them."""
+        driver would wait for all of a longer deadline."""
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
         timeout, own = driver.csot.timeout_in_force(), self.server_selection_timeout
-        if timeout is None or 0 < timeout <= own:
+        if not timeout or timeout <= own:
             return NO_DEADLINE
-        # With 0 the servers are looked at once. A connection takes some time.
-        self.operation.waits_until = driver.csot.now() + (own or NEVER)
-        return driver.csot.within(own) if timeout else NO_DEADLINE
+        return driver.csot.within(own)
 
     def selected(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.

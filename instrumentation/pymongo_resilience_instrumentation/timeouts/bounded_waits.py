@@ -33,7 +33,7 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.causes import LOGINS, cause_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interceptor import Function, Interceptor, Row, Wrapper
-from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
 
 TIMEOUT_TEXT = "timeout: "
 """Before the number at the end of a WaitQueueTimeoutError (pymongo 4.20)."""
@@ -78,18 +78,6 @@ def wrapped(
         pool = driver.clients.ASYNC_HALF.module("pool")
         yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
         yield lock, "wait_for", _kept_while_waiting(enabled_flag)
-
-
-def time_to_wait(operation: Operation | None) -> float | None:
-    """Seconds that selection, checkout and connecting still have, under a timeout of 0 the
-    selection's own limit; None where nothing limits them."""
-    timeout = driver.csot.TIMEOUT.get()
-    if timeout is None:
-        return None
-    ends = NEVER if operation is None else operation.waits_until
-    if timeout:
-        ends = min(ends, driver.csot.DEADLINE.get())
-    return None if ends == NEVER else ends - driver.csot.now()
 
 
 class For(Enum):
@@ -221,15 +209,11 @@ class ConditionWait(MeasuredWait):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
         condition, timeout = given
         operation = in_progress.current()
-        left = time_to_wait(operation)
+        left = driver.csot.remaining()
         configured = operation is not None and operation.configured
         if left is not None:
             left = max(left, RESOLUTION)
-            # Under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which a timeout
-            # that the application sets replaces.
-            aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
-            aside = aside and not configured
-            timeout = left if timeout is None or aside else min(timeout, left)
+            timeout = left if timeout is None else min(timeout, left)
         if operation is not None and self._hopeless is not None:
             error = self._hopeless(operation)
             if error is not None:
@@ -280,14 +264,17 @@ class MeasuredHandshake(MeasuredWait):
 
 
 class Handshake(MeasuredHandshake):
-    """It has what selecting a server has left of ``min(serverSelectionTimeoutMS, remaining)``, and
-    what an attempt has."""
+    """Limit it to what is left of the deadline, and to the time of one attempt.
+
+    Like pymongo, not to ``serverSelectionTimeoutMS``: a client whose limit is shorter than its
+    handshakes take would never connect.
+    """
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
         # Monitors, and what keeps minPoolSize, have no handler.
         handler = given[1] if len(given) > 1 else kwargs.get("handler")
         pool, operation = given[0], None if handler is None else in_progress.current()
-        left = time_to_wait(operation)
+        left, began = driver.csot.remaining(), driver.csot.now()
         attempt = None if operation is None else operation.attempt_timeout
         if attempt is not None:
             attempt = max(attempt, CONNECTING)
@@ -297,7 +284,7 @@ class Handshake(MeasuredHandshake):
                 attempt = None
         limit = NO_DEADLINE if left is None else driver.csot.within(left)
         self._begin(operation)
-        return _Waiting(pool, attempt, limit, operation)
+        return _Waiting(pool, attempt, limit, operation, began=began)
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
         with shielded("once connected"):
@@ -314,7 +301,8 @@ class Handshake(MeasuredHandshake):
         elif (
             isinstance(error, NetworkTimeout)
             and waiting.seconds is not None
-            and driver.csot.now() >= waiting.began + waiting.seconds
+            # A socket's own clock may end the wait a moment early.
+            and driver.csot.now() >= waiting.began + waiting.seconds - RESOLUTION
         ):
             error.__cause__ = AttemptTimeoutError(waiting.seconds)
             # The driver's text names a timeoutMS that was not set.
