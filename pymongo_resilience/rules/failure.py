@@ -40,6 +40,8 @@ class RetryReason(enum.StrEnum):
     """No connection: connecting or the handshake failed, or the pool was cleared."""
     NODE_NOT_AVAILABLE = "node_not_available"
     """No server could be selected. Reported, never retried."""
+    POOL_EXHAUSTED = "pool_exhausted"
+    """No connection of the pool became free in time. Retried as by pymongo: a read, once."""
     NOT_PRIMARY = "not_primary"
     """The server is no primary, is recovering or is shutting down."""
     OVERLOADED = "overloaded"

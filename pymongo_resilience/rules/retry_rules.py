@@ -40,7 +40,7 @@ class Rule(enum.StrEnum):
     """Rule 0: the server stopped the command at a limit other than the deadline: the application's
     own ``maxTimeMS``, or a limit that the server has by itself. A retry would take as long."""
     UNKNOWN_REASON = "unknown_reason"
-    """Rule 1: the cause is unknown."""
+    """Rule 1: the cause is unknown, or the pool is full: a retry would not help."""
     TERMINAL = "terminal"
     """Rule 1: the strategy treats the cause as terminal."""
     NOT_SAFE = "not_safe"
@@ -198,11 +198,15 @@ class RetryRules:
                 return Rule.NEVER_REPEATED
             if failure.reason is RetryReason.UNKNOWN:
                 return Rule.UNKNOWN_REASON
+            if failure.reason is RetryReason.POOL_EXHAUSTED and not _waits_again(state):
+                return Rule.UNKNOWN_REASON
             if not self._safe(state, failure):
                 return Rule.NOT_SAFE
         if not state.retries_enabled and state.kind is not Kind.TRANSACTION_END:
             return Rule.SWITCHED_OFF
-        return self._attempts_left(state)
+        rule = self._attempts_left(state)
+        # More retries would not help, so the error must not recommend them.
+        return Rule.TERMINAL if rule is Rule.ATTEMPTS and failure.reason in TERMINAL else rule
 
     def _safe(self, state: RetryState, failure: Failure) -> bool:
         """Rule 2 for errors without both overload labels."""
@@ -244,6 +248,15 @@ def is_extra(state: RetryState) -> bool:
     driver's one retry outlives a short outage in which the library's would fail."""
     excluded = state.time_limit is not None or state.once or follows_specification(state)
     return not (excluded or state.overloaded or state.is_unhurried)
+
+
+def _waits_again(state: RetryState) -> bool:
+    """Return True if an operation waits for a full pool once more, as pymongo has it: a read, once.
+
+    The pool is full of this process's own work, which more waiting would only feed.
+    """
+    is_read = state.kind is Kind.READ and not state.in_transaction
+    return is_read and state.reasons.count(RetryReason.POOL_EXHAUSTED) == 1
 
 
 def _is_never_repeated(state: RetryState, failure: Failure) -> bool:

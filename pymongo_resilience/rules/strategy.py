@@ -79,10 +79,13 @@ class BestEffort:
 
 
 class FastFail(BestEffort):
-    """BestEffort, but gives up at once on errors that a repetition cannot solve."""
+    """BestEffort, but gives up on errors that a retry cannot solve: at once, or after the one retry
+    that pymongo would make."""
 
     def retry_after(self, state: RetryState, failure: Failure, /) -> Answer:
-        if failure.reason in TERMINAL:
+        if failure.reason in TERMINAL and (
+            state.retries > 0 or not _listed_retryable(state, failure)
+        ):
             return None
         return super().retry_after(state, failure)
 

@@ -45,8 +45,9 @@ CASES = {
         failure(ANSWERED, R.UNKNOWN, **HURRIED), Evidence.UNHEALTHY),
     "the driver says that too little time is left": (
         failure(NOT_SENT, R.UNKNOWN, **HURRIED), Evidence.NONE),
-    "a full pool": (failure(NOT_SENT, R.UNKNOWN, **HURRIED), Evidence.NONE),
-    "a full pool within the attempt": (failure(IN_FLIGHT, R.UNKNOWN, **HURRIED), Evidence.NONE),
+    "a full pool": (failure(NOT_SENT, R.POOL_EXHAUSTED, **HURRIED), Evidence.NONE),
+    "a full pool within the attempt": (
+        failure(IN_FLIGHT, R.POOL_EXHAUSTED, **HURRIED), Evidence.NONE),
     "a duplicate key": (failure(ANSWERED, R.UNKNOWN), Evidence.HEALTHY),
     "a write conflict": (failure(ANSWERED, R.WRITE_CONFLICT), Evidence.HEALTHY),
     "a lock timeout": (failure(ANSWERED, R.LOCK_TIMEOUT), Evidence.HEALTHY),

@@ -66,7 +66,7 @@ DEAD_PEER = LostConnectionError(RetryReason.DEAD_PEER, "")
 INTERRUPTED = LostConnectionError(RetryReason.INTERRUPTED, "")
 UNTRUSTED = ssl.SSLCertVerificationError("certificate verify failed")
 CLASSES = [
-    (WaitQueueTimeoutError("full"), False, RetryReason.UNKNOWN),
+    (WaitQueueTimeoutError("full"), False, RetryReason.POOL_EXHAUSTED),
     (ServerSelectionTimeoutError("none"), False, RetryReason.NODE_NOT_AVAILABLE),
     (NotPrimaryError("not primary"), True, RetryReason.NOT_PRIMARY),
     (AutoReconnect("refused"), False, RetryReason.SOCKET_NOT_AVAILABLE),

@@ -16,7 +16,7 @@ from pymongo_resilience.rules.strategy import TERMINAL, RetryStrategy
 
 RULES = RetryRules()
 ONCE_SENT = [Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE]
-PASSING = [each for each in RetryReason if each is not RetryReason.UNKNOWN]
+PASSING = set(RetryReason) - {RetryReason.UNKNOWN, RetryReason.POOL_EXHAUSTED}
 ENDED = "may have", "may be there", "was executed", "was sent", "once it was sent", "half"
 """Words that are true only of an attempt that was sent."""
 
@@ -39,7 +39,7 @@ def decided(
         in_transaction=in_transaction,
         acknowledged=acknowledged,
     )
-    failure = Failure(ValueError(), stage, reason)
+    failure = Failure(ValueError(), stage, reason, listed_retryable=False)
     state.count(failure)
     verdict = RULES.decide(state, failure)
     text = why_not_repeated(verdict.rule, state, failure) if isinstance(verdict, GiveUp) else ""

@@ -56,8 +56,7 @@ OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 UNSENT: Mapping[type[Exception], RetryReason] = {
     ServerSelectionTimeoutError: RetryReason.NODE_NOT_AVAILABLE,
     CircuitBreakerOpenError: RetryReason.CIRCUIT_BREAKER_OPEN,
-    # The pool is full of this process's own work; a repetition would wait once more.
-    WaitQueueTimeoutError: RetryReason.UNKNOWN,
+    WaitQueueTimeoutError: RetryReason.POOL_EXHAUSTED,
 }
 """Errors of attempts that had no connection."""
 MAX_TIME_EXPIRED = 50
@@ -271,7 +270,7 @@ def _reason(
         if isinstance(error, cls):
             # One that comes from within an attempt is another client's, a key vault's say: it
             # proves nothing about this command.
-            if attempt.reached_connection:
+            if attempt.reached_connection and cls is not WaitQueueTimeoutError:
                 return RetryReason.UNKNOWN
             given_up = causes.terminal_cause(error)
             return reason if given_up is None else causes.TERMINAL[given_up]

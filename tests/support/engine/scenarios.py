@@ -120,7 +120,7 @@ OUT_OF_TIME = CUT(timed_out=True)
 CONNECTED_LATE = UNCONNECTED(timed_out=True)
 STOPPED = Fault(reason=_R.UNKNOWN, timed_out=True)
 OWN_LIMIT = STOPPED(application_limit_ms=700)
-POOL_FULL = UNKNOWN(stage=Stage.NOT_SENT, timed_out=True)
+POOL_FULL = Fault(reason=_R.POOL_EXHAUSTED, stage=Stage.NOT_SENT, timed_out=True)
 
 # How it ends.
 OK = None
@@ -209,6 +209,11 @@ RULE_1 = [
     S("best_effort, not authorized until the deadline", READ, [FORBIDDEN(takes=0.5)] * 9,
       DEADLINE, 2, [0], strategy=BEST_EFFORT, timeout=1),
     S("fast_fail, an untrusted certificate", UPDATE_MANY, [UNTRUSTED], TERMINAL, 1, []),
+    S("fast_fail, an untrusted certificate, as pymongo", READ, [UNTRUSTED] * 9, TERMINAL, 2, [0]),
+    S("a full pool, a read", READ, [POOL_FULL], OK, 2, [0]),
+    S("a full pool twice, a read", READ, [POOL_FULL] * 9, NO_REASON, 2, [0]),
+    S("a full pool, within a deadline", READ, [POOL_FULL] * 9, NO_REASON, 2, [0], timeout=1),
+    S("a full pool, a write", UPDATE_MANY, [POOL_FULL], NO_REASON, 1, []),
     S("best_effort, an untrusted certificate", UPDATE_MANY, [UNTRUSTED], OK, 2, [0],
       strategy=BEST_EFFORT),
     S("mongodb, wrong password", READ, [BAD_PASSWORD], TERMINAL, 1, [], strategy=MONGODB),
@@ -434,7 +439,7 @@ RULE_6 = [
     S("no connection, and the time is up", READ, [CONNECTED_LATE], DEADLINE, 1, [], timeout=0.0),
     S("no connection, and no answer would be in time", READ, [CONNECTED_LATE(min_rtt=0.5)],
       DEADLINE, 1, [], timeout=0.5),
-    S("no place in the pool, time left", READ, [POOL_FULL], NO_REASON, 1, [], timeout=10),
+    S("no place in the pool, time left", READ, [POOL_FULL], OK, 2, [0], timeout=10),
     S("no place in the pool, and the time is up", READ, [POOL_FULL], DEADLINE, 1, [], timeout=0.0),
     S("an attempt's own limit, without a deadline", READ, [OUT_OF_TIME], OK, 2, [0]),
     S("mongodb: a storm until the deadline", READ, [CUT(takes=0.125)] * 9, DEADLINE, 8, [0] * 7,
