@@ -3,7 +3,8 @@ pymongo sends past its retry loop, are repeated for an overloaded server, and af
 
 A client's background task must not wait, for it keeps the pools as well: it repeats the killCursors
 of collected cursors with its next run. It also aborts transactions whose abort was not answered:
-else they keep their locks until the server ends them, after a minute.
+else they keep their locks until the server ends them, after a minute. If the router of one is gone,
+it kills the session, through another router.
 
 Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 """
@@ -54,8 +55,13 @@ def _aborting(client: ClientState) -> Iterator[OpenTransaction]:
                 yield opened
         except PyMongoError as error:
             # An answer of the server's says that it has ended.
-            if not isinstance(error, OperationFailure) and driver.csot.now() < until:
-                client.leave_open(opened, until)
+            if not isinstance(error, OperationFailure):
+                _try_again(client, opened, until)
+
+
+def _try_again(client: ClientState, opened: OpenTransaction, until: float) -> None:
+    if driver.csot.now() < until:
+        client.leave_open(opened, until)
 
 
 class CleanupOperation(Operation):
@@ -103,7 +109,10 @@ class BackgroundRun(Interceptor):
         state = self._clients.known(client)
         if state is not None:
             for _ in range(len(state.open_transactions)):
-                yield _aborting(state)
+                if driver.sessions.can_be_ended(client, state.open_transactions[0][0]):
+                    yield _aborting(state)
+                else:
+                    _try_again(state, *state.open_transactions.popleft())
 
     def send(self, run: BackgroundOperation, original: Function, client: Any) -> Any:
         with shielded("in the background task"):

@@ -14,7 +14,7 @@ from support.telemetry import Instrument
 from support.transactions import session_of
 
 from pymongo_resilience import override, retry_transaction
-from pymongo_resilience.testbed import CutBefore, ReplicaSet
+from pymongo_resilience.testbed import CutBefore, Refuse, ReplicaSet, ShardedCluster
 
 pytestmark = pytest.mark.oldest
 INC = {"$inc": {"n": 1}}
@@ -154,3 +154,65 @@ def test_a_coroutine_that_is_closed_unfinished_leaves_none_open(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert control[database].coll.distinct("n") == [1]
+
+
+KILL = "killSessions"
+
+
+@pytest.mark.parametrize("fails", ["application", "statement"])
+def test_another_router_ends_what_a_lost_one_began(
+    fails: str, side: Side, cluster: ShardedCluster, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    """No other router knows the transaction, so none could abort it."""
+    instrument(timeout_ms=1_500)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, len(cluster.members))
+    coll = client[database].coll
+    with session_of(side, client) as session:
+        side.do(session.start_transaction)
+        side.do(coll.update_one, {"_id": 1}, INC, session=session)
+        (router,) = [
+            each.connection_id for each in sent.started_events if each.command_name == "update"
+        ]
+        lost = [each.address for each in cluster.members].index(router)
+        cluster.inject(Refuse(60), on=lost)
+        side.wait_until(lambda: router not in client.nodes)
+        if fails == "statement":
+            with pytest.raises(pymongo.errors.PyMongoError):
+                side.do(coll.update_one, {"_id": 1}, INC, session=session)
+        with suppress(pymongo.errors.PyMongoError):
+            side.do(session.abort_transaction)
+        lsid = session.session_id
+    side.wait_until(lambda: sent.named(KILL))
+    with pymongo.timeout(10):
+        call = (control[database].coll.update_one,)
+        call = call if side.runner is None else (asyncio.to_thread, *call)
+        assert side.do(*call, {"_id": 1}, INC).modified_count == 1
+    side.wait_until(lambda: [each[KILL] for each in sent.named(KILL)] == [[lsid]])
+    # It is in no pool of sessions: pymongo would give it to another operation.
+    side.do(coll.find_one)
+    assert sent.named("find")[-1]["lsid"] != lsid
+    cluster.clear()
+
+
+def test_a_router_that_answers_aborts_it_itself(
+    side: Side, cluster: ShardedCluster, database: str, control: Any, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=20_000)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent])
+    with session_of(side, client) as session:
+        side.do(session.start_transaction)
+        side.do(client[database].coll.update_one, {"_id": 1}, INC, session=session)
+        cluster.inject(CutBefore("abortTransaction", times=2))
+        side.do(session.abort_transaction)
+    cluster.clear()
+    with pymongo.timeout(10):
+        call = (control[database].coll.update_one,)
+        call = call if side.runner is None else (asyncio.to_thread, *call)
+        assert side.do(*call, {"_id": 1}, INC).modified_count == 1
+    assert sent.named(KILL) == []

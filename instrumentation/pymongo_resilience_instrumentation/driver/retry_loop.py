@@ -21,6 +21,7 @@ from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 
 from .clients import classes
+from .sessions import ABORT, note_router
 
 LOOP = "_ClientConnectionRetryable"
 KILL_CURSORS, END_SESSIONS = "killCursors", "endSessions"
@@ -101,7 +102,11 @@ class DriverLoop:
         description, which is Unknown while another operation's error is being looked into: the
         commit would go to any router, and without the token that makes it known there."""
         session = self._session
-        if session._transaction.pinned_address is None and connection.is_mongos:
+        if not connection.is_mongos:
+            return
+        if self.command_name() != ABORT:
+            note_router(session, connection)
+        if session._transaction.pinned_address is None:
             session._pin(self._server, connection)
 
     def again(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -10,10 +11,11 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError
 from pymongo.server_selectors import writable_server_selector
 
 from .clients import both
+from .finds import is_known
 
 STATE = "state"
 """The attribute of a transaction that has its state."""
-ABORT = "abortTransaction"
+ABORT, KILL_SESSIONS = "abortTransaction", "killSessions"
 WITHIN_TIME_LIMIT = "_within_time_limit"
 """A function of the sessions' module: asked before with_transaction repeats anything."""
 
@@ -66,6 +68,22 @@ def max_commit_time_ms(session: Any) -> int | None:
     return None if options is None else options.max_commit_time_ms
 
 
+ROUTER = "_pymongo_resilience_router"
+"""A session's attribute: the address of the mongos that its transaction was last sent to."""
+
+
+def note_router(session: Any, connection: Any) -> None:
+    """Remember the router of a session's transaction: pymongo forgets it after most errors."""
+    vars(session)[ROUTER] = connection.address
+
+
+def is_orphaned(client: Any, session: Any) -> bool:
+    """Return True if the router of the session's transaction cannot be reached now: no other one
+    knows what it has open on the shards."""
+    router = vars(session).get(ROUTER)
+    return router is not None and not is_known(client, router)
+
+
 class OpenTransaction(NamedTuple):
     """What names a transaction to its server, whatever becomes of its session."""
 
@@ -73,6 +91,8 @@ class OpenTransaction(NamedTuple):
     """That aborts it."""
     address: Any
     """The router that it was begun through; None on a replica set."""
+    session: weakref.ref[Any] | None = None
+    """Its session, on a sharded cluster."""
 
 
 def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction | None:
@@ -85,19 +105,43 @@ def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction 
     command |= {"txnNumber": server.transaction_id, "autocommit": False}
     if transaction.recovery_token:
         command["recoveryToken"] = transaction.recovery_token
-    return OpenTransaction(command, transaction.pinned_address)
+    router = transaction.pinned_address or vars(session).get(ROUTER)
+    if router is None:
+        return OpenTransaction(command, None)
+    # It may be killed later, so pymongo must not give it to another operation.
+    server.mark_dirty()
+    return OpenTransaction(command, router, weakref.ref(session))
+
+
+def can_be_ended(client: Any, opened: OpenTransaction) -> bool:
+    """Return True unless the only way to end the transaction is to kill a session that is still in
+    use."""
+    if opened.session is None or is_known(client, opened.address):
+        return True
+    session = opened.session()
+    return session is None or bool(session.has_ended)
+
+
+def _ending(client: Any, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
+    """Return where to send which command. If the router cannot be reached, another one has the
+    shards kill the session: it does not know the transaction, and could not abort it."""
+    if opened.session is None or is_known(client, opened.address):
+        return opened.address, opened.command.copy()
+    return None, {KILL_SESSIONS: [opened.command["lsid"]]}
 
 
 def abort(client: Any, opened: OpenTransaction) -> None:
-    server = client._select_server(writable_server_selector, None, ABORT, opened.address)
+    address, command = _ending(client, opened)
+    server = client._select_server(writable_server_selector, None, ABORT, address)
     with client._checkout(server, None) as connection:
-        connection.command("admin", opened.command.copy(), client=client)
+        connection.command("admin", command, client=client)
 
 
 async def abort_async(client: Any, opened: OpenTransaction) -> None:
-    server = await client._select_server(writable_server_selector, None, ABORT, opened.address)
+    address, command = _ending(client, opened)
+    server = await client._select_server(writable_server_selector, None, ABORT, address)
     async with client._checkout(server, None) as connection:
-        await connection.command("admin", opened.command.copy(), client=client)
+        await connection.command("admin", command, client=client)
 
 
 NO_SESSION: ContextVar[Any] = ContextVar("NO_SESSION", default=None)

@@ -169,7 +169,11 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
             closed.__cause__ = failure.error
         return closed
     name = loop.command_name()
-    if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
+    if name == ABORT and (
+        failure.stage is not Stage.ANSWERED
+        or failure.overloaded
+        or driver.sessions.is_orphaned(client, loop.session)
+    ):
         session = loop.session
         clients.of(client).leave_open(driver.sessions.open_transaction(session))
     raised = _chosen(loop.last, failure)
