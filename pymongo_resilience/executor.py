@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.rules.explanations import why_not_repeated
+from pymongo_resilience.rules.outcome import AttemptRecord
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, ask_strategy
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
 
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.outcome import Outcome
     from pymongo_resilience.rules.retry_rules import Retry, Verdict
     from pymongo_resilience.rules.retry_state import RetryState
 
 
 class Work(Protocol):
-    """One command of the driver, as an executor repeats it."""
+    """One command of the driver, as an executor retries it."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What happened to the operation that the command is part of; the executor writes it."""
 
     def retry_state(self) -> RetryState:
         """What the rules decide on; called once, at the first failure."""
@@ -118,11 +124,18 @@ class _Retries:
             verdict = executor.retry_rules.verdict(state, failure, self._checked(answer))
         if not isinstance(verdict, GiveUp) and not state.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
+        outcome = self.work.outcome
+        ended = 0.0 if state.began is None else decided - state.began
+        delay = None if isinstance(verdict, GiveUp) else verdict.delay
+        record = AttemptRecord(failure.server, failure.stage, failure.reason, ended, delay)
         facts = state.name, state.namespace, failure.reason, failure.server, state.attempts
         if isinstance(verdict, GiveUp):
+            outcome.declined(record, verdict.rule)
             why = why_not_repeated(verdict.rule, state, failure)
             executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
-            return self.work.final_error(failure, verdict.rule, state)
+            outcome.final_error = self.work.final_error(failure, verdict.rule, state)
+            return outcome.final_error
+        outcome.retried(record)
         state.waited += verdict.delay
         self.work.prepare(failure, state, verdict)
         executor.listener.on_event(

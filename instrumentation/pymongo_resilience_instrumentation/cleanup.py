@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 from opentelemetry.context import Context
@@ -23,11 +23,13 @@ from pymongo_resilience.closing import kept_variables
 from pymongo_resilience.config import INTERRUPTIONS
 from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.policies import blocks
 
 from . import driver, in_progress
+from .call import Call
 from .clients.client_registry import ClientState, LostCursor
 from .deferred import pending, run_deferred
-from .driver.retry_loop import END_SESSIONS, KILL_CURSORS
+from .driver.attempts import END_SESSIONS, KILL_CURSORS
 from .driver.sessions import OpenTransaction
 from .failures import classify
 from .interceptor import Function, Interceptor, OperationInterceptor
@@ -36,6 +38,9 @@ from .public_operations import Target
 from .recovery.silent_servers import look_for_silent_servers
 from .runtime import Runtime
 from .timeouts.precedence import transaction_of
+
+if TYPE_CHECKING:
+    from .call import AnyClient, AnySession
 
 MOST_REPETITIONS = 5
 """How often the background task kills one cursor again."""
@@ -68,17 +73,31 @@ class CleanupOperation(Operation):
     """A killCursors or endSessions: no operation of the public API, though it has a span."""
 
     has_operations = False
-    is_cleanup = True
 
-    def __init__(self, client: object, operation: str, target: Target = ("", None)) -> None:
-        super().__init__(client, operation, target)
-        self.public = self.reads_inside = False
+    def __init__(
+        self,
+        client: AnyClient,
+        name: str,
+        target: Target = ("", None),
+        session: AnySession | None = None,
+    ) -> None:
+        call = Call(
+            client,
+            name,
+            target,
+            session=session,
+            block_policy=blocks.current(),
+            is_public=False,
+            is_cleanup=True,
+        )
+        super().__init__(call)
+        self.reads_inside = False
 
 
 class BackgroundOperation(CleanupOperation):
     """One run of the task."""
 
-    def __init__(self, client: object) -> None:
+    def __init__(self, client: AnyClient) -> None:
         super().__init__(client, KILL_CURSORS)
         self.handed_over: dict[int, LostCursor] = {}
         """The lost cursors that this run has given to pymongo, by their ids."""
@@ -179,13 +198,14 @@ class KillCursors(OperationInterceptor):
             return None
         if address is None or isinstance(outer, BackgroundOperation) or in_progress.reporting():
             return None
-        operation = CleanupOperation(client, KILL_CURSORS, driver.clients.cursor_namespace(address))
-        operation.history.server = tuple(address)
+        namespace = driver.clients.cursor_namespace(address)
+        operation = CleanupOperation(client, KILL_CURSORS, namespace, session)
+        operation.note_server(tuple(address))
         # CSOT, "Cursor close() methods refresh timeoutMS". What an operation or a stream of GridFS
         # closes by itself is within that one's own time, in with_transaction within what is left of
         # it.
-        operation.session, operation.transaction = session, transaction_of(session)
-        refreshed = outer is None is operation.transaction and not driver.csot.is_ours()
+        in_transaction = transaction_of(session) is not None
+        refreshed = outer is None and not in_transaction and not driver.csot.is_ours()
         self.runtime.begin(operation, whole_timeout=refreshed)
         return operation
 

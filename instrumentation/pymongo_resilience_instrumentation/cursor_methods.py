@@ -13,7 +13,8 @@ from pymongo.errors import ConnectionFailure
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import shorter
+from pymongo_resilience.policies.policy import NOTHING, shorter
+from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress, public_operations
 from pymongo_resilience_instrumentation.bound_policies import (
     ATTRIBUTE,
@@ -21,13 +22,15 @@ from pymongo_resilience_instrumentation.bound_policies import (
     policy_of,
     policy_of_cursor,
 )
+from pymongo_resilience_instrumentation.call import Call
 from pymongo_resilience_instrumentation.interceptor import (
     Function,
     OperationInterceptor,
     Within,
     Wrapper,
 )
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE, Limits
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import WRITES
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import precedence
@@ -97,17 +100,21 @@ class Batch(OperationInterceptor):
         runtime = self.runtime
         if runtime.nested(client) and not _reads_for_the_application(name):
             return None
-        operation = Operation(client, name, (query.db, query.coll))
-        if name == "getMore":
-            operation.batch_of = type(cursor)
-        if cursor is not None:
-            operation.bound = policy_of_cursor(cursor)
-        operation.session = query.session
+        call = Call(
+            client,
+            name,
+            (query.db, query.coll),
+            session=query.session,
+            block_policy=blocks.current(),
+            bound_policy=NOTHING if cursor is None else policy_of_cursor(cursor),
+            cursor_class=type(cursor) if name == "getMore" else None,
+        )
+        operation = Operation(call)
         runtime.begin(operation)
-        operation.history.server = driver.cursors.pinned_address(query)
+        operation.note_server(driver.cursors.pinned_address(query))
         try:
-            if cursor is not None and operation.transaction is None:
-                _apply(runtime, operation, cursor, first=operation.batch_of is None)
+            if cursor is not None and operation.limits.transaction is None:
+                _apply(runtime, operation, cursor, first=call.cursor_class is None)
             if runtime.before_batch is not None and cursor is not None:
                 runtime.before_batch(operation, query, method)
         except BaseException as error:
@@ -139,18 +146,10 @@ def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) 
     kept = kept_by(cursor)
     if first and (kept is None or kept.in_use):
         # Again for a cursor that was rewound: its life begins again.
-        operation.cursor = precedence.cursor_timeout(runtime.timeouts, operation, cursor)
-        keep(cursor, operation.cursor)
-        return
-    operation.cursor = kept
-    if kept is None:
-        return
-    kept.in_use = True
-    timeout = kept.for_a_batch()
-    if timeout is not None:
-        # A block around the batch is the application's, and so is what it gave the cursor.
-        operation.configured = operation.configured and kept.configured
-        operation.limit_to(timeout)
+        precedence.limit_cursor(runtime.timeouts, operation.call, operation.limits, cursor)
+        keep(cursor, operation.limits.cursor)
+    else:
+        precedence.limit_batch(operation.limits, kept)
 
 
 def _kill_later(runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -174,7 +173,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
         transaction = transaction_of(cursor.session or driver.sessions.BOUND[asynchronous].get())
         if transaction is not None:
             # All that holds there; what the driver would put around is a client's timeoutMS.
-            return transaction.timeout.resume()
+            return transaction.timeout.resume(transaction.source)
         return _for_all(runtime, cursor)
 
     return Within(begin)
@@ -184,24 +183,30 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     kept = kept_by(cursor)
     if cursor.cursor_id is None:
         coll = cursor.collection
-        operation = Operation(coll.database.client, "find", (coll.database.name, coll.name))
-        operation.bound = policy_of_cursor(cursor)
-        runtime.timeouts.set_timeout(operation)
-        kept = precedence.cursor_timeout(runtime.timeouts, operation, cursor)
+        call = Call(
+            coll.database.client,
+            "find",
+            (coll.database.name, coll.name),
+            block_policy=blocks.current(),
+            bound_policy=policy_of_cursor(cursor),
+        )
+        limits = Limits()
+        runtime.timeouts.set_timeout(call, limits)
+        kept = precedence.cursor_timeout(runtime.timeouts, call, limits, cursor)
         if kept is not None:
             kept.in_use = False
             keep(cursor, kept)
     if kept is None:
         return NO_DEADLINE
-    if kept.configured and kept.mode == ITERATION and blocks.current().timeout_ms is None:
+    in_block = blocks.current().timeout_ms is not None
+    if kept.source.is_configuration and kept.mode == ITERATION and not in_block:
         # Nor the client's timeoutMS, over which a rule was given.
         driver.cursors.set_timeout_of_each_call(cursor, None)
         return NO_DEADLINE
     timeout = kept.for_a_batch()
     if timeout is None:
         return NO_DEADLINE
-    configured = kept.configured and blocks.current().timeout_ms is None
-    return timeout.resume(by_configuration=configured)
+    return timeout.resume(TimeoutSource.BLOCK if in_block else kept.source)
 
 
 def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -229,7 +234,7 @@ def _refreshed(closed: Any) -> AbstractContextManager[None]:
     if blocks.current().timeout_ms is not None or driver.csot.timeout_in_force() is not None:
         return NO_DEADLINE
     timeout = driver.csot.Timeout.from_now(kept.to_close)
-    return timeout.resume(by_configuration=kept.configured)
+    return timeout.resume(kept.source)
 
 
 def next_of_stream(runtime: Runtime) -> Within:
@@ -264,20 +269,23 @@ class Resume(OperationInterceptor):
         if self.runtime.nested(client):
             return None
         target = public_operations.namespace_of(driver.cursors.target_of_stream(stream))
-        operation = Operation(client, "aggregate", target)
-        operation.bound = policy_of_cursor(stream)
+        call = Call(
+            client,
+            "aggregate",
+            target,
+            block_policy=blocks.current(),
+            bound_policy=policy_of_cursor(stream),
+        )
+        operation = Operation(call)
         self.runtime.begin(operation)
-        operation.stream = kept_by(stream)
-        if operation.configured and operation.timeout:
-            # It ends no stream: a resume waits for a server at least as long as in plain pymongo.
-            selection = client.options.server_selection_timeout
-            if operation.timeout < selection:
-                operation.limit_to(driver.csot.Timeout.begin(selection))
+        least = client.options.server_selection_timeout
+        precedence.limit_resume(operation.limits, kept_by(stream), least)
         return operation
 
     def succeeded(self, operation: Operation, cursor: Any) -> Any:
         with shielded(f"after {operation.name}"):
-            attach_policy(operation.bound, cursor)
-            if operation.stream is not None and operation.stream.seconds is not None:
-                keep(cursor, operation.stream)
+            attach_policy(operation.call.bound_policy, cursor)
+            kept = operation.limits.stream
+            if kept is not None and kept.seconds is not None:
+                keep(cursor, kept)
         return self.runtime.end(operation, cursor)

@@ -9,14 +9,16 @@ from opentelemetry import context
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.operation import CURRENT, NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.call import ENDED
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE
+from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 
 T = TypeVar("T")
 
-REPORTING = Operation(None, "", ("", None))
+REPORTING = Operation(ENDED)
 """In place of an operation, while foreign code is called."""
-REPORTING.reporting = REPORTING.ended = True
-REPORTING.public = REPORTING.reads_inside = False
+REPORTING.detach()
+REPORTING.reporting = True
 
 found = CURRENT.get
 """The operation around the caller, one that has ended included."""
@@ -92,12 +94,8 @@ def recover(entered: object, around: Operation | None) -> None:
 def detach_in_child() -> None:
     """In a forked child: the operation in progress is the parent's, which ends and counts it."""
     operation = current()
-    if operation is None:
-        return
-    operation.ended = True
-    operation.public = operation.reads_inside = False
-    operation.span = None
-    operation.command_spans.clear()
+    if operation is not None:
+        operation.detach()
 
 
 def clear_inherited() -> None:

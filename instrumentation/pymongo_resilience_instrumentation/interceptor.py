@@ -23,7 +23,8 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience_instrumentation import in_progress
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE
+from pymongo_resilience_instrumentation.operation import Operation
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -133,7 +134,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             entered = enter(given, kwargs)
             if entered is not None:
                 entered.deadline.__enter__()
-                if send is not None and not (by_policy and entered.plain):
+                if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
             if _refuses(interceptor, entered, around, error, given):
@@ -195,7 +196,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             entered = enter(given, kwargs)
             if entered is not None:
                 entered.deadline.__enter__()
-                if send is not None and not (by_policy and entered.plain):
+                if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
             if _refuses(interceptor, entered, around, error, given):

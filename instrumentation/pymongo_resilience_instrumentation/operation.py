@@ -1,226 +1,212 @@
-"""What the application called: the facts, what is in force for it, and what has happened to it."""
+"""One operation: what the application called, how long it may take, what happened to it, and what
+is active while it runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
-from opentelemetry.context import Context
-from opentelemetry.trace import Span
-from pymongo.asynchronous.cursor import AsyncCursor
-from pymongo.synchronous.cursor import Cursor
 
 from pymongo_resilience.closing import keep_variables
-from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.policies.policy import NOTHING, Policy
-from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.timeline import Run
+from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.rules.outcome import Outcome
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.addresses import Address, address_text, namespace_text
-from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT, WRITES, Target
+from pymongo_resilience_instrumentation.addresses import Address, address_text
+from pymongo_resilience_instrumentation.call import ENDED, Call
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE, PAST_DEADLINE, Limits
+from pymongo_resilience_instrumentation.public_operations import WRITES
 
-T = TypeVar("T")
-NEVER = float("inf")
-NO_DEADLINE: AbstractContextManager[None] = nullcontext()
-PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
-"""The deadline of ours of an operation that has ended: a task that inherited it must drop it."""
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
 
-
-class History:
-    """What has happened to an operation, for its error and its telemetry. Each try of a hedged read
-    has its own; the read has that of the try which ends it."""
-
-    withholds = False
-    """A command with credentials was sent: no text of an error may leave."""
-    has_command_spans = False
-    """Each of its commands has a span; see the option ``command_spans``."""
-    runs: Sequence[Run] = ()
-    """Attempts that have failed, for its timeline."""
-    backoff = 0.0
-    declined_by: Rule | None = None
-    only_command: Any = None
-    """A SentCommand (telemetry/): the one that the operation's own span may show."""
-    waits: list[Any] | None = None
-    """Each a Wait (timeouts/) for a server or a connection."""
-    loop: Any = None
-    """The last RetryLoop (retries/)."""
-    server: Address | None = None
-    """The address that the last command was sent to, where that is known without a loop."""
-    reasons: Sequence[RetryReason] = ()
-    """One for each retry."""
-    final_error: Exception | None = None
-    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
-
-    @property
-    def attempts(self) -> int:
-        return 1 + len(self.reasons)
-
-    @property
-    def selected(self) -> Any:
-        """The driver's server that the last loop selected; None without one."""
-        return None if self.loop is None else self.loop.server
-
-    @property
-    def address(self) -> Address | None:
-        """The server that the last loop selected, or that the last command was sent to."""
-        server = self.selected
-        return self.server if server is None else driver.selection.address(server)
-
-    def server_text(self) -> str | None:
-        """``"host:port"``."""
-        return None if (address := self.address) is None else address_text(address)
-
-
-LEFT = History()
-"""That of operations which are over: nothing is written to it."""
+    from pymongo_resilience.policies.namespaces import NamespaceRules
+    from pymongo_resilience.policies.policy import Policy
+    from pymongo_resilience_instrumentation.call import AnyClient, AnySession
+    from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
+    from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
+    from pymongo_resilience_instrumentation.telemetry.span_state import SpanState
+    from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpan
 
 
 class Operation:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
-    Plain facts. What is the state of a folder above is Any; the docstring names class and folder.
-
-    What not every operation sets is an attribute of the class until it does.
+    ``limits`` is written by ``timeouts/`` alone, ``outcome`` by the executor, ``shown`` by
+    ``telemetry/``; the runtime begins and ends it; everything else is written by the methods of
+    this class. What most operations never set is an attribute of the class until then.
     """
 
     has_operations = True
-    """The driver calls its own public operations inside; where it does not, an application's
-    listener does, and those are operations of their own."""
-
-    reporting = False
-    """It is being published, or its end was: see ``reported``."""
-    unknown_concern = False
-    bound: Policy = NOTHING
-    """The policy that the collection, database or session carries."""
-    instance: Any = None
-    """What a method of the public API was called on."""
-    session: Any = None
-    """The session that it was called with, or that is bound around it."""
-    plain = False
-    """No policy holds for it."""
-    attempt_timeout: float | None = None
-    """Seconds that what was sent may stay unanswered."""
-    application_limit_ms: int | None = None
-    """The application's own ``maxTimeMS``, if the last command carried it: nothing that the library
-    sets was shorter."""
-    attempt_limits_server = False
-    """The last command carried what its attempt may take as its ``maxTimeMS``."""
-    limit_ms: int | None = None
-    """The ``maxTimeMS`` of the last command."""
-    reply_within: float | None = None
-    """The same, of the command that is being sent. A later batch of a cursor may wait for news."""
-    cursor: Any = None
-    """A CursorTimeout (timeouts/), where this operation makes a cursor or fetches a batch."""
-    stream: Any = None
-    """The same of a change stream, where this operation resumes one."""
-    transaction: Any = None
-    """A TransactionDeadline (timeouts/): its with_transaction's, inside of whose callback it is."""
-    own_timeout: tuple[float | None, bool] = None, False
-    """The seconds that it had without a ``pymongo.timeout`` around it; and whether the library's
-    configuration gives them, and not the application."""
-    configured = False
-    """The timeout comes from the library's configuration, a rule or the default, and not from the
-    application: it bounds commands, and ends no cursor, change stream or stream of GridFS; the
-    application's older options keep their effect."""
-    read_only: Any = None
-    """A ReadOnly (retries/), until the first loop that it runs begins."""
-    batch_of: type | None = None
-    """The class of the cursor that a later batch is fetched for."""
-    handshaking: Any = None
+    """pymongo calls its own public operations inside. If False, only an application's listener
+    does, and those are operations of their own."""
+    shown: SpanState | None = None
+    """What telemetry keeps of it; None unless it has a span."""
+    transaction_span: TransactionSpan | None = None
+    """The span of the transaction that this commit or abort ends."""
+    hooks: LoopHooks | None = None
+    """For the first loop that it runs, until that begins."""
+    loop: RetryLoop | None = None
+    """The last one."""
+    sent_to: Address | None = None
+    """The server that the last command was sent to, if that is known without a loop."""
+    terminal_detector: TerminalDetector | None = None
+    """Of the selection in progress."""
+    handshaking: object = None
     """The driver's connection that its attempt is making, from the first hello on."""
     interruption: Exception | None = None
-    """What a signal handler has raised in a listener of ours: raised once the operation ends."""
-    is_cleanup = False
-    """It ends a cursor, a session or a transaction that is left."""
-    public = True
-    """False without a wrapper around the driver's loop: no telemetry."""
+    """An exception of a signal handler, raised in a listener of ours. It is raised again when the
+    operation ends, since pymongo drops it there."""
+    reporting = False
+    """Foreign code is being called for it: see ``in_progress.reported``."""
     ended = False
     ended_ns: int | None = None
-    """Since the epoch, where its end is published later; None is now."""
-    started = 0.0
+    """Since the epoch, if its end is published later; None is now."""
     seconds = 0.0
-    """How long it took."""
-    timeout: float | None = None
-    """Seconds the whole operation has; 0 disables the timeout, None is no deadline."""
-    pymongos_timeout: float | None = None
-    """Seconds of a timeout that this library only shows: pymongo alone keeps it."""
-    deadline = NO_DEADLINE
-    """Puts the timeout in force, where that is ours to do."""
-    span: Span | None = None
-    ends: Any = None
-    """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
-    terminal_detector: Any = None
-    """A TerminalDetector (selection/), of the selection in progress."""
+    """How long it took, once it has ended."""
+    has_policy = True
+    """A policy may apply to it."""
     token: Token[Operation | None] | None = None
     outer_context: Context | None = None
-    """OpenTelemetry's context around the operation."""
+    """OpenTelemetry's context around the operation, if the operation replaced it."""
 
-    def __init__(self, client: Any, name: str, target: Target, public_method: str = "") -> None:
-        self.client = client
-        self.name = name
-        self.target = target
-        self.public_method = public_method
-        """The driver's, by which the application began it; empty for none."""
-        self.reads_inside = name not in WRITES
-        """The driver fetches batches for it, as it does for all but writes: they are no operations
-        of their own."""
-        self.within = NOTHING if blocks.innermost() is None else blocks.current()
-        """The policy of the blocks around it."""
-        self.history = History()
-        self.command_spans: dict[int, Any] = {}
-        """Each a SentCommand (telemetry/) in flight, by request id."""
+    def __init__(
+        self,
+        call: Call,
+        limits: Limits | None = None,
+        hooks: LoopHooks | None = None,
+        transaction_span: TransactionSpan | None = None,
+    ) -> None:
+        self.started = time.perf_counter()
+        """On the clock of ``time.perf_counter``, in seconds."""
+        self.call = call
+        self.limits = Limits() if limits is None else limits
+        self.outcome = Outcome()
+        self.reads_inside = call.name not in WRITES
+        """pymongo fetches batches for it, as it does for everything except writes: they are no
+        operations of their own."""
+        if hooks is not None:
+            self.hooks = hooks
+        if transaction_span is not None:
+            self.transaction_span = transaction_span
 
     def __str__(self) -> str:
-        return self.name
+        return self.call.name
 
-    @property
-    def method(self) -> str:
-        """The driver's method that was called, with ``getMore`` of a batch; empty for none."""
-        if self.batch_of is None:
-            return self.public_method
-        # Of any other cursor it is not known which command it is from.
-        return "find/getMore" if issubclass(self.batch_of, (Cursor, AsyncCursor)) else "getMore"
-
-    def policy(self, rules: NamespaceRules) -> Policy:
-        """That of enclosing blocks, over the object's, over the rules of its namespace."""
-        return NOTHING if self.plain else self.within.over(self.bound).over(self.rule(rules))
-
-    def wanted(self, rules: NamespaceRules, option: str) -> Any:
-        """The same of one option, without making a policy; None where none has it."""
-        for policy in (self.within, self.bound, self.rule(rules) if rules.any else NOTHING):
-            value = getattr(policy, option)
-            if value is not None:
-                return value
-        return None
-
-    def rule(self, rules: NamespaceRules) -> Policy:
-        """What rules say on its namespace; a client's bulk write goes to many, and ``admin`` is
-        none of them."""
-        if self.name == "bulkWrite" and self.target[1] is None:
-            return rules.policy_of("", None)
-        return rules.policy_of(*self.target)
+    # A property that is written in Python would cost each read a call; these are read often.
+    if TYPE_CHECKING:
+        client: AnyClient
+        name: str
+        deadline: AbstractContextManager[None]
+        """Active while pymongo runs."""
+    else:
+        client = property(attrgetter("call.client"))
+        name = property(attrgetter("call.name"))
+        deadline = property(attrgetter("limits.deadline"))
 
     @property
     def namespace(self) -> str:
-        """Empty where it is unknown: of a method that was bound before ``instrument()``."""
-        return "admin" if self.name in {COMMIT, ABORT} else namespace_text(*self.target)
+        return self.call.namespace
 
     @property
-    def acknowledged(self) -> bool:
-        """False where the write concern asks for no answer, or is unknown."""
-        if self.unknown_concern:
-            return False
-        concern = getattr(self.instance, "write_concern", None)
-        return concern is None or bool(concern.acknowledged)
+    def session(self) -> AnySession | None:
+        return self.call.session
+
+    @property
+    def span(self) -> Span | None:
+        return None if self.shown is None else self.shown.span
+
+    def policy(self, rules: NamespaceRules) -> Policy:
+        """Return the merged policy; see ``Call.policy``."""
+        return self.call.policy(rules) if self.has_policy else NOTHING
+
+    # The server of its last attempt.
+
+    @property
+    def selected(self) -> Any:
+        """Return the driver's server that the last loop selected; None without one."""
+        return None if self.loop is None else self.loop.server
+
+    @property
+    def address(self) -> Address | None:
+        """Return the server that the last loop selected, or that the last command was sent to."""
+        server = None if self.loop is None else self.loop.server
+        return self.sent_to if server is None else driver.selection.address(server)
+
+    def server_text(self) -> str | None:
+        """Return ``"host:port"``."""
+        return None if (address := self.address) is None else address_text(address)
+
+    def note_server(self, address: Address | None) -> None:
+        """Note the server that a command is sent to."""
+        self.sent_to = address
+
+    # While it runs.
+
+    def elapsed(self) -> float:
+        """Return the seconds since it began."""
+        return time.perf_counter() - self.started
+
+    def hook_first_loop(self, hooks: LoopHooks) -> None:
+        """Have ``hooks`` called by the first loop that it runs."""
+        self.hooks = hooks
+
+    def take_hooks(self) -> LoopHooks | None:
+        """Return the hooks for the first loop, once."""
+        hooks, self.hooks = self.hooks, None
+        return hooks
+
+    def note_handshake(self, connection: object) -> None:
+        """Note the driver's connection that its attempt is making; None once that is over."""
+        self.handshaking = connection
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to the attempt before."""
+        self.terminal_detector = None
+
+    def detect_terminal(self, detector: TerminalDetector) -> None:
+        """Keep ``detector`` until the attempt is over."""
+        self.terminal_detector = detector
+
+    def interrupt(self, error: Exception) -> None:
+        """Have ``error``, which a signal handler raised in a listener, raised at the end."""
+        self.interruption = error
+
+    def another_try(self, hooks: LoopHooks) -> Operation:
+        """Return an operation that makes the same call, beside this one, with an outcome of its
+        own."""
+        tried = Operation(self.call, self.limits.for_another_try(), hooks)
+        tried.started, tried.has_policy = self.started, self.has_policy
+        if self.shown is not None:
+            tried.shown = self.shown.for_another_try()
+        return tried
+
+    def leave_try(self) -> None:
+        """Leave an operation that ``another_try`` made; what happened to it can still be read."""
+        self.ended, self.call, self.hooks = True, ENDED, None
+
+    def adopt(self, tried: Operation) -> None:
+        """Take over what happened to a try."""
+        self.outcome, self.limits.waits = tried.outcome, tried.limits.waits
+        self.loop, self.sent_to, self.shown = tried.loop, tried.sent_to, tried.shown
+
+    def forget_outcome(self) -> None:
+        """Break the reference cycles through the last loop, and through the final error, whose
+        traceback refers to the operation."""
+        self.loop, self.outcome = None, ENDED_OUTCOME
+
+    @property
+    def outer(self) -> Operation | None:
+        """The operation that this one began inside of, even if that has ended."""
+        before = None if self.token is None else self.token.old_value
+        return before if isinstance(before, Operation) else None
 
     def is_closed_by(self, error: BaseException) -> bool:
-        """Return True if its coroutine is being closed, before it has finished.
+        """Return True if its coroutine is being closed before it has finished.
 
         The garbage collector may do that anywhere, also while the thread holds a lock: no foreign
         code may be called then. pymongo's cleanup may have replaced the GeneratorExit by another
@@ -228,19 +214,7 @@ class Operation:
         """
         return isinstance(error, GeneratorExit) or CURRENT.get() is not self
 
-    def limit_to(self, timeout: driver.csot.Timeout) -> None:
-        """It has this timeout, which is put in force while the driver runs."""
-        self.timeout, self.deadline = timeout.seconds, timeout.resume()
-
-    def elapsed(self) -> float:
-        """Seconds since it was entered."""
-        return time.perf_counter() - self.started
-
-    @property
-    def outer(self) -> Operation | None:
-        """The operation that this one began inside of, one that has ended included."""
-        before = None if self.token is None else self.token.old_value
-        return before if isinstance(before, Operation) else None
+    # Its end.
 
     def _restore(self) -> None:
         """Put back what was there before, if the current context still holds this operation.
@@ -249,7 +223,7 @@ class Operation:
         """
         if CURRENT.get() is not self:
             return
-        deadline = self.deadline
+        deadline = self.limits.deadline
         if isinstance(deadline, driver.csot.InForce) and deadline.before is not None:
             deadline.__exit__(None, None, None)
         if self.outer_context is not None:
@@ -259,33 +233,45 @@ class Operation:
             CURRENT.reset(self.token)
 
     def leave(self) -> None:
-        """The caller's own span is the current one again.
+        """Leave it: the caller's own span and timeout are the current ones again.
 
-        Where an exception of a signal handler strikes half-way, it may be called once more: so what
-        is in force ends first, and the operation is forgotten last.
+        If an exception of a signal handler strikes half-way, it may be called once more: so what
+        is active ends first, and the operation is forgotten last.
         """
         self.ended = True
         self._restore()
-        if self.deadline is not NO_DEADLINE:
-            # A context that outlives the operation, a connection's or a task's, keeps it.
-            self.deadline = PAST_DEADLINE
-        self.history = LEFT
-        self.interruption = self.terminal_detector = None
-        self.command_spans.clear()
-        self.client = self.instance = self.session = None
+        # A context that outlives the operation, a connection's or a task's, keeps it.
+        if self.limits.deadline is not NO_DEADLINE:
+            self.limits.deadline = PAST_DEADLINE
+        self.limits.waits = None
+        self.outcome, self.call = ENDED_OUTCOME, ENDED
+        self.loop = self.hooks = self.interruption = self.terminal_detector = self.shown = None
+        # A task that was started inside, and goes on, is treated like any other.
+        self.reporting = False
 
     def leave_unfinished(self) -> None:
-        """Leave it because its coroutine is closed; what it has to report is kept: see
+        """Leave it because its coroutine is closed; what telemetry has to report is kept: see
         ``deferred``. An operation that begins later in its own context finds it among what is
         inherited."""
         self.ended = True
+        self.seconds, self.ended_ns = self.elapsed(), time.time_ns()
         if CURRENT.get() is self:
             keep_variables()
             self._restore()
-        self.client = self.instance = self.session = None
-        self.history.loop = self.history.final_error = self.terminal_detector = None
+        self.call = self.call._replace(client=ENDED.client, source=None, session=None)
+        self.outcome.final_error = None
+        self.loop = self.hooks = self.terminal_detector = None
         self.token = None
 
+    def detach(self) -> None:
+        """In a forked child: the operation is the parent's, which ends and counts it."""
+        self.ended, self.reads_inside = True, False
+        self.call = self.call._replace(is_public=False)
+        self.shown = None
+
+
+ENDED_OUTCOME = Outcome()
+"""Of all operations that have ended; nothing is written to it."""
 
 CURRENT: ContextVar[Operation | None] = ContextVar("pymongo_resilience_operation", default=None)
 """See ``in_progress``."""

@@ -194,7 +194,7 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
     """Unless pymongo's own loop decides."""
     flag, clients = runtime.enabled_flag, runtime.clients
     for module, asynchronous in driver.clients.both("mongo_client"):
-        yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
+        yield module, driver.attempts.LOOP, loop_subclass.subclass(runtime, asynchronous)
     yield from stopped_bulks.wrapped(runtime)
     for client in CLIENTS:
         for name in {"close", "aclose"} & vars(client).keys():

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from pymongo.errors import OperationFailure
@@ -36,10 +37,13 @@ from pymongo_resilience_instrumentation.selection.client_limits import ClientLim
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import Settings
 from pymongo_resilience_instrumentation.telemetry.setup import Telemetry
-from pymongo_resilience_instrumentation.timeouts import bounded_waits, timeout_errors
-from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, transaction_of
+from pymongo_resilience_instrumentation.timeouts import bounded_waits, precedence, timeout_errors
+from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
-from . import driver, in_progress
+from . import in_progress
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.call import Call
 
 FURTHER = "a sampler or span processor raised; further errors are not logged"
 ANY_STRATEGY = NAMED["fast_fail"]
@@ -131,27 +135,24 @@ class Runtime:
         left of it, or so many seconds if that is less. Raises InvalidOperation
         (pymongo's) for a timeout of its own inside of with_transaction.
         """
-        if operation.is_cleanup:
+        if operation.call.is_cleanup:
             # pymongo also sends these while a coroutine is closed, perhaps by the collector.
             keep_variables()
         elif pending:
             run_deferred()
         if in_progress.found() is not None:
             in_progress.clear_inherited()
-        operation.started = time.perf_counter()
-        session = operation.session
-        if session is not None:
-            operation.transaction = transaction_of(session)
-        operation.plain = operation.within is NOTHING is operation.bound and not self.rules.any
-        self.timeouts.set_timeout(operation)
-        if not (operation.plain or self.owns_retries):
-            self._warn_of_unused(operation)
-        if operation.timeout is not None and whole_timeout:
-            operation.limit_to(driver.csot.Timeout.from_now(operation.timeout))
-        elif operation.timeout and at_least is not None:
-            least, left = min(at_least, operation.timeout), driver.csot.remaining()
-            if left is not None and left < least:
-                operation.limit_to(driver.csot.Timeout.from_now(least))
+        call, limits = operation.call, operation.limits
+        is_bare = call.block_policy is NOTHING is call.bound_policy
+        has_policy = self.rules.any or not is_bare
+        operation.has_policy = has_policy
+        self.timeouts.set_timeout(call, limits)
+        if has_policy and not self.owns_retries:
+            self._warn_of_unused(call)
+        if whole_timeout:
+            precedence.refresh(limits)
+        elif at_least is not None:
+            precedence.leave_at_least(limits, at_least)
         operation.token = CURRENT.set(operation)
         telemetry = self.telemetry
         if operation.started >= telemetry.looks_at:
@@ -169,9 +170,9 @@ class Runtime:
             self._faulty.add(recorder)
             logger.error("operations have no span or record: %s", FURTHER, exc_info=fault)
 
-    def _warn_of_unused(self, operation: Operation) -> None:
+    def _warn_of_unused(self, call: Call) -> None:
         """Log what a block or a binding asks for that pymongo's own loop does not do."""
-        policy = operation.within.over(operation.bound)
+        policy = call.block_policy.over(call.bound_policy)
         unused = [name for name in UNUSED_BY_PYMONGO if getattr(policy, name)]
         if unused:
             self.warn_once(UNUSED.format(", ".join(unused)))
@@ -192,7 +193,7 @@ class Runtime:
             error = operation.interruption or error
         try:
             operation.reporting = operation.ended = True
-            if operation.history.waits:
+            if operation.limits.waits:
                 bounded_waits.over(operation, error)
             if error is not None:
                 error = self._ends_with(operation, error)
@@ -201,8 +202,6 @@ class Runtime:
                 self.telemetry.end(operation, error)
         finally:
             operation.leave()
-            # A task that was started inside, and goes on, is treated like any other.
-            operation.reporting = False
         if error is None:
             return result
         if raises:
@@ -211,13 +210,10 @@ class Runtime:
 
     def _end_later(self, operation: Operation) -> None:
         """Its coroutine is closed unfinished; see ``deferred``."""
-        operation.seconds, operation.ended_ns = operation.elapsed(), time.time_ns()
         if (state := self.clients.known(operation.client)) is not None:
             state.coroutine_closed = True
-        try:
-            operation.history.server, operation.history.loop = operation.history.address, None
-        except faults():  # not even a log may be written here
-            operation.public = False
+        with suppress(*faults()):  # not even a log may be written here
+            operation.note_server(operation.address)
         operation.leave_unfinished()
         if self.telemetry.shows_healthy:
             defer(partial(self._publish_unfinished, operation))
@@ -233,11 +229,11 @@ class Runtime:
         with shielded(f"while preparing the error of {operation.name}"):
             if self.owns_retries:
                 raised = timeout_errors.as_timeout(operation, error)
-            past = operation.history
-            if isinstance(raised, OperationFailure) and past.selected is not None:
-                # Of a bulk write, say: raised once the driver's loop is over.
-                origin = Origin(past.server_text(), Stage.ANSWERED, past.attempts, past.reasons)
-                state_origin(raised, origin)
+            if isinstance(raised, OperationFailure) and operation.selected is not None:
+                # A bulk write's error, for example, is raised once pymongo's loop is over.
+                past, server = operation.outcome, operation.server_text()
+                attempts, reasons = past.number_of_attempts, past.retry_reasons
+                state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons))
         return raised
 
     def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation import operation
+from pymongo_resilience_instrumentation import call, operation
 from pymongo_resilience_instrumentation.clients import client_registry
 from support.chaos.residue import ResidueError, no_residue
 
@@ -46,7 +46,7 @@ def _policy(undo: Undo) -> None:
 
 
 def _call(undo: Undo) -> Any:
-    return operation.Operation(None, "forgotten", ("db", "coll"))
+    return operation.Operation(call.ENDED)
 
 
 def _registered_client(undo: Undo) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo_resilience_instrumentation import in_progress
+from pymongo_resilience_instrumentation.call import Call
 from pymongo_resilience_instrumentation.clients.client_registry import ClientClock, Clients
 from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 from support.clients import Side
@@ -131,7 +132,7 @@ def waiting() -> Iterator[tuple[ClientClock, Clients, Any]]:
 
 
 def in_operation(client: Any, wait: Callable[[], Any]) -> Any:
-    CURRENT.set(Operation(client, "find", ("db", "coll")))
+    CURRENT.set(Operation(Call(client, "find", ("db", "coll"))))
     assert in_progress.current() is not None
     return wait()
 
@@ -149,7 +150,7 @@ def test_many_back_offs_are_one_wake_up_each(waiting: Any) -> None:
             return call_at(*args, **kwargs)
 
         loop.call_at = counted  # type: ignore[method-assign]  # only counts
-        CURRENT.set(Operation(client, "find", ("db", "coll")))
+        CURRENT.set(Operation(Call(client, "find", ("db", "coll"))))
         await asyncio.gather(*(clock.sleep_async(0.5) for _ in range(count)))
 
     asyncio.run(all_of_them())
@@ -171,7 +172,7 @@ def test_closing_ends_the_back_offs_of_tasks_from_any_thread(waiting: Any) -> No
     clock, clients, client = waiting
 
     async def waits() -> list[Any]:
-        CURRENT.set(Operation(client, "find", ("db", "coll")))
+        CURRENT.set(Operation(Call(client, "find", ("db", "coll"))))
         tasks = [asyncio.create_task(clock.sleep_async(ENDS)) for _ in range(20)]
         await asyncio.sleep(0)
         threading.Thread(target=clients.of(client).close).start()
@@ -193,7 +194,7 @@ def test_a_cancellation_ends_a_back_off(waiting: Any) -> None:
     clock, clients, client = waiting
 
     async def cancelled() -> None:
-        CURRENT.set(Operation(client, "find", ("db", "coll")))
+        CURRENT.set(Operation(Call(client, "find", ("db", "coll"))))
         task = asyncio.create_task(clock.sleep_async(ENDS))
         await asyncio.sleep(0)
         task.cancel()

@@ -40,10 +40,10 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
             return await loop._run()
 
     for module, asynchronous in driver.clients.both("mongo_client"):
-        base = getattr(module, driver.retry_loop.LOOP)
+        base = getattr(module, driver.attempts.LOOP)
         own = {"__slots__": (), "_run": base.run, "run": async_run if asynchronous else run}
         native = type(base.__name__, (base,), own)
-        monkeypatch.setattr(module, driver.retry_loop.LOOP, native)
+        monkeypatch.setattr(module, driver.attempts.LOOP, native)
     monkeypatch.setattr(driver.clients, "records_spans", lambda _: True)
     pymongo_resilience.instrument(Config(), tracer_provider=provider)
     yield exporter

@@ -92,7 +92,7 @@ def test_by_default_more_is_patched(plain: Places, instrument: Instrument) -> No
     instrument()
     patched = {named(place) for place in differences(plain, patched_places())}
     assert {place.rpartition(".")[2] for place in patched if reason(place) is None} >= {
-        driver.retry_loop.LOOP, driver.monitors.CANCEL, driver.monitors.CHANGE,
+        driver.attempts.LOOP, driver.monitors.CANCEL, driver.monitors.CHANGE,
         driver.clients.SYNC_HALF.connect, driver.connections.FAILED, driver.connections.HELLO,
     }  # fmt: skip
 

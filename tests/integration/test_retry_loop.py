@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import in_progress
+from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
@@ -57,9 +58,12 @@ def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -
 
 @pytest.mark.parametrize("more", [True, False])
 def test_what_a_server_streams_to_an_exhaust_cursor_is_not_repeated(more: bool) -> None:
-    loop: Any = RetryLoop()
-    loop.runtime, loop._conn_mgr = SimpleNamespace(in_flight={}), SimpleNamespace(more_to_come=more)
-    loop.operation = SimpleNamespace(is_closed_by=lambda _error: False)
+    pymongo_loop: Any = SimpleNamespace(
+        _client=None, _session=None, _retryable=True, _conn_mgr=SimpleNamespace(more_to_come=more)
+    )
+    runtime: Any = SimpleNamespace(in_flight={}, admits=False)
+    operation: Any = SimpleNamespace(is_closed_by=lambda _error: False, hooks=None)
+    loop = RetryLoop(runtime, operation, DriverAttempts(pymongo_loop))
     assert loop.gives_up(AutoReconnect()) is more
 
 

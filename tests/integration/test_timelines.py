@@ -7,7 +7,6 @@ import pickle
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation import operation
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry
 
@@ -110,4 +109,3 @@ def test_nothing_is_shown_of_what_is_fast(
         side.do(coll.insert_one, {})
     assert events(telemetry) == []
     assert not [each for each in caplog.records if each.name == LOGGER]
-    assert operation.History.runs == ()

@@ -186,7 +186,7 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
         # Before 4.20 connections were in the module of their pool.
         patch.setattr(f"{module}.time", clock, raising=False)
     patch.setattr(runtime, "ClientClock", lambda _: stage)
-    loop = getattr(half.module("mongo_client"), driver.retry_loop.LOOP)
+    loop = getattr(half.module("mongo_client"), driver.attempts.LOOP)
     patch.setattr(loop, driver.selection.SELECT, _beginning(stage, loop))
     topology, pool = half.module("topology"), half.module("pool")
     asynchronous = side.runner is not None

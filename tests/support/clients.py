@@ -25,7 +25,7 @@ POLLING = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 500, "appname
 
 def retry_loops() -> list[type]:
     """What pymongo runs as its retry loop at the moment: the sync one, then the async one."""
-    return list(driver.clients.classes("mongo_client", driver.retry_loop.LOOP))
+    return list(driver.clients.classes("mongo_client", driver.attempts.LOOP))
 
 
 @dataclass

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pymongo_resilience_instrumentation.call import ENDED
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import (
     READS_PER_HEDGE,
     RESERVED_HEDGES,
@@ -83,7 +84,14 @@ def hedges(monkeypatch: pytest.MonkeyPatch) -> ClientHedges:
 
 def race(hedges: ClientHedges, workers: Workers, read: Read) -> tuple[Race, Signal]:
     runtime: Any = SimpleNamespace(executor=SimpleNamespace(listener=None), clients=None)
-    made = Race(runtime, hedges, Operation(None, "find", ("a", "b")), read, workers, delay=DELAY)
+    made = Race(
+        runtime,
+        hedges,
+        Operation(ENDED._replace(name="find", target=("a", "b"))),
+        read,
+        workers,
+        delay=DELAY,
+    )
     return made, made._decided
 
 

@@ -13,14 +13,20 @@ import pytest
 from pymongo import _csot
 from pymongo.errors import InvalidOperation
 from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.call import Call
 from pymongo_resilience_instrumentation.driver.csot import Timeout
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
-from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, TransactionDeadline
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE, Limits
+from pymongo_resilience_instrumentation.timeouts.precedence import (
+    TimeoutRules,
+    TransactionDeadline,
+    enter_transaction,
+)
 
 from pymongo_resilience import Config, Policy, override
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.strategy import BestEffort
+from pymongo_resilience.timeout_source import TimeoutSource
 
 pytestmark = pytest.mark.oldest
 NOW = 1_000.0
@@ -42,11 +48,26 @@ def rules(
     return TimeoutRules(namespaces, Config(timeout_ms=default), csot_available=csot)
 
 
-def call(*, client: float | None = None, bound: int | None = None) -> Operation:
-    options = SimpleNamespace(timeout=client)
-    made = Operation(SimpleNamespace(options=options), "find", ("shop", "orders"))
-    made.bound = Policy(timeout_ms=bound)
-    return made
+def limits_of(
+    rules: TimeoutRules,
+    *,
+    client: float | None = None,
+    bound: int | None = None,
+    session: Any = None,
+) -> Limits:
+    """What a find has under these rules, called where the caller is."""
+    its_client: Any = SimpleNamespace(options=SimpleNamespace(timeout=client))
+    call = Call(
+        its_client,
+        "find",
+        ("shop", "orders"),
+        session=session,
+        block_policy=blocks.current(),
+        bound_policy=Policy(timeout_ms=bound),
+    )
+    limits = Limits()
+    rules.set_timeout(call, limits)
+    return limits
 
 
 ROWS: dict[str, tuple[Block, dict[str, Any], dict[str, Any], float | None, float, bool]] = {
@@ -90,14 +111,13 @@ ROWS: dict[str, tuple[Block, dict[str, Any], dict[str, Any], float | None, float
 def test_the_first_row_that_applies_holds(row: str) -> None:
     around, configured, made, seconds, ends, by_iteration = ROWS[row]
     with around():
-        operation = call(**made)
-        rules(**configured).set_timeout(operation)
-        with operation.deadline:
+        limits = limits_of(rules(**configured), **made)
+        with limits.deadline:
             assert driver.csot.DEADLINE.get() == ends
             if row != "a pymongo without CSOT":
                 assert driver.csot.timeout_in_force() == seconds
-    assert operation.timeout == seconds
-    assert operation.configured is by_iteration
+    assert limits.timeout == seconds
+    assert limits.source.is_configuration is by_iteration
     assert driver.csot.DEADLINE.get() == math.inf
 
 
@@ -105,53 +125,55 @@ def test_the_first_row_that_applies_holds(row: str) -> None:
 def test_without_a_timeout_of_ours_nothing_is_put_in_force(row: str) -> None:
     around, configured, made, *_ = ROWS[row]
     with around():
-        operation = call(**made)
-        rules(**configured).set_timeout(operation)
-        assert operation.deadline is NO_DEADLINE
+        assert limits_of(rules(**configured), **made).deadline is NO_DEADLINE
 
 
 def test_in_a_transaction_what_is_left_of_it_is_all_there_is() -> None:
-    operation = call(client=1.0, bound=1)
-    operation.transaction = TransactionDeadline(Timeout(9.0, NOW + 3), blocks.timed(), NOW - 6)
-    rules(rule=1, default=1).set_timeout(operation)
-    assert operation.timeout == 9.0
-    with operation.deadline:
+    session = SimpleNamespace()
+    deadline = TransactionDeadline(Timeout(9.0, NOW + 3), blocks.timed(), NOW - 6)
+    enter_transaction(session, deadline)
+    limits = limits_of(rules(rule=1, default=1), client=1.0, bound=1, session=session)
+    assert limits.timeout == 9.0
+    with limits.deadline:
         assert driver.csot.remaining() == pytest.approx(3.0)
     with override(timeout_ms=1), pytest.raises(InvalidOperation):
-        rules().set_timeout(operation)
+        limits_of(rules(), session=session)
 
 
 def test_cursors_need_what_would_hold_without_pymongo_timeout() -> None:
     with pymongo.timeout(1):
-        by_default, bound = call(), call(bound=2_000)
-        rules(default=9_000).set_timeout(by_default)
-        rules(rule=9_000).set_timeout(bound)
-    assert by_default.own_timeout == (9.0, True)
-    assert bound.own_timeout == (2.0, False)
+        by_default = limits_of(rules(default=9_000))
+        bound = limits_of(rules(rule=9_000), bound=2_000)
+    assert (by_default.own_timeout, by_default.own_source) == (9.0, TimeoutSource.CONFIGURATION)
+    assert (bound.own_timeout, bound.own_source) == (2.0, TimeoutSource.BINDING)
 
 
 @pytest.mark.parametrize(
     ("configured", "made", "expected"),
     [
-        ({"default": 9_000}, Policy(), (9.0, True, True)),
-        ({"rule": 9_000}, Policy(), (9.0, True, True)),
-        ({"default": 9_000}, Policy(timeout_ms=2_000), (2.0, False, False)),
-        ({"default": 9_000}, Policy(timeout_mode="cursor_lifetime"), (9.0, True, False)),
-        ({"default": 9_000, "csot": False}, Policy(), (None, False, False)),
-        ({}, Policy(), (None, False, False)),
+        ({"default": 9_000}, Policy(), (9.0, TimeoutSource.CONFIGURATION, True)),
+        ({"rule": 9_000}, Policy(), (9.0, TimeoutSource.RULE, True)),
+        ({"default": 9_000}, Policy(timeout_ms=2_000), (2.0, TimeoutSource.BINDING, False)),
+        (
+            {"default": 9_000},
+            Policy(timeout_mode="cursor_lifetime"),
+            (9.0, TimeoutSource.CONFIGURATION, False),
+        ),
+        ({"default": 9_000, "csot": False}, Policy(), (None, TimeoutSource.NONE, False)),
+        ({}, Policy(), (None, TimeoutSource.NONE, False)),
     ],
 )
 def test_several_calls_have_one_timeout_by_the_same_table(
-    configured: dict[str, Any], made: Policy, expected: tuple[float | None, bool, bool]
+    configured: dict[str, Any], made: Policy, expected: tuple[float | None, TimeoutSource, bool]
 ) -> None:
-    client = SimpleNamespace(options=SimpleNamespace(timeout=None))
-    assert rules(**configured).of_several(client, ("shop", "orders"), made) == expected
+    client: Any = SimpleNamespace(options=SimpleNamespace(timeout=None))
+    assert rules(**configured).timeout_for_group(client, ("shop", "orders"), made) == expected
 
 
 def test_what_a_listener_sends_has_none() -> None:
-    client = SimpleNamespace(options=SimpleNamespace(timeout=None))
+    client: Any = SimpleNamespace(options=SimpleNamespace(timeout=None))
 
-    def several() -> tuple[float | None, bool, bool]:
-        return rules(default=9_000).of_several(client, ("shop", "orders"), Policy())
+    def several() -> tuple[float | None, TimeoutSource, bool]:
+        return rules(default=9_000).timeout_for_group(client, ("shop", "orders"), Policy())
 
-    assert in_progress.reported(several) == (None, False, False)
+    assert in_progress.reported(several) == (None, TimeoutSource.NONE, False)

@@ -26,7 +26,7 @@ from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address, address_text
-from pymongo_resilience_instrumentation.driver.retry_loop import END_SESSIONS
+from pymongo_resilience_instrumentation.driver.attempts import END_SESSIONS
 from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
 

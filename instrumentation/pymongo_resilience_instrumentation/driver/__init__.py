@@ -17,6 +17,7 @@ from pymongo_resilience.internal_errors import catch_also
 from pymongo_resilience.redaction import withhold_texts_of
 
 from . import (
+    attempts,
     clients,
     connections,
     csot,
@@ -24,7 +25,6 @@ from . import (
     finds,
     monitors,
     private_names,
-    retry_loop,
     selection,
     sessions,
 )

@@ -12,6 +12,7 @@ from pymongo import _csot
 
 from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.closing import keep_variables
+from pymongo_resilience.timeout_source import TimeoutSource
 
 # Where the self-check misses one of these, what needs it stays off.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
@@ -76,20 +77,24 @@ class Timeout(NamedTuple):
         around = Timeout.in_force()
         return self if self.ends <= around.ends else around
 
-    def resume(self, *, by_configuration: bool = False) -> InForce:
-        """Puts what is left of it in force, in place of what is, even if that ends sooner."""
-        resumed = InForce(self.seconds, self.ends)
-        resumed.by_configuration = by_configuration
-        return resumed
+    def resume(self, source: TimeoutSource = TimeoutSource.NONE) -> InForce:
+        """Return what activates the rest of it, in place of the active one, even if that ends
+        sooner."""
+        return InForce(self.seconds, self.ends, source)
 
 
 class InForce(AbstractContextManager[None]):
     """A timeout that the library activates in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_ends", "_seconds", "before", "by_configuration")
+    __slots__ = ("_ends", "_seconds", "before", "source")
 
-    def __init__(self, seconds: float | None, ends: float | None = None) -> None:
-        """Without ``ends`` it begins now, and ends with the one in force at the latest."""
+    def __init__(
+        self,
+        seconds: float | None,
+        ends: float | None = None,
+        source: TimeoutSource = TimeoutSource.NONE,
+    ) -> None:
+        """Without ``ends`` it begins now, and ends with the active one at the latest."""
         if ends is None:
             ends = DEADLINE.get()
             if seconds:
@@ -97,8 +102,8 @@ class InForce(AbstractContextManager[None]):
         # A new object, even if the application's own timeout has the same length: see ``is_ours``.
         self._seconds = None if seconds is None else seconds + 0.0
         self._ends = ends
-        self.by_configuration = False
-        """The library's configuration gives it, and not the application."""
+        self.source = source
+        """Who set it; NONE if that is of no consequence inside."""
         self.before: tuple[float | None, float, float, InForce | None] | None = None
         """The values that it replaced; None while it is not active."""
 
@@ -154,9 +159,7 @@ def restore(timeout: InForce) -> None:
 def within(seconds: float) -> InForce:
     """The deadline in force ends within so many seconds from now; its length, if any, stays."""
     length = TIMEOUT.get() or max(seconds, SHORTEST)
-    shorter = InForce(length, min(DEADLINE.get(), time.monotonic() + seconds))
-    shorter.by_configuration = is_by_configuration()
-    return shorter
+    return InForce(length, min(DEADLINE.get(), time.monotonic() + seconds), active_source())
 
 
 def forget_timeout() -> None:
@@ -171,10 +174,12 @@ def is_ours() -> bool:
     return innermost is not None and innermost.is_pymongos()
 
 
-def is_by_configuration() -> bool:
-    """Return True if the timeout that pymongo uses now is that of the library's configuration."""
+def active_source() -> TimeoutSource:
+    """Return who set the timeout that pymongo uses now."""
     innermost = _INNERMOST.get()
-    return innermost is not None and innermost.by_configuration and innermost.is_pymongos()
+    if innermost is not None and innermost.is_pymongos():
+        return innermost.source
+    return TimeoutSource.NONE if TIMEOUT.get() is None else TimeoutSource.PYMONGO_TIMEOUT
 
 
 def hidden_timeout() -> Timeout | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bson import decode_all, encode
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -14,6 +14,9 @@ from pymongo.errors import AutoReconnect
 from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience_instrumentation.addresses import Address, address_text
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 OF_A_QUERY = (
     "client", "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip",
@@ -99,14 +102,9 @@ def is_known(client: Any, address: Address) -> bool:
     return found is not None and bool(found.is_server_type_known)
 
 
-def fail_first(loop: Any, address: Address) -> None:
-    """The loop's first attempt is to fail, for want of the server at ``address``."""
-
-    def fail() -> Any:
-        del vars(loop)["_read"]
-        raise AutoReconnect(f"{address_text(address)}: the server of the cursor is not reachable")
-
-    vars(loop)["_read"] = fail
+def unreachable(address: Address) -> AutoReconnect:
+    """Return the error for a cursor whose server, at ``address``, cannot be reached."""
+    return AutoReconnect(f"{address_text(address)}: the server of the cursor is not reachable")
 
 
 def run_command(query: Any, command: dict[str, Any], given: Sequence[Any]) -> Any:
@@ -118,15 +116,19 @@ def run_command(query: Any, command: dict[str, Any], given: Sequence[Any]) -> An
     )
 
 
-def run_apart(query: Any, command: dict[str, Any], loop: Any, address: Address) -> Any:
-    """Run another command on the server at ``address`` in a loop of its own, after ``loop`` has
-    ended: its reply, or an awaitable."""
+def run_apart(
+    query: Any, command: dict[str, Any], attempts: DriverAttempts, address: Address
+) -> Any:
+    """Run another command on the server at ``address`` in a loop of its own, after ``attempts``
+    have ended: its reply, or an awaitable."""
 
     def run(*given: Any) -> Any:
         return run_command(query, command, given)
 
     name = next(iter(command))
-    return query.client._retryable_read(run, loop._read_pref, query.session, name, address=address)
+    return query.client._retryable_read(
+        run, attempts.loop._read_pref, query.session, name, address=address
+    )
 
 
 def operation_time(response: Any) -> Any:
@@ -161,9 +163,9 @@ def last_id(reply: Any) -> Any:
     return reply["firstBatch" if "firstBatch" in reply else "nextBatch"][-1]["_id"]
 
 
-def unbind(loop: Any) -> None:
-    """Any server that the loop may read from will do."""
-    loop._address = None
+def unbind(attempts: DriverAttempts) -> None:
+    """Let further attempts go to any server that they may read from."""
+    attempts.loop._address = None
 
 
 def count(batch: Sequence[Any]) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
+from .attempts import EXECUTE_BATCH, LOOP
 from .clients import (
     ASYNC_HALF,
     BACKGROUND,
@@ -26,7 +27,6 @@ from .csot import WRITE_CONCERN
 from .cursors import AGGREGATE, RUN_OPERATION
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, HANDLE_ERROR, READ, REQUEST
-from .retry_loop import EXECUTE_BATCH, LOOP
 from .selection import ASYNC_SEND, HANDSHAKE, SELECT
 from .sessions import STATE, WITHIN_TIME_LIMIT
 

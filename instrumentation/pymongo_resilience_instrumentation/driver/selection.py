@@ -7,13 +7,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import Selection, any_server_selector
 
 from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import Address
+
+if TYPE_CHECKING:
+    from .attempts import DriverAttempts
 
 PRIMARY = Primary().mode
 
@@ -45,34 +48,37 @@ address: Callable[[Any], Address] = attrgetter("description.address")
 """The address of a server of the driver."""
 
 
-def selecting(loop: Any) -> tuple[Any, Any]:
+def selecting(attempts: DriverAttempts) -> tuple[Any, Any]:
     """The client that the loop selects for, and its selector; one that is bound has none."""
-    return loop._client, None if loop._address is not None else loop._server_selector
+    return (
+        attempts.client,
+        None if attempts.loop._address is not None else attempts.loop._server_selector,
+    )
 
 
-def is_bound(loop: Any) -> bool:
+def is_bound(attempts: DriverAttempts) -> bool:
     """Nothing was selected: a cursor's batch goes where its cursor is, and a transaction, its end
     included, where its first command was sent."""
-    if loop._address is not None or loop.kind() is Kind.TRANSACTION_END:
+    if attempts.loop._address is not None or attempts.kind() is Kind.TRANSACTION_END:
         return True
-    session = loop._session
+    session = attempts.session
     return (
         session is not None and bool(session.in_transaction) and not session._transaction.starting()
     )
 
 
-def bound_to(loop: Any) -> Address | None:
+def bound_to(attempts: DriverAttempts) -> Address | None:
     """Return the address of the only server that may serve the loop, if there is one: a cursor's,
     or the mongos that a transaction is pinned to."""
-    address, session = loop._address, loop._session
+    address, session = attempts.loop._address, attempts.session
     if address is None and session is not None and session.in_transaction:
         address = session._transaction.pinned_address
     return None if address is None else (address[0], address[1])
 
 
-def has_choice(loop: Any) -> bool:
+def has_choice(attempts: DriverAttempts) -> bool:
     """Whether the operation could go to another server: a write to a replica set cannot."""
-    return may_choose(loop._client, loop._server_selector)
+    return may_choose(attempts.client, attempts.loop._server_selector)
 
 
 def may_choose(client: Any, preference: Any) -> bool:
@@ -84,14 +90,14 @@ def may_choose(client: Any, preference: Any) -> bool:
     return bool(mode != PRIMARY or description.topology_type_name == "Sharded")
 
 
-def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:
+def choices(attempts: DriverAttempts, narrowed: Callable[[Any], Any]) -> list[Address]:
     """The servers of which one would be selected now, by the client's own selector, then
     ``narrowed``. No server that failed before is avoided."""
     # A look keeps its candidates in the description, which pymongo's lock guards.
-    description = copy.copy(loop._client.topology_description)
-    own = own_selector(loop._client)
+    description = copy.copy(attempts.client.topology_description)
+    own = own_selector(attempts.client)
     found = description.apply_selector(
-        loop._server_selector,
+        attempts.loop._server_selector,
         None,
         narrowed if own is None else lambda servers: narrowed(own(servers)),
         None,

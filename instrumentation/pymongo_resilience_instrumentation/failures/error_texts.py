@@ -28,9 +28,10 @@ OUTCOMES = {
 
 def outcome_of(operation: Operation, error: BaseException | None) -> str:
     """``ok``, ``retried_ok``, or the reason why the error reached the application."""
+    outcome = operation.outcome
     if error is None:
-        return "retried_ok" if operation.history.reasons else "ok"
-    rule = operation.history.declined_by
+        return "retried_ok" if outcome.attempts and outcome.is_retried else "ok"
+    rule = outcome.declined_by
     if isinstance(error, OperationTimeoutError):
         rule = Rule.DEADLINE
     elif isinstance(error, CircuitBreakerOpenError):

@@ -97,7 +97,7 @@ class _Single(NamedTuple):
             operation: Any = in_progress.current()
             if not pins_id(given[1] if len(given) > 1 else kwargs.get("filter")):
                 return None
-            if operation is None or operation.instance is not given[0]:
+            if operation is None or operation.call.source is not given[0]:
                 return None
             try:
                 (_, target), *values = self.signature.bind(*given, **kwargs).arguments.items()
@@ -106,7 +106,7 @@ class _Single(NamedTuple):
             arguments, client = dict(values), operation.client
             session = arguments.get("session") or operation.session
             rules = self.runtime.rules
-            strategy = operation.wanted(rules, "strategy") or rules.strategy
+            strategy = operation.call.option(rules, "strategy") or rules.strategy
             if (
                 self.runtime.enabled_flag.on
                 and not isinstance(strategy, MongoDB)
@@ -115,7 +115,7 @@ class _Single(NamedTuple):
                 and target.write_concern.acknowledged
                 and client.options.retry_writes
                 and client.topology_description.topology_type_name in REPLICA_SETS
-                and operation.target[0] not in ("local", "config")
+                and operation.call.target[0] not in ("local", "config")
                 and operation.namespace not in (left_alone.known(client) or ())
             ):
                 return partial(self.twin.__get__(target, type(target)), **arguments)
@@ -126,7 +126,7 @@ def _leave_alone(operation: Operation, error: OperationFailure) -> None:
     """Note the namespace; raises the error unless it is a refusal of the only attempt, which shows
     that nothing was written. An earlier attempt may have been executed."""
     details = error.details or {}
-    if error.code not in REFUSALS or details.get("n") or operation.history.reasons:
+    if error.code not in REFUSALS or details.get("n") or operation.outcome.retry_reasons:
         raise error
     refused = left_alone.of(operation.client)
     refused[operation.namespace] = None

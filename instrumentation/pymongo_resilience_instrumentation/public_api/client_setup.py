@@ -17,7 +17,7 @@ from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import deferred, driver, self_check
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.client_limits import ServerSelector
 from pymongo_resilience_instrumentation.telemetry import client_tracing

@@ -12,6 +12,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.bound_policies import Bound, attach_policy, policy_of
+from pymongo_resilience_instrumentation.call import Call
 from pymongo_resilience_instrumentation.interceptor import (
     OperationInterceptor,
     is_async,
@@ -26,7 +27,7 @@ from pymongo_resilience_instrumentation.public_operations import (
     Target,
     only_reads,
 )
-from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly
+from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import precedence
 
@@ -67,18 +68,23 @@ class PublicMethod(OperationInterceptor):
             and not (name in CHANGES and _is_the_applications(name, target))
         ):
             return None
-        operation = Operation(client, name, target, entry.method)
-        operation.instance = instance
-        if isinstance(instance, Bound):
-            operation.bound = policy_of(instance)
-        if entry.method == "cursor_command":
-            operation.read_only = ReadOnly() if only_reads(args, kwargs) else None
         session, at = kwargs.get("session"), self._session_at
         if session is None and at is not None and len(args) > at:
             session = args[at]
         if session is None:
             session = driver.sessions.BOUND[self.asynchronous].get()
-        operation.session = session
+        call = Call(
+            client,
+            name,
+            target,
+            entry.method,
+            instance,
+            session,
+            NOTHING if blocks.innermost() is None else blocks.current(),
+            policy_of(instance) if isinstance(instance, Bound) else NOTHING,
+        )
+        reads = entry.method == "cursor_command" and only_reads(args, kwargs)
+        operation = Operation(call, hooks=LoopHooks() if reads else None)
         runtime.begin(operation)
         if self.prepare is not None:
             try:
@@ -110,15 +116,16 @@ class CursorMethod(PublicMethod):
 
     def prepare(self, operation: Operation, args: Any, kwargs: Any) -> None:
         writes = precedence.write_stage(args, kwargs)
-        timeouts = self.runtime.timeouts
-        operation.cursor = precedence.cursor_timeout(timeouts, operation, writes=writes)
+        timeouts, call, limits = self.runtime.timeouts, operation.call, operation.limits
+        precedence.limit_cursor(timeouts, call, limits, writes=writes)
 
     def succeeded(self, operation: Operation, cursor: Any) -> Any:
-        around = blocks.current()
-        if not (operation.bound is NOTHING is around and operation.cursor is None):
+        around, bound = blocks.current(), operation.call.bound_policy
+        kept = operation.limits.cursor
+        if not (bound is NOTHING is around and kept is None):
             with shielded(f"after {operation.name}"):
-                attach_policy(around.over(operation.bound), cursor)
-                precedence.keep(cursor, operation.cursor)
+                attach_policy(around.over(bound), cursor)
+                precedence.keep(cursor, kept)
         return self.runtime.end(operation, cursor)
 
 
@@ -128,26 +135,28 @@ class WatchMethod(PublicMethod):
 
     def prepare(self, operation: Operation, args: Any, kwargs: Any) -> None:
         given = dict(zip(WATCH, args, strict=False), **kwargs)
-        precedence.check_max_await(operation, given.get("max_await_time_ms"))
+        precedence.check_max_await(operation.limits, given.get("max_await_time_ms"))
 
     def succeeded(self, operation: Operation, stream: Any) -> Any:
         with shielded(f"after {operation.name}"):
             inner = driver.cursors.cursor_of_stream(stream)
             for each in (stream, inner):
-                attach_policy(blocks.current().over(operation.bound), each)
-            seconds, configured = operation.own_timeout
+                attach_policy(blocks.current().over(operation.call.bound_policy), each)
+            limits = operation.limits
+            seconds, source = limits.own_timeout, limits.own_source
+            configured = source.is_configuration
             if self.runtime.owns_retries or seconds is not None:
                 # A timeout of the configuration's leaves the wait for news alone.
                 driver.cursors.set_timeout_of_each_call(stream, None if configured else seconds)
-            if operation.timeout is not None:
+            if limits.timeout is not None:
                 each_batch = seconds if configured else None
                 kept = precedence.CursorTimeout(
                     each_batch,
                     ITERATION,
                     driver.csot.now(),
-                    operation.timeout,
+                    limits.timeout,
                     precedence.wait_for_news(inner),
-                    configured=configured,
+                    source=source,
                 )
                 precedence.keep(stream, kept)
                 if configured:
@@ -169,4 +178,4 @@ def _is_the_applications(name: str, target: Target) -> bool:
         return False
     if {name, operation.name} <= DEFINITIONS:
         return False
-    return name in WRITES or operation.target != target
+    return name in WRITES or operation.call.target != target

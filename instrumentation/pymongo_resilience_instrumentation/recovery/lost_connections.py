@@ -101,7 +101,7 @@ class Hello(Interceptor):
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         if (operation := in_progress.current()) is not None:
-            operation.handshaking = given[0]
+            operation.note_handshake(given[0])
         return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:

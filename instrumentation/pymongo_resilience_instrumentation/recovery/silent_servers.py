@@ -109,9 +109,10 @@ def _has_waited_long(runtime: Runtime, attempt: RetryLoop) -> bool:
     connection = attempt.connection or operation.handshaking
     if attempt.server is None or connection is None:
         return False
-    patience = operation.timeout * PATIENCE_SHARE if operation.timeout else PATIENCE
+    timeout = operation.limits.timeout
+    patience = timeout * PATIENCE_SHARE if timeout else PATIENCE
     waited = now - attempt.began if attempt.began else operation.elapsed()
-    if waited < patience or not driver.selection.has_choice(attempt):
+    if waited < patience or not driver.selection.has_choice(attempt.attempts):
         return False
     topology = driver.clients.topology_of(attempt.client)
     answered = driver.monitors.last_reply_at(topology, driver.selection.address(attempt.server))
@@ -148,7 +149,7 @@ class Question:
             return True
         for attempt in self.runtime.attempts_in_flight():
             with shielded(DOING):
-                if not self.suspicion.needs_choice or driver.selection.has_choice(attempt):
+                if not self.suspicion.needs_choice or driver.selection.has_choice(attempt.attempts):
                     self._interrupt(attempt, pool)
         return False
 
@@ -230,7 +231,7 @@ def would_be_retried(runtime: Runtime, attempt: RetryLoop) -> bool:
         error=AutoReconnect(),
         stage=Stage.NOT_SENT if attempt.connection is None else Stage.IN_FLIGHT,
         reason=RetryReason.INTERRUPTED,
-        carried_txn_number=attempt.carries_txn_number(),
+        carried_txn_number=attempt.attempts.carries_txn_number(),
     )
     state.count(failure)
     return isinstance(runtime.executor.retry_rules.decide(state, failure), Retry)
@@ -238,7 +239,7 @@ def would_be_retried(runtime: Runtime, attempt: RetryLoop) -> bool:
 
 def _state_of_first_attempt(runtime: Runtime, attempt: RetryLoop) -> RetryState:
     state, operation = described(attempt), attempt.operation
-    if operation.timeout:
-        left = operation.timeout - operation.elapsed()
+    if timeout := operation.limits.timeout:
+        left = timeout - operation.elapsed()
         state.deadline = Deadline.after(runtime.executor.clock, left)
     return state

@@ -4,7 +4,7 @@ an attempt that has failed; and the error of the last one. ``loop``: a RetryLoop
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pymongo import common
 from pymongo.errors import (
@@ -39,37 +39,40 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, 
 
 from . import stopped_bulks
 
+if TYPE_CHECKING:
+    from .retry_loop import RetryLoop
+
 CLOSING = 0.5
 """Seconds after its first failure in which endSessions is repeated, and that a repetition may stay
 unanswered: close() must not take long."""
 
 
-def described(loop: Any) -> RetryState:
+def described(loop: RetryLoop) -> RetryState:
     """The operation for the retry rules. Reads nothing of the caller's context."""
     operation, runtime, client = loop.operation, loop.runtime, loop.client
-    policy = operation.policy(runtime.rules)
-    kind = Kind.READ if loop.read_only is not None else loop.kind()
-    method = operation.method
-    if kind is Kind.GET_MORE and operation.batch_of is None and method:
+    call, policy = operation.call, operation.policy(runtime.rules)
+    kind = Kind.READ if loop.hooks is not None else loop.attempts.kind()
+    method = call.method
+    if kind is Kind.GET_MORE and call.cursor_class is None and method:
         method += "/getMore"  # a method fetches the batches of a cursor of its own
     return RetryState(
-        name=operation.name,
-        namespace=operation.namespace,
+        name=call.name,
+        namespace=call.namespace,
         kind=kind,
         strategy=runtime.rules.strategy_of(policy),
-        retries_enabled=loop.retries_enabled(kind),
-        in_transaction=loop.in_transaction(),
-        acknowledged=operation.acknowledged,
+        retries_enabled=loop.attempts.retries_enabled(kind),
+        in_transaction=loop.attempts.in_transaction(),
+        acknowledged=call.is_acknowledged,
         declared_idempotent=bool(policy.idempotent),
         max_retries=driver.clients.max_retries(client),
         budget=runtime.limits.of(client).budget,
-        once=loop.command_name() == ABORT,
+        once=loop.attempts.command_name() == ABORT,
         method=method,
         data={} if policy.data is None else policy.data,
     )
 
 
-def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
+def deadlines(loop: RetryLoop) -> tuple[Deadline | None, Deadline | None]:
     """The operation's deadline, and without one the end of repeating, by the caller's context."""
     operation, clock, timeout = (
         loop.operation,
@@ -78,18 +81,18 @@ def deadlines(loop: Any) -> tuple[Deadline | None, Deadline | None]:
     )
     # This clock first, so never later: the driver would refuse an attempt the rules see time for.
     now, left = clock.now(), driver.csot.remaining()
-    if operation.name == driver.retry_loop.END_SESSIONS:
-        operation.attempt_timeout = CLOSING
+    if operation.name == driver.attempts.END_SESSIONS:
+        command_limits.limit_attempts(operation.limits, CLOSING)
         return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
     if timeout is None:
         return None, None
     if left is None:
-        return None, Deadline.after(clock, loop.server_selection_timeout)
+        return None, Deadline.after(clock, loop.attempts.server_selection_timeout)
     # Of two that are in force, the driver keeps the earlier end, but only the inner length.
-    return Deadline(clock, now + left, shorter(timeout, operation.timeout or 0)), None
+    return Deadline(clock, now + left, shorter(timeout, operation.limits.timeout or 0)), None
 
 
-def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
+def classified(loop: RetryLoop, error: Exception, state: RetryState) -> Failure:
     """The facts of the attempt that ended with ``error``, whose own text is corrected where it
     says too little, or what only the library has added."""
     unselected = isinstance(error, ServerSelectionTimeoutError) and loop.connection is None
@@ -99,7 +102,7 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
         with shielded("while a failed selection was explained"):
             from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
-            selection_explained.explain(error, loop)
+            selection_explained.explain(error, loop.attempts)
     elif isinstance(error, WaitQueueTimeoutError):
         bounded_waits.name_own_limit(error, loop.operation)
     elif loop.connection is None and classify.ended_by_client(error):
@@ -108,24 +111,24 @@ def classified(loop: Any, error: Exception, state: RetryState) -> Failure:
         error,
         classify.Attempt(
             reached_connection=loop.connection is not None,
-            carried_txn_number=loop.carries_txn_number(),
+            carried_txn_number=loop.attempts.carries_txn_number(),
             # The loop still has that of the attempt before.
-            server=None if unselected else loop.server_address(),
+            server=None if unselected else loop.attempts.server_address(),
             min_rtt=driver.csot.min_rtt(),
         ),
     )
     if failure.stage is Stage.NOT_SENT:
         waited_for_router = unselected and loop.router_wait_ends is not None
-        if waited_for_router or loop.cannot_be_pinned():
+        if waited_for_router or loop.attempts.cannot_be_pinned():
             failure = replace(failure, router_lost=True)
-    failure = loop.txn_number.known(loop, failure, state, loop.began)
+    failure = loop.txn_number.known(loop.attempts, failure, state, loop.began)
     if state.time_limit is None:
         failure = replace(failure, unhurried_until=unhurried(loop, failure))
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         stopped_bulks.show_as_answered(error)
     if failure.timed_out and failure.code is not None:
         failure = command_limits.with_limit(loop.operation, failure, state)
-    return failure if loop.read_only is None else loop.read_only.reclassified(loop, failure, state)
+    return failure if loop.hooks is None else loop.hooks.reclassified(loop, failure, state)
 
 
 SERVER_LOST = frozenset({
@@ -141,7 +144,7 @@ LATE = 1.2
 """How late a check may be, as a multiple of its interval."""
 
 
-def unhurried(loop: Any, failure: Failure) -> Deadline | None:
+def unhurried(loop: RetryLoop, failure: Failure) -> Deadline | None:
     """Until when pymongo alone might have waited for the failed attempt's server."""
     if failure.reason not in SERVER_LOST:
         return None
@@ -156,7 +159,7 @@ def unhurried(loop: Any, failure: Failure) -> Deadline | None:
     return Deadline.after(clock, seconds)
 
 
-def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> Exception:
+def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState) -> Exception:
     """What the application gets once no attempt follows: which error, and what is added to it."""
     # The loop's own client: a task may outlive the operation that it was started in.
     client = loop.client
@@ -168,7 +171,7 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
             closed = InvalidOperation(closed_text(client))
             closed.__cause__ = failure.error
         return closed
-    name = loop.command_name()
+    name = loop.attempts.command_name()
     if name == ABORT and (
         failure.stage is not Stage.ANSWERED
         or failure.overloaded
@@ -199,7 +202,6 @@ def final_error(loop: Any, failure: Failure, rule: Rule, state: RetryState) -> E
     if _ends_the_transaction(raised, state):
         driver.sessions.label_transient(error)
     state_origin(error, origin, rule, why_not_repeated(rule, state, raised))
-    loop.operation.history.final_error = error
     return error
 
 

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from pymongo_resilience.internal_errors import faults
+from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.call import Call
+from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts, PymongoLoop
 from pymongo_resilience_instrumentation.interceptor import OperationInterceptor, Subclass
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
-from .retry_loop import RetryLoop, is_internal, log_after
+from .retry_loop import RetryLoop, is_internal, left_to_pymongo, log_after_release, release
 
 Run = Callable[..., Any]
 """A method of the loop."""
@@ -28,24 +31,24 @@ UNREPORTED = (
 
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
+    """Return what derives the class that takes the place of pymongo's loop."""
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
-    own_operation = LoopOperation(runtime)
+    select, own_operation = driver.selection.SELECT, LoopOperation(runtime)
 
-    def derive(drivers: Any) -> type:
-        name = driver.retry_loop.run_name(drivers)
-        drivers_run = getattr(drivers, name)
+    def derive(base: Any) -> type:
+        name = driver.attempts.run_name(base)
+        run_of_pymongo = getattr(base, name)
 
-        def entered(loop: Any) -> Any:
-            if _operation_of(loop) is not None and runtime.enabled_flag.on:
-                return ours(loop)
-            return drivers_run(loop.driver_alone(drivers))
+        def entered(attempts: DriverAttempts) -> Any:
+            """Run a loop that may have been given an operation of its own."""
+            if runtime.enabled_flag.on and attempts.client is _client_in_progress():
+                return ours(attempts.loop)
+            return run_of_pymongo(attempts.alone(base))
 
         outside = own_operation.around(entered, runtime.enabled_flag, asynchronous)
-        ours = run(runtime, drivers, drivers_run, outside)
-        select = driver.selection.SELECT
-        more = {"runtime": runtime, name: ours}
-        more[select] = get_server(runtime, getattr(drivers, select))
-        return driver.retry_loop.subclass(drivers, RetryLoop, ("operation",), more)
+        ours = run(runtime, base, run_of_pymongo, outside)
+        replaced = {name: ours, select: get_server(runtime, getattr(base, select))}
+        return driver.attempts.subclass(base, replaced)
 
     return Subclass(derive)
 
@@ -54,165 +57,186 @@ class LoopOperation(OperationInterceptor):
     """For a loop that is no part of an operation yet."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:  # noqa: ARG002 - none
-        loop = given[0]
+        attempts: DriverAttempts = given[0]
         around = in_progress.found()
         if around is not None and around.reporting:
             self.runtime.warn_once(UNREPORTED)
-            loop.retry_once_at_most()
+            attempts.retry_once_at_most()
             return None
-        operation = Operation(loop.client, loop.command_name(), loop.namespace())
-        operation.session = loop.session
-        operation.public, operation.unknown_concern = False, True
+        call = Call(
+            attempts.client,
+            attempts.command_name(),
+            attempts.namespace(),
+            session=attempts.session,
+            block_policy=blocks.current(),
+            is_public=False,
+            unknown_concern=True,
+        )
+        operation = Operation(call)
         self.runtime.begin(operation, span=False)
         return operation
 
 
-def _operation_of(loop: Any) -> Operation | None:
-    """The one that the loop is part of."""
-    operation = in_progress.found()
-    if operation is None or operation.ended or operation.client is not loop.client:
-        return None
-    return operation
-
-
-def _run(runtime: Runtime, base: type, drivers: Run, outside: Run) -> Run:
-    """``drivers``: the method ``run`` of pymongo's class ``base``; ``outside``: what runs a loop
-    that is no part of an operation yet."""
+def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run:
+    """Return what runs in place of ``run_of_pymongo``, the method of pymongo's class ``base``.
+    ``outside``: runs a loop that is no part of an operation yet."""
     enabled_flag, executor = runtime.enabled_flag, runtime.executor
-    in_flight = runtime.in_flight
+    found, in_flight = in_progress.found, runtime.in_flight
 
-    def run(self: RetryLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
+    def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
-        alone: Any = None
+        alone: PymongoLoop | None = None
+        retry_loop: RetryLoop | None = None
+        attempts, operation = DriverAttempts(loop), found()
         try:
-            operation = _operation_of(self)
-            if operation is not None and enabled_flag.on:
-                self.begin(operation)
-            else:
-                operation = None
+            if (
+                operation is not None
+                and not operation.ended
+                and operation.client is attempts.client
+                and enabled_flag.on
+            ):
+                retry_loop = RetryLoop(runtime, operation, attempts)
         except faults() as error:
-            alone = self.left_to_driver(base, error)
+            alone = left_to_pymongo(retry_loop, attempts, base, error)
         if alone is not None:
-            return drivers(alone)
-        if operation is None:
-            return outside(self)
+            return run_of_pymongo(alone)
+        if retry_loop is None:
+            return outside(attempts)
         try:
             try:
-                result = self.first_attempt()
+                result = attempts.first()
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
                 try:
-                    if self.failed_before_sending(failed):
-                        alone = self.left_to_driver(base, failed)
-                    elif self.gives_up(failed):
+                    if retry_loop.failed_before_sending(failed):
+                        alone = left_to_pymongo(retry_loop, attempts, base, failed)
+                    elif retry_loop.gives_up(failed):
                         raise failed
                     else:
-                        result = executor.run(self, failed)
+                        result = executor.run(retry_loop, failed)
                 except Exception as error:
                     if not is_internal(error):
                         raise
-                    alone = self.left_to_driver(base, error, failed)
+                    alone = left_to_pymongo(retry_loop, attempts, base, error, failed)
             if alone is not None:
-                return drivers(alone)
-            if self.read_only is not None and (rest := self.read_only.unfinished(self)) is not None:
+                return run_of_pymongo(alone)
+            hooks = retry_loop.hooks
+            if hooks is not None and (rest := hooks.unfinished(retry_loop)) is not None:
                 rest()
         except BaseException as error:
-            try:
-                self.release(error)
-            except faults() as fault:
-                log_after(fault)
+            release(retry_loop, error)
             raise
         finally:
-            in_flight.pop(id(self), None)
+            in_flight.pop(id(retry_loop), None)
+            # The two refer to each other.
+            loop.owner, loop.send = None, loop.driver_func
             del failed, alone
         try:
-            self.release(None)
+            retry_loop.release(None)
         except faults() as fault:
-            log_after(fault)
+            log_after_release(fault)
         return result
 
     return run
 
 
-def _async_run(runtime: Runtime, base: type, drivers: Run, outside: Run) -> Run:
+def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run:
     enabled_flag, executor = runtime.enabled_flag, runtime.async_executor
-    in_flight = runtime.in_flight
+    found, in_flight = in_progress.found, runtime.in_flight
 
-    async def run(self: RetryLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
+    async def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
-        alone: Any = None
+        alone: PymongoLoop | None = None
+        retry_loop: RetryLoop | None = None
+        attempts, operation = DriverAttempts(loop), found()
         try:
-            operation = _operation_of(self)
-            if operation is not None and enabled_flag.on:
-                self.begin(operation)
-            else:
-                operation = None
+            if (
+                operation is not None
+                and not operation.ended
+                and operation.client is attempts.client
+                and enabled_flag.on
+            ):
+                retry_loop = RetryLoop(runtime, operation, attempts)
         except faults() as error:
-            alone = self.left_to_driver(base, error)
+            alone = left_to_pymongo(retry_loop, attempts, base, error)
         if alone is not None:
-            return await drivers(alone)
-        if operation is None:
-            return await outside(self)
+            return await run_of_pymongo(alone)
+        if retry_loop is None:
+            return await outside(attempts)
         try:
             try:
-                result = await self.first_attempt()
+                result = await attempts.first()
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
                 try:
-                    if self.failed_before_sending(failed):
-                        alone = self.left_to_driver(base, failed)
-                    elif self.gives_up(failed):
+                    if retry_loop.failed_before_sending(failed):
+                        alone = left_to_pymongo(retry_loop, attempts, base, failed)
+                    elif retry_loop.gives_up(failed):
                         raise failed
                     else:
-                        result = await executor.run(self, failed)
+                        result = await executor.run(retry_loop, failed)
                 except Exception as error:
                     if not is_internal(error):
                         raise
-                    alone = self.left_to_driver(base, error, failed)
+                    alone = left_to_pymongo(retry_loop, attempts, base, error, failed)
             if alone is not None:
-                return await drivers(alone)
-            if self.read_only is not None and (rest := self.read_only.unfinished(self)) is not None:
+                return await run_of_pymongo(alone)
+            hooks = retry_loop.hooks
+            if hooks is not None and (rest := hooks.unfinished(retry_loop)) is not None:
                 await rest()
         except BaseException as error:
-            try:
-                self.release(error)
-            except faults() as fault:
-                log_after(fault)
+            release(retry_loop, error)
             raise
         finally:
-            in_flight.pop(id(self), None)
+            in_flight.pop(id(retry_loop), None)
+            # The two refer to each other.
+            loop.owner, loop.send = None, loop.driver_func
             del failed, alone
         try:
-            self.release(None)
+            retry_loop.release(None)
         except faults() as fault:
-            log_after(fault)
+            log_after_release(fault)
         return result
 
     return run
 
 
-def _get_server(runtime: Runtime, drivers: Run) -> Run:
-    """What the driver's selection ends with is what counts: where there is one address only or the
-    operation is bound to one, the selector is never called."""
+def _client_in_progress() -> Any:
+    """The client of the operation that the caller's thread or task is in, if any."""
+    operation = in_progress.current()
+    return None if operation is None else operation.client
 
-    def get_server(loop: Any) -> Any:
-        with loop.limit_selection():
-            server = drivers(loop)
-        if runtime.admits and loop.runtime is runtime:
-            loop.selected(server)
+
+def _get_server(runtime: Runtime, select: Run) -> Run:
+    """The selection of an attempt. What it ends with is what counts: with one address only, or if
+    the operation is bound to one, pymongo never calls the selector."""
+
+    def get_server(loop: PymongoLoop) -> Any:
+        if loop.pending is not None:
+            driver.attempts.raise_pending(loop)
+        if (owner := loop.owner) is None:
+            return select(loop)
+        with owner.limit_selection():
+            server = select(loop)
+        if runtime.admits:
+            owner.selected(server)
         return server
 
     return get_server
 
 
-def _async_get_server(runtime: Runtime, drivers: Run) -> Run:
-    async def get_server(loop: Any) -> Any:
-        with loop.limit_selection():
-            server = await drivers(loop)
-        if runtime.admits and loop.runtime is runtime:
-            loop.selected(server)
+def _async_get_server(runtime: Runtime, select: Run) -> Run:
+    async def get_server(loop: PymongoLoop) -> Any:
+        if loop.pending is not None:
+            driver.attempts.raise_pending(loop)
+        if (owner := loop.owner) is None:
+            return await select(loop)
+        with owner.limit_selection():
+            server = await select(loop)
+        if runtime.admits:
+            owner.selected(server)
         return server
 
     return get_server

@@ -6,28 +6,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from pymongo_resilience.breakers import Permit
-from pymongo_resilience.errors import CircuitBreakerOpenError
+from pymongo_resilience.errors import CircuitBreakerOpenError, ConfigurationError
 from pymongo_resilience.executor import UndecidedError, __file__ as engine_file
 from pymongo_resilience.internal_errors import faults, logger, raised_in
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
+from pymongo_resilience.rules.outcome import Outcome
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
-from pymongo_resilience_instrumentation.runtime import Runtime
+from pymongo_resilience_instrumentation.driver.attempts import (
+    DriverAttempts,
+    PymongoLoop,
+    RetryPlan,
+    Txn,
+)
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
-from pymongo_resilience_instrumentation.timeouts import bounded_waits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
 from . import failed_attempts
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.runtime import Runtime
 
 FOLDERS = tuple(str(Path(file).parents[up]) for file, up in ((engine_file, 0), (__file__, 1)))
 """Those of the engine and of this package."""
@@ -43,6 +54,8 @@ def is_internal(error: Exception) -> bool:
     """
     if isinstance(error, UndecidedError):
         return True
+    if isinstance(error, ConfigurationError):
+        return False  # what the library refuses is no fault of its own
     return (
         isinstance(error, faults())
         and not isinstance(error, PyMongoError)
@@ -50,14 +63,44 @@ def is_internal(error: Exception) -> bool:
     )
 
 
-def log_after(error: Exception) -> None:
-    """Log a bug of ours after the driver's answer, which the application gets."""
-    logger.error("internal error in pymongo-resilience after the driver's loop", exc_info=error)
+def release(retry_loop: RetryLoop, error: BaseException | None) -> None:
+    """Release a run that is over. After a bug of ours, the application gets the driver's answer."""
+    try:
+        retry_loop.release(error)
+    except faults() as fault:
+        log_after_release(fault)
 
 
-class ReadOnly:
-    """What an operation says of the first loop that it runs: it only reads, so it is repeated as
-    any read is. Features add more in a subclass."""
+def log_after_release(fault: Exception) -> None:
+    """Log a bug of ours that a release met with."""
+    logger.error("internal error in pymongo-resilience after the driver's loop", exc_info=fault)
+
+
+def left_to_pymongo(
+    retry_loop: RetryLoop | None,
+    attempts: DriverAttempts,
+    base: type,
+    error: Exception,
+    failed: Exception | None = None,
+) -> PymongoLoop:
+    """Return pymongo's own loop, of the class ``base``, to go on after an internal ``error``.
+
+    ``failed``: the error of the last attempt, None if nothing was sent.
+    """
+    if isinstance(error, UndecidedError):
+        failed = error.failed
+    text = "internal error in pymongo-resilience before the driver's loop"
+    if failed is not None:
+        text = "internal error in pymongo-resilience between attempts: pymongo decides"
+    logger.error(text, exc_info=error.__cause__ or error)
+    if retry_loop is not None:
+        release(retry_loop, failed or error)
+    return attempts.alone(base, failed)
+
+
+class LoopHooks:
+    """Called by the first loop that an operation runs. An operation with hooks only reads, so it is
+    retried as any read is. Features add more in a subclass."""
 
     def begin(self, loop: RetryLoop) -> None:
         """Before its first attempt."""
@@ -78,26 +121,23 @@ class ReadOnly:
         return None
 
 
-class RetryLoop(driver.retry_loop.DriverLoop):
-    """Work for both executors, in one thread or task; mixed into the driver's loop.
+class RetryLoop:
+    """One run of pymongo's retry loop, as the work of both executors, in one thread or task.
 
     What a healthy operation does not need is an attribute of the class until it is set.
     """
 
-    runtime: Runtime
-    operation: Operation
-    read_only: ReadOnly | None = None
+    hooks: LoopHooks | None = None
     limits: ClientLimits
-    """The client's; known where it may refuse attempts, and once one has failed."""
+    """The client's; known if it may refuse attempts, and once one has failed."""
     permit: Permit | None = None
     """The breaker's, until the attempt's outcome is reported to it."""
     state: RetryState | None = None
     """What the rules know; known once an attempt has failed. Other threads may read it."""
     last: Failure | None = None
-    """The one whose error is raised, unless a later one says more."""
+    """The failure whose error is raised, unless a later one is more informative."""
     txn_number: TxnNumber
     """Known once an attempt has failed."""
-    progress: tuple[Any, int] | None = None
     began = 0.0
     """When the last attempt did, on the executor's clock; known once one has failed."""
     router_wait_ends: float | None = None
@@ -105,19 +145,27 @@ class RetryLoop(driver.retry_loop.DriverLoop):
     transaction."""
     final_error = failed_attempts.final_error
 
-    def begin(self, operation: Operation) -> None:
-        """Before the first attempt."""
-        runtime = self.runtime
-        self.operation, operation.history.loop = operation, self
-        operation.terminal_detector = None
-        self.connection, self.was_retryable = None, self.is_retryable
-        runtime.in_flight[id(self)] = ref(self)
-        if operation.read_only is not None:
+    def __init__(self, runtime: Runtime, operation: Operation, attempts: DriverAttempts) -> None:
+        """Begin, before the first attempt."""
+        self.runtime = runtime
+        self.operation = operation
+        self.attempts = attempts
+        self.client = attempts.client
+        attempts.loop.owner, attempts.loop.send = self, attempts.send
+        operation.loop, operation.terminal_detector = self, None
+        if operation.hooks is not None and (hooks := operation.take_hooks()) is not None:
             # The runner's own command comes first; what others run inside comes later.
-            self.read_only, operation.read_only = operation.read_only, None
-            self.read_only.begin(self)
+            self.hooks = hooks
+            hooks.begin(self)
         if runtime.admits:
             self.limits = runtime.limits.of(self.client)
+        runtime.in_flight[id(self)] = ref(self)
+
+    connection = property(attrgetter("attempts.connection"))
+    """The driver's connection of the last attempt, once it has one."""
+    server = property(attrgetter("attempts.server"))
+    """The driver's server that the last attempt selected; None before."""
+    session = property(attrgetter("attempts.session"))
 
     def failed_before_sending(self, error: Exception) -> bool:
         """Return True if a bug of ours ended the attempt before it had a connection."""
@@ -128,26 +176,9 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         self.runtime.in_flight.pop(id(self), None)
         if self.operation.is_closed_by(error):
             return True
-        if self.read_only is not None:
-            return self.read_only.gives_up(self, error)
-        return self.streams()
-
-    def left_to_driver(self, base: type, error: Exception, failed: Exception | None = None) -> Any:
-        """Return pymongo's own loop, to run in place of this one after an internal ``error``.
-
-        ``failed``: the error of the last attempt, None if nothing was sent.
-        """
-        if isinstance(error, UndecidedError):
-            failed = error.failed
-        text = "internal error in pymongo-resilience before the driver's loop"
-        if failed is not None:
-            text = "internal error in pymongo-resilience between attempts: pymongo decides"
-        logger.error(text, exc_info=error.__cause__ or error)
-        try:
-            self.release(failed or error)
-        except faults() as fault:
-            log_after(fault)
-        return self.driver_alone(base, failed)
+        if self.hooks is not None:
+            return self.hooks.gives_up(self, error)
+        return self.attempts.streams()
 
     def release(self, error: BaseException | None) -> None:
         """The run is over. Once more, it changes nothing.
@@ -156,7 +187,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         """
         operation, runtime = self.operation, self.runtime
         if error is None and (session := self.session) is not None and session.in_transaction:
-            self.note_completed()
+            self.attempts.note_completed()
         unfinished = error is not None and operation.is_closed_by(error)
         if error is None and not self.began:
             limits = runtime.limits.get(id(self.client))
@@ -164,15 +195,17 @@ class RetryLoop(driver.retry_loop.DriverLoop):
                 limits.budget.succeeded(retried=False)
         if self.permit is not None:
             # An unacknowledged write has no outcome; a failed attempt was reported before.
-            no_reply = error is not None or (operation.public and not operation.acknowledged)
+            no_reply = error is not None or (
+                operation.call.is_public and not operation.call.is_acknowledged
+            )
             shown = Evidence.NONE if no_reply else Evidence.HEALTHY
             self._end_permit(shown, unfinished=unfinished)
         # An error's frames hold the loop: nothing may keep the two alive together.
-        if self.read_only is not None:
-            self.read_only = None
+        if self.hooks is not None:
+            self.hooks = None
         if self.began:
             self.last, self.txn_number.bound_to = None, None
-        if operation.history.waits:
+        if operation.limits.waits:
             bounded_waits.over(operation, None if self.connection is not None else error)
 
     def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
@@ -186,23 +219,25 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         else:
             permit.report(shown)
 
-    def checked(self, *args: Any) -> Any:
-        """Of a repeated attempt, the library says whether it is sent as a retryable write; of the
-        first, the driver does. Raises TxnNumberLostError where it must not be sent."""
-        session, connection, retryable = args
-        if self.was_retryable is None:
-            retryable = self.txn_number.take(self, connection)
-        elif not retryable:
-            refuse_lost(self, connection)
-        self.connection = connection
-        return self.driver_func(session, connection, retryable)
+    def check_txn(self, connection: Any, retryable: bool) -> bool:
+        """Decide whether a write is sent as a retryable one: pymongo decides for the first attempt,
+        the library for the others.
+
+        Raises:
+            TxnNumberLostError: the write must not be sent.
+        """
+        if self.attempts.txn is not Txn.AS_DECIDED:
+            return self.txn_number.take(self.attempts, connection)
+        if not retryable:
+            refuse_lost(self.attempts, connection)
+        return retryable
 
     def limit_selection(self) -> AbstractContextManager[None]:
         """In force while a server is selected: the client's ``serverSelectionTimeoutMS``, where the
         driver would wait for all of a longer deadline."""
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
-        timeout, own = driver.csot.timeout_in_force(), self.server_selection_timeout
+        timeout, own = driver.csot.timeout_in_force(), self.attempts.server_selection_timeout
         if not timeout or timeout <= own:
             return NO_DEADLINE
         return driver.csot.within(own)
@@ -216,13 +251,16 @@ class RetryLoop(driver.retry_loop.DriverLoop):
             return
         try:
             if (breakers := self.limits.breakers) is not None:
-                self.permit = breakers.admit(self, driver.selection.address(server))
+                self.permit = breakers.admit(self.attempts, driver.selection.address(server))
         except CircuitBreakerOpenError:
-            self.set_server(server)
+            self.attempts.note_server(server)
             raise
 
+    @property
+    def outcome(self) -> Outcome:
+        return self.operation.outcome
+
     def retry_state(self) -> RetryState:
-        self.check_repeated()
         self.limits = self.runtime.limits.of(self.client)
         clock = self.runtime.executor.clock
         self.txn_number = TxnNumber(clock)
@@ -235,9 +273,9 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def attempt(self) -> Any:
         self.runtime.in_flight[id(self)] = ref(self)
-        self.operation.terminal_detector = None
+        self.operation.begin_attempt()
         self.began = self.runtime.executor.clock.now()
-        return self.again()
+        return self.attempts.again()
 
     def classify(self, error: Exception, state: RetryState) -> Failure:
         if self.operation.is_closed_by(error):
@@ -253,40 +291,48 @@ class RetryLoop(driver.retry_loop.DriverLoop):
 
     def _attempt_ends(self, error: Exception, state: RetryState) -> None:
         self.runtime.in_flight.pop(id(self), None)
-        if self.operation.history.waits:
+        if self.operation.limits.waits:
             bounded_waits.over(self.operation, None if self.connection is not None else error)
-        progress = self.bulk_progress()
-        if self.progress is not None and progress != self.progress:
+        before, progress = self.attempts.progress, self.attempts.bulk_progress()
+        if before is not None and progress != before:
             # A bulk has gone on: the retry of its last command has succeeded.
             if state.attempts:
                 state.budget.succeeded(retried=True, rejections=state.rejections)
             state.next_command()
             self.txn_number.next_command()
-        self.progress = progress
+        self.attempts.progress = progress
 
     def report(self, failure: Failure, state: RetryState) -> Callable[[], Any] | None:
         self._end_permit(evidence(failure))
         self.limits.failed(failure, state)
-        return self.needed_release(failure)
+        return self.attempts.needed_release(failure)
 
     def prepare(self, failure: Failure, state: RetryState, retry: Retry) -> None:
         unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
         if self.last is None or not (failure.no_writes_performed or unsent):
             self.last = failure
-        self.prepare_retry(failure)
+        self.attempts.reset_after(failure)
         if retry.held_back and failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             # With the budget spent, an attempt has all the time that is left: each that is given
             # up costs a connection and work.
-            self.operation.attempt_timeout = self.operation.reply_within = None
-        if self.read_only is not None:
-            self.read_only.prepare(self)
+            command_limits.limit_attempts(self.operation.limits, None)
+        if self.hooks is not None:
+            self.hooks.prepare(self)
         self.txn_number.bind(failure, state)
-        if self.stays_pinned(failure):
-            self.pin_again()
-            if failure.stage is Stage.NOT_SENT and self.router_wait_ends is None:
-                self.router_wait_ends = driver.csot.now() + ROUTER_WAIT
-        elif self._avoids_server(failure):
-            self.deprioritize(self.server)
+        plan = self._plan(failure)
+        if plan.stay_pinned and failure.stage is Stage.NOT_SENT and self.router_wait_ends is None:
+            self.router_wait_ends = driver.csot.now() + ROUTER_WAIT
+        self.attempts.follow(plan)
+
+    def _plan(self, failure: Failure) -> RetryPlan:
+        """How the attempt after ``failure`` is made."""
+        attempts, txn = self.attempts, Txn.AS_DECIDED
+        if attempts.is_numbered_write():
+            is_bound = self.txn_number.bound_to is not None
+            txn = Txn.REQUIRED if is_bound else Txn.IF_SUPPORTED
+        stay_pinned = attempts.stays_pinned(failure)
+        avoids = not stay_pinned and self._avoids_server(failure)
+        return RetryPlan(txn, stay_pinned, attempts.server if avoids else None)
 
     def _avoids_server(self, failure: Failure) -> bool:
         """Whether the next attempt goes elsewhere, where there are others and that helps.
@@ -295,7 +341,7 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         overloaded member: it would read older data, or overload the primary.
         """
         if (
-            self.topology_type() == "Sharded"
+            self.attempts.topology_type() == "Sharded"
             or failure.elsewhere
             or failure.reason is RetryReason.ATTEMPT_TIMEOUT
         ):
@@ -305,4 +351,4 @@ class RetryLoop(driver.retry_loop.DriverLoop):
         asked = driver.clients.retargets_on_overload(self.client)
         if asked is None:
             asked = self.runtime.config.overload_retargeting
-        return not self.prefers_members() if asked is None else bool(asked)
+        return not self.attempts.prefers_members() if asked is None else bool(asked)

@@ -35,8 +35,8 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         reply, *sent = await original(*args, **kwargs)
         return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
 
-    name = driver.retry_loop.EXECUTE_BATCH
-    for owner in driver.retry_loop.bulk_classes():
+    name = driver.attempts.EXECUTE_BATCH
+    for owner in driver.attempts.bulk_classes():
         yield owner, name, execute_async if is_async(vars(owner)[name]) else execute
 
 
@@ -77,7 +77,7 @@ def _continued(
 ) -> bool:
     """Whether the retry rules are to decide, and not the driver: for it, an error of a statement is
     final, and an unordered bulk goes on behind it."""
-    strategy = operation.wanted(runtime.rules, "strategy") or runtime.rules.strategy
+    strategy = operation.call.option(runtime.rules, "strategy") or runtime.rules.strategy
     if "writeConcernError" in reply or isinstance(strategy, MongoDB):
         return False
     # Without a deadline there is one retry: behind it the rest of an unordered bulk is sent.

@@ -12,7 +12,7 @@ from pymongo_resilience.clock import Clock, Deadline
 from pymongo_resilience.rules.failure import Failure, Stage
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import follows_specification
-from pymongo_resilience_instrumentation.driver.retry_loop import DriverLoop
+from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 DEFAULT_MINUTES = 30
 """For which a server keeps a session that is not used, where none that is known says it."""
@@ -29,17 +29,17 @@ class TxnNumberUnsupportedError(TxnNumberLostError):
     """The server takes no retryable writes, and an earlier attempt may be applied elsewhere."""
 
 
-def refuse_lost(loop: DriverLoop, connection: Any) -> None:
+def refuse_lost(attempts: DriverAttempts, connection: Any) -> None:
     """Raises TxnNumberLostError for a write that lost its number on the way."""
-    if loop.lost_its_txn_number(connection):
-        loop.set_retryable(True)
+    if attempts.lost_its_txn_number(connection):
+        attempts.set_retryable(True)
         raise TxnNumberLostError(
             "the server ceased to be a known primary before the write was sent"
         )
 
 
 class TxnNumber:
-    """What is known of it after a failure. Belongs to one run of the loop."""
+    """What is known of it after a failure. Belongs to one run of the attempts."""
 
     bound_to: Failure | None = None
     """After it, no attempt may be sent without the number."""
@@ -55,18 +55,18 @@ class TxnNumber:
         """A bulk's next command has a number of its own."""
         self.bound_to = self.since = self.session_ends = None
 
-    def take(self, loop: DriverLoop, connection: Any) -> bool:
+    def take(self, attempts: DriverAttempts, connection: Any) -> bool:
         """Whether a repeated attempt is sent as a retryable write. Raises TxnNumberLostError where
         it must not be sent."""
-        supported = loop.supports_txn_number(connection)
+        supported = attempts.supports_txn_number(connection)
         self._note_session(connection)
         if self.bound_to is not None and self.session_ends and self.session_ends.expired():
             raise TxnNumberUnsupportedError("the server may have ended the write's session")
         if not supported:
-            refuse_lost(loop, connection)
+            refuse_lost(attempts, connection)
             if self.bound_to is not None:
                 raise TxnNumberUnsupportedError("the server supports no retryable writes any more")
-        loop.set_retryable(supported)
+        attempts.set_retryable(supported)
         return supported
 
     def unsupported(self) -> Failure | None:
@@ -75,7 +75,9 @@ class TxnNumber:
             return None
         return replace(self.bound_to, carried_txn_number=False, session_ends=self.session_ends)
 
-    def known(self, loop: DriverLoop, failure: Failure, state: RetryState, began: float) -> Failure:
+    def known(
+        self, attempts: DriverAttempts, failure: Failure, state: RetryState, began: float
+    ) -> Failure:
         """``failure``, with how long servers recognise what was sent with the number so far."""
         applied = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
         numbered = failure.carried_txn_number or state.kind is Kind.TRANSACTION_END
@@ -83,7 +85,7 @@ class TxnNumber:
             self.since = began
         if self.since is None:
             return failure
-        self._note_session(loop.client.topology_description)
+        self._note_session(attempts.client.topology_description)
         return replace(failure, session_ends=self.session_ends)
 
     def bind(self, failure: Failure, state: RetryState) -> None:

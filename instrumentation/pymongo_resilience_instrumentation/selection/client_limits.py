@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import AutoReconnect
 
@@ -28,6 +28,9 @@ from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients import client_options
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 
 class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
@@ -90,30 +93,30 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         made = CircuitBreaker(self._config, self._clock, partial(self._publish, address))
         return self.setdefault(address, made)
 
-    def admit(self, loop: Any, address: Address) -> Permit | None:
+    def admit(self, attempts: DriverAttempts, address: Address) -> Permit | None:
         """Leave to send an attempt; None without asking. Raises CircuitBreakerOpenError."""
-        if not self._always and not driver.selection.has_choice(loop):
+        if not self._always and not driver.selection.has_choice(attempts):
             return None
         if address not in self:
             self._forget_those_that_left()
         answer = self[address].try_acquire()
         if isinstance(answer, Permit):
             return answer
-        if driver.selection.is_bound(loop):
+        if driver.selection.is_bound(attempts):
             return None
         raise breaker_error(
             address,
             self[address],
             next_probe_in=answer,
-            elsewhere=self._is_elsewhere(loop, address),
+            elsewhere=self._is_elsewhere(attempts, address),
             # As pymongo has it where no server could be selected.
-            labels=[TRANSIENT_TRANSACTION] if loop.in_transaction() else [],
+            labels=[TRANSIENT_TRANSACTION] if attempts.in_transaction() else [],
         )
 
-    def _is_elsewhere(self, loop: object, address: Address) -> bool:
+    def _is_elsewhere(self, attempts: DriverAttempts, address: Address) -> bool:
         refusing = self.refusing()
         try:
-            others = driver.selection.choices(loop, self.without_open)
+            others = driver.selection.choices(attempts, self.without_open)
         except Exception:  # noqa: BLE001 - the selector is the application's
             return False
         return any(other != address and other not in refusing for other in others)

@@ -148,11 +148,11 @@ class TerminalWaits:
 
     def __call__(self, operation: Operation) -> Exception | None:
         """The error to fail with at once; None to wait."""
-        strategy = operation.wanted(self._rules, "strategy") or self._rules.strategy
+        strategy = operation.call.option(self._rules, "strategy") or self._rules.strategy
         if not isinstance(strategy, FastFail):
             return None
         client, detector = operation.client, operation.terminal_detector or TerminalDetector()
-        operation.terminal_detector = detector
+        operation.detect_terminal(detector)
         topology, now = client.topology_description, driver.csot.now()
         bound_to = self._bound_to(operation)
         if bound_to is not None and detector.is_removed(topology, bound_to, now):
@@ -190,5 +190,5 @@ class TerminalWaits:
         return None
 
     def _bound_to(self, operation: Operation) -> Address | None:
-        loops = (loop for loop in self._in_flight() if loop.operation is operation)
-        return next(filter(None, map(driver.selection.bound_to, loops)), None)
+        own = (loop.attempts for loop in self._in_flight() if loop.operation is operation)
+        return next(filter(None, map(driver.selection.bound_to, own)), None)

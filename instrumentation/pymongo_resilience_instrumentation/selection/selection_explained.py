@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.read_preferences import make_read_preference
 from pymongo.server_selectors import writable_server_selector
@@ -30,6 +30,9 @@ from pymongo_resilience_instrumentation.failures.error_texts import local_text, 
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 from . import second_look
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
@@ -74,12 +77,12 @@ def explain_selection(
     )
 
 
-def explain(error: Exception, loop: Any) -> None:
-    """Say of each server why ``loop`` did not select it, in place of the driver's description of
+def explain(error: Exception, attempts: DriverAttempts) -> None:
+    """Say of each server why an attempt did not select it, in place of the driver's description of
     them all, and the likely cause as the last sentence. The driver's log keeps its own text."""
     if not (error.args and isinstance(error.args[0], str)):
         return
-    client, selector = driver.selection.selecting(loop)
+    client, selector = driver.selection.selecting(attempts)
     topology = driver.clients.topology_of(client)
     words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
     if not words.startswith(OWN_WORDS):
@@ -219,7 +222,7 @@ def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRul
         SelectionRule.MODE, make_read_preference(mode, None),
         lambda _: f"mode {selector.mongos_mode}",
     )  # fmt: skip
-    if limit != driver.retry_loop.NO_LIMIT:
+    if limit != driver.attempts.NO_LIMIT:
         yield (
             SelectionRule.STALENESS,
             make_read_preference(mode, None, limit),

@@ -31,10 +31,10 @@ from pymongo_resilience.internal_errors import foreign, logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
-from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.settings import Hook
 
 from . import semconv
+from .span_state import SpanState
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class SentCommand:
     started_ns: int = field(default_factory=time.time_ns)
     ended_ns: int = 0
 
-    def start(self, operation: Operation) -> None:
+    def start(self, state: SpanState) -> None:
         """With a span of its own, unless it is the first one of its operation; the second one
         starts the first one's, too."""
-        operation.command_spans[self.event.request_id] = self
-        mode, first = self._spans.mode, operation.history.only_command
+        state.commands[self.event.request_id] = self
+        mode, first = self._spans.mode, state.only_command
         if mode == NEVER:
             return
-        if mode == ON_RETRY and first is None and not operation.history.has_command_spans:
-            operation.history.only_command = self
+        if mode == ON_RETRY and first is None and not state.shows_each_command:
+            state.only_command = self
             return
-        operation.history.only_command, operation.history.has_command_spans = None, True
+        state.show_each_command()
         if first is not None:
             (first.record if first.ended_ns else first.start_span)()
         self.start_span()
@@ -100,18 +100,24 @@ class SentCommand:
         )
         return self.span
 
-    def end(self, operation: Operation, error: BaseException | None = None) -> None:
-        """``error``: of an operation that ends before the driver reports the command's end."""
+    def end(
+        self,
+        state: SpanState,
+        ended_ns: int | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """End it, at ``ended_ns`` since the epoch; None is now. ``error``: the error of an
+        operation that ends before pymongo reports the end of the command."""
         if error is not None:
             self.result |= _error_of(error)
-        self.ended_ns = operation.ended_ns or time.time_ns()
+        self.ended_ns = ended_ns or time.time_ns()
         if self._spans.mode == NEVER:
-            operation.history.only_command = self
-        elif self is not operation.history.only_command:
+            state.only_command = self
+        elif self is not state.only_command:
             self.record()
         elif semconv.ERROR_TYPE in self.result:
             # At once: the process may end before the operation does.
-            operation.history.only_command, operation.history.has_command_spans = None, True
+            state.show_each_command()
             self.record()
 
     def record(self) -> None:
@@ -123,9 +129,9 @@ class SentCommand:
             span.set_status(Status(StatusCode.ERROR, message))
         in_progress.reported(foreign, span.end, self.ended_ns)
 
-    def settle(self, operation: Operation, error: BaseException | None) -> Mapping[str, Any]:
+    def settle(self, error: BaseException | None, *, retried: bool) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""
-        if self._spans.mode != NEVER and (error is not None or operation.history.reasons):
+        if self._spans.mode != NEVER and (error is not None or retried):
             self.record()
             return {}
         self.result.pop(semconv.ERROR_TYPE, None)  # of a command's span alone

@@ -12,7 +12,6 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span
 from pymongo import monitoring
 
 from pymongo_resilience.enabled_flag import EnabledFlag
@@ -31,6 +30,7 @@ from .command_spans import (
     text_of,
 )
 from .metrics import DriverMetrics
+from .span_state import SpanState
 
 
 @dataclass(eq=False, repr=False)
@@ -49,7 +49,7 @@ def contain(method: Callable[..., None], error: Exception) -> None:
     the driver would drop: the operation in progress keeps it."""
     operation = in_progress.current()
     if not isinstance(error, faults()) and operation is not None:
-        operation.interruption = error
+        operation.interrupt(error)
     elif method not in faulty:
         faulty.add(method)
         where = method.__qualname__
@@ -85,10 +85,10 @@ class Commands(OurListener, monitoring.CommandListener):
             operation = in_progress.found()
             if operation is None or operation.ended or not self.enabled_flag.on:
                 return
-            operation.history.server = event.connection_id
-            spans, around = self.spans, operation.span
-            if spans is not None and around is not None and around.is_recording():
-                self._start(event, operation, spans, around)
+            operation.sent_to = event.connection_id
+            spans, state = self.spans, operation.shown
+            if spans is not None and state is not None and state.span.is_recording():
+                self._start(event, operation, spans, state)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.started, error)
 
@@ -97,37 +97,38 @@ class Commands(OurListener, monitoring.CommandListener):
         event: monitoring.CommandStartedEvent,
         operation: Operation,
         spans: CommandSpans,
-        around: Span,
+        state: SpanState,
     ) -> None:
         if not event.command or event.command_name.lower() in SENSITIVE:
-            operation.history.withholds = True
+            state.withholds = True
             return
         if self.beside_contrib and client_tracing.contrib_is_active():
             return
-        earlier = operation.command_spans.pop(event.request_id, None)
+        earlier = state.commands.pop(event.request_id, None)
         if earlier is not None:
-            earlier.end(operation)
+            earlier.end(state)
         result: dict[str, Any] = {}
-        loop = operation.history.loop
-        if loop is not None and loop.connection is not None:
-            result["db.mongodb.driver_connection_id"] = loop.connection.id
+        loop = operation.loop
+        if loop is not None and (connection := loop.connection) is not None:
+            result["db.mongodb.driver_connection_id"] = connection.id
         if self.tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
             result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
-        sent = SentCommand(spans, event, around, result)
-        sent.start(operation)
+        sent = SentCommand(spans, event, state.span, result)
+        sent.start(state)
         if spans.hooks:
-            spans.call_hook("request_hook", sent.span or around, event)
+            spans.call_hook("request_hook", sent.span or state.span, event)
 
     def succeeded(self, event: Any) -> None:
         try:
             operation = in_progress.found()
-            if operation is None or operation.ended or not operation.command_spans:
+            state = None if operation is None or operation.ended else operation.shown
+            if state is None or not state.commands:
                 return
             failed = isinstance(event, monitoring.CommandFailedEvent)
             if self.spans is None or not self.enabled_flag.on:
                 return
-            sent: SentCommand | None = operation.command_spans.pop(event.request_id, None)
+            sent = state.commands.pop(event.request_id, None)
             if sent is None:
                 return
             if failed:
@@ -139,7 +140,7 @@ class Commands(OurListener, monitoring.CommandListener):
                     hook = "failed_hook" if failed else "response_hook"
                     self.spans.call_hook(hook, sent.span or sent.around, event)
             finally:
-                sent.end(operation)
+                sent.end(state)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.succeeded, error)
 

@@ -85,19 +85,19 @@ class OperationMetrics(Observer):
             )
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
-        for wait in operation.history.waits or ():
+        for wait in operation.limits.waits or ():
             if wait.what is For.SERVER:
                 waited = {semconv.DB_OPERATION_NAME: operation.name}
                 waited[semconv.OUTCOME] = wait.outcome or ""
                 self._selection.record(wait.seconds, waited)
-        if not operation.public:
+        if not operation.call.is_public:
             return
-        database, collection = operation.target
+        database, collection = operation.call.target
         attributes = _duration_attributes(
             operation.name,
             database or "admin",
             collection if self._by_collection else None,
-            operation.history.address,
+            operation.address,
             None if error is None else error_type(error),
         )
         self._duration.record(operation.seconds, attributes)
@@ -106,7 +106,7 @@ class OperationMetrics(Observer):
                 semconv.DB_OPERATION_NAME: operation.name,
                 semconv.OUTCOME: outcome_of(operation, error),
             }
-            self._attempts.record(operation.history.attempts, attributes)
+            self._attempts.record(operation.outcome.number_of_attempts, attributes)
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):

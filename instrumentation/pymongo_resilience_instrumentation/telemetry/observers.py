@@ -6,16 +6,18 @@ log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.events import Event, RetryEvent, RetryScheduled
+from pymongo_resilience.events import Event
 from pymongo_resilience.internal_errors import call_handlers
 from pymongo_resilience.timeline import Phase, Run, Wait
-from pymongo_resilience_instrumentation import in_progress
+from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
 from pymongo_resilience_instrumentation.operation import Operation
+from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 
@@ -33,25 +35,11 @@ class Observer:
 
 
 class Timelines(Observer):
-    """Gathers the decisions on an operation, and shows where its time went."""
+    """Shows where the time of an operation went."""
 
     def __init__(self, slow_ms: int | None) -> None:
         self._slow_ms = slow_ms
         """Operations that take as long are shown, whatever they end with; None is off."""
-
-    def on_event(self, event: Event, /) -> None:
-        operation = in_progress.current()
-        if operation is None or not isinstance(event, RetryEvent):
-            return
-        delay = 0.0
-        if isinstance(event, RetryScheduled):
-            delay = event.delay
-            operation.history.reasons = (*operation.history.reasons, event.reason)
-            operation.history.backoff += delay
-        else:
-            operation.history.declined_by = event.rule
-        run = Run(operation.elapsed(), event.server, _waits(operation), event.reason.value, delay)
-        operation.history.runs = (*operation.history.runs, run)
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
         is_slow = self._slow_ms is not None and operation.seconds * 1000 >= self._slow_ms
@@ -77,20 +65,23 @@ class Timelines(Observer):
 
 def _phases(operation: Operation) -> tuple[Phase, ...]:
     """They add up to how long the operation took."""
-    runs = list(operation.history.runs)
-    if runs and not runs[-1].delay and operation.history.declined_by is not None:
+    outcome, waits = operation.outcome, operation.limits.waits or []
+    began = driver.csot.now() - operation.elapsed()
+    runs, shown = [], 0
+    for record in outcome.attempts:
+        own = [each for each in waits[shown:] if each.began - began <= record.ended]
+        shown += len(own)
+        reason, delay = record.reason.value, record.delay or 0.0
+        runs.append(Run(record.ended, record.server, _shown(own), reason, delay))
+    if outcome.declined_by is not None and runs and outcome.attempts[-1].delay is None:
         # Its failure was final: what was left to do belongs to it.
         runs[-1] = runs[-1]._replace(ended=operation.seconds)
     else:
-        server = operation.history.server_text()
-        runs.append(Run(operation.seconds, server, _waits(operation)))
+        runs.append(Run(operation.seconds, operation.server_text(), _shown(waits[shown:])))
     return timeline.phases(runs)
 
 
-def _waits(operation: Operation) -> tuple[Wait, ...]:
-    """Those that no earlier attempt had."""
-    taken = sum(len(each.waits) for each in operation.history.runs)
+def _shown(waits: Sequence[bounded_waits.Wait]) -> tuple[Wait, ...]:
     return tuple(
-        Wait(each.seconds, each.what is For.SERVER, each.connecting or 0.0)
-        for each in (operation.history.waits or ())[taken:]
+        Wait(each.seconds, each.what is For.SERVER, each.connecting or 0.0) for each in waits
     )

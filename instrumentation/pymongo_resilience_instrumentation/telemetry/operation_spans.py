@@ -21,6 +21,7 @@ from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 from . import semconv
 from .client_tracing import tracing_of
 from .observers import Observer
+from .span_state import SpanState
 from .transaction_spans import parent_of
 
 EVENTS = {
@@ -52,29 +53,31 @@ class OperationSpans(Observer):
         if not (tracing_of(operation.client).enabled and is_instrumentation_enabled()):
             return
         outer = parent = context.get_current()
-        session = operation.session
-        transaction = operation.ends or (None if session is None else parent_of(session))
+        session = operation.call.session
+        transaction = operation.transaction_span or (
+            None if session is None else parent_of(session)
+        )
         if transaction is not None:
             parent = trace.set_span_in_context(transaction.span, outer)
-        database, collection = operation.target
+        database, collection = operation.call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(operation.name, database or "admin", collection)
         # What samplers and processors send meanwhile is no part of the operation.
-        operation.span = in_progress.reported(
+        span = in_progress.reported(
             foreign, self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
         )
-        operation.outer_context = outer
-        context.attach(trace.set_span_in_context(operation.span, outer))
+        operation.shown, operation.outer_context = SpanState(span), outer
+        context.attach(trace.set_span_in_context(span, outer))
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
-        span = operation.span
-        if span is None or not span.is_recording():
+        state = operation.shown
+        if state is None or not (span := state.span).is_recording():
             return
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
-            while operation.command_spans:
-                operation.command_spans.popitem()[1].end(operation, error)
-            for wait in (operation.history.waits or ())[-SHOWN_WAITS:]:
+            while state.commands:
+                state.commands.popitem()[1].end(state, operation.ended_ns, error)
+            for wait in (operation.limits.waits or ())[-SHOWN_WAITS:]:
                 waited = {
                     semconv.WAITED: wait.seconds,
                     semconv.OUTCOME: wait.outcome,
@@ -83,14 +86,14 @@ class OperationSpans(Observer):
                 _add_event(span, EVENTS[wait.what], waited, wait.ended_ns)
             attributes = _retry_attributes(operation)
             attributes[semconv.OUTCOME] = outcome_of(operation, error)
-            if operation.history.only_command is not None:
-                attributes |= operation.history.only_command.settle(operation, error)
+            if state.only_command is not None:
+                outcome = operation.outcome
+                retried = bool(outcome.attempts) and outcome.is_retried
+                attributes |= state.only_command.settle(error, retried=retried)
             span.set_attributes(attributes)
         finally:
             # A coroutine that is closed unfinished has left its client.
-            hidden = (
-                error is None or operation.history.withholds or isinstance(error, GeneratorExit)
-            )
+            hidden = error is None or state.withholds or isinstance(error, GeneratorExit)
             quotes = not hidden and tracing_of(operation.client).quotes
             semconv.end_span(span, error, quotes, operation.ended_ns)
 
@@ -130,12 +133,12 @@ def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None
 
 
 def _retry_attributes(operation: Operation) -> dict[str, Any]:
+    outcome, limits = operation.outcome, operation.limits
     attributes: dict[str, Any] = {semconv.ATTEMPTS: 1}
-    if operation.history.reasons:
-        attributes[semconv.ATTEMPTS] = operation.history.attempts
-        reasons = tuple(reason.value for reason in operation.history.reasons)
-        attributes["pymongo_resilience.retry.reasons"] = reasons
-        attributes["pymongo_resilience.backoff.total"] = operation.history.backoff
-    if timeout := operation.timeout or operation.pymongos_timeout:
+    if outcome.attempts and (reasons := outcome.retry_reasons):
+        attributes[semconv.ATTEMPTS] = outcome.number_of_attempts
+        attributes["pymongo_resilience.retry.reasons"] = tuple(each.value for each in reasons)
+        attributes["pymongo_resilience.backoff.total"] = outcome.backoff
+    if timeout := limits.timeout or limits.timeout_of_pymongo:
         attributes["pymongo_resilience.deadline"] = timeout
     return attributes

@@ -9,7 +9,8 @@ from pymongo_resilience.config import ALL, BY_DATABASE
 from pymongo_resilience.events import Broadcast, Event, EventLog
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import in_progress
-from pymongo_resilience_instrumentation.operation import NEVER, Operation
+from pymongo_resilience_instrumentation.limits import NEVER
+from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.settings import HOOKS, Settings
 
 from .command_spans import CommandSpans
@@ -90,8 +91,8 @@ class Telemetry:
             # What is measured leads to its trace; the context is the deferred work's own.
             context.attach(trace.set_span_in_context(operation.span))
         observers = [self._timelines, *(self.recorders if self.records else ())]
-        if operation.ends is not None:
-            observers.append(operation.ends)
+        if operation.transaction_span is not None:
+            observers.append(operation.transaction_span)
         for observer in observers:
             try:
                 observer.ends(operation, error)

@@ -33,7 +33,8 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.causes import LOGINS, cause_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interceptor import Function, Interceptor, Row, Wrapper
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE
+from pymongo_resilience_instrumentation.operation import Operation
 
 TIMEOUT_TEXT = "timeout: "
 """Before the number at the end of a WaitQueueTimeoutError (pymongo 4.20)."""
@@ -132,7 +133,8 @@ Connected = Callable[[Any, float], None]
 def name_own_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
     """Have a full pool's error name the ``waitQueueTimeoutMS`` that ended the wait. The driver's
     text ends with the timeout of the operation."""
-    wait = operation.history.waits[-1] if operation.history.waits else None
+    waits = operation.limits.waits
+    wait = waits[-1] if waits else None
     if wait is not None and wait.own_limit is not None and error.args:
         text, given, _ = str(error.args[0]).rpartition(TIMEOUT_TEXT)
         error.args = (f"{text}{given}{wait.own_limit}",) if given else error.args
@@ -141,8 +143,9 @@ def name_own_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
 def over(operation: Operation, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
     with shielded("after a wait"):
-        if operation.history.waits and operation.history.waits[-1].outcome is None:
-            operation.history.waits[-1].end(error)
+        waits = operation.limits.waits
+        if waits and waits[-1].outcome is None:
+            waits[-1].end(error)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -174,8 +177,9 @@ class MeasuredWait(Interceptor):
     def _begin(self, operation: Operation | None) -> None:
         if operation is None:
             return
-        waits: list[Wait] = operation.history.waits or []
-        operation.history.waits = waits
+        waits = operation.limits.waits
+        if waits is None:
+            waits = operation.limits.waits = []
         if waits and waits[-1].outcome is None and waits[-1].what is not self._what:
             waits[-1].end(None)  # one follows the other
         if not waits or waits[-1].outcome is not None:
@@ -191,12 +195,12 @@ class MeasuredWait(Interceptor):
         return error
 
     def _add(self, waiting: _Waiting) -> None:
-        if (operation := waiting.operation) is None or not operation.history.waits:
+        if (operation := waiting.operation) is None or not (waits := operation.limits.waits):
             return
-        operation.handshaking = None
+        operation.note_handshake(None)
         with shielded("after a wait"):
             seconds = driver.csot.now() - waiting.began
-            operation.history.waits[-1].add(seconds, connecting=isinstance(self, MeasuredHandshake))
+            waits[-1].add(seconds, connecting=isinstance(self, MeasuredHandshake))
 
 
 class ConditionWait(MeasuredWait):
@@ -210,7 +214,7 @@ class ConditionWait(MeasuredWait):
         condition, timeout = given
         operation = in_progress.current()
         left = driver.csot.remaining()
-        configured = operation is not None and operation.configured
+        configured = operation is not None and operation.limits.source.is_configuration
         if left is not None:
             left = max(left, RESOLUTION)
             timeout = left if timeout is None else min(timeout, left)
@@ -226,9 +230,10 @@ class ConditionWait(MeasuredWait):
     def _keep_own_limit(self, operation: Operation, timeout: float | None) -> float | None:
         """Under a timeout of the configuration, the pool's ``waitQueueTimeoutMS`` holds as well."""
         own: float | None = operation.client.options.pool_options.wait_queue_timeout
-        if own is None or not operation.history.waits:
+        waits = operation.limits.waits
+        if own is None or not waits:
             return timeout
-        wait: Wait = operation.history.waits[-1]
+        wait = waits[-1]
         left = max(wait.began + own - driver.csot.now(), RESOLUTION)
         if timeout is not None and timeout < left:
             return timeout
@@ -275,7 +280,7 @@ class Handshake(MeasuredHandshake):
         handler = given[1] if len(given) > 1 else kwargs.get("handler")
         pool, operation = given[0], None if handler is None else in_progress.current()
         left, began = driver.csot.remaining(), driver.csot.now()
-        attempt = None if operation is None else operation.attempt_timeout
+        attempt = None if operation is None else operation.limits.attempt_timeout
         if attempt is not None:
             attempt = max(attempt, CONNECTING)
             if left is None or attempt <= left:

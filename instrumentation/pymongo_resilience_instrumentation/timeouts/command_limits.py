@@ -32,6 +32,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     Row,
     Wrapper,
 )
+from pymongo_resilience_instrumentation.limits import Limits
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import COMMIT
 
@@ -53,7 +54,7 @@ def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
 
     def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
         operation = found()
-        cursor = None if operation is None else operation.cursor
+        cursor = None if operation is None else operation.limits.cursor
         if cursor is None or not cursor.omits_max_time or not enabled_flag.on:
             return original(*given, **kwargs)
         command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
@@ -92,13 +93,14 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
 
     def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
         timeout, operation = timeout_in_force(), found()
-        attempt = None if operation is None else operation.attempt_timeout
+        limits = None if operation is None else operation.limits
+        attempt = None if limits is None else limits.attempt_timeout
         if (timeout is None and attempt is None) or not enabled_flag.on:
             return original(*given, **kwargs)
         # None for a getMore, which gets no limit: it may wait for news.
         command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
         own = None if command is None else command.get(LIMIT)
-        if own is not None and operation is not None and _is_left_over(own, operation):
+        if own is not None and limits is not None and _is_left_over(own, limits):
             own = None
         try:
             result = original(*given, **kwargs)
@@ -106,21 +108,25 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
             unsent(error)
             raise
         try:
-            if operation is None:
+            if operation is None or limits is None:
                 if timeout is not None:
                     _adjust(connection, command, own, timeout, operation)
             elif (
                 # What most commands are: with time left, and without a limit of their own.
-                own is None is attempt is operation.cursor
+                own is None
+                and attempt is None
+                and limits.cursor is None
                 and command
                 and (sent := command.get(LIMIT))
                 and COMMIT not in command
                 and operation.name != "runCommand"
-                and not (operation.configured and socket_timeout_of(connection) is not None)
+                and not (
+                    limits.source.is_configuration and socket_timeout_of(connection) is not None
+                )
             ):
-                operation.limit_ms, operation.application_limit_ms = sent, None
+                limits.sent_ms, limits.application_limit_ms = sent, None
             else:
-                if own is not None and timeout is not None and not operation.configured:
+                if own is not None and timeout is not None and not limits.source.is_configuration:
                     _warn_once(warned, operation)
                 _apply_other_limits(connection, command, own, timeout, operation)
         except ExecutionTimeout:
@@ -135,38 +141,39 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
 def _apply_other_limits(
     connection: Any, command: Any, own: int | None, timeout: float | None, operation: Operation
 ) -> None:
+    limits = operation.limits
     if timeout is not None:
         _adjust(connection, command, own, timeout, operation)
-        if operation.configured:
+        if limits.source.is_configuration:
             driver.connections.keep_socket_timeout(connection)
             if command is not None and (own is not None or COMMIT in command):
                 own = _keep_own_limit(command, own, operation)
-    if (attempt := operation.attempt_timeout) is not None:
-        operation.reply_within = None if command is None else attempt
-        operation.attempt_limits_server = command is not None and driver.connections.limit_attempt(
+    if (attempt := limits.attempt_timeout) is not None:
+        limits.reply_within = None if command is None else attempt
+        limits.attempt_limits_server = command is not None and driver.connections.limit_attempt(
             connection, command, attempt
         )
     if command is None:
         return
-    operation.limit_ms = sent = command.get(LIMIT)
-    operation.application_limit_ms = None if own is None or own != sent else int(own)
+    limits.sent_ms = sent = command.get(LIMIT)
+    limits.application_limit_ms = None if own is None or own != sent else int(own)
     if sent and own is None and operation.name == "runCommand":
         command[LIMIT] = OurLimit(sent)
 
 
-def _is_left_over(limit: int, operation: Operation) -> bool:
+def _is_left_over(limit: int, limits: Limits) -> bool:
     """Return True if it is from the library: pymongo sends some documents again in a retry, and the
     application may give ``command`` the same one twice."""
     if isinstance(limit, OurLimit):
         return True
-    return limit == operation.limit_ms and operation.application_limit_ms is None
+    return limit == limits.sent_ms and limits.application_limit_ms is None
 
 
 def _keep_own_limit(command: Any, own: int | None, operation: Operation) -> int | None:
     """Send the application's ``maxTimeMS`` or ``maxCommitTimeMS``, which is returned, if it is
     shorter than what is left. By iteration nothing else is sent."""
-    if own is None:
-        own = driver.sessions.max_commit_time_ms(operation.history.loop.session)
+    if own is None and operation.loop is not None:
+        own = driver.sessions.max_commit_time_ms(operation.loop.session)
     left = command.get(LIMIT)
     if isinstance(own, int | float) and own and (not left or own <= left):
         command[LIMIT] = own
@@ -182,7 +189,12 @@ def keep_wtimeout(enabled_flag: EnabledFlag) -> Wrapper:
         original(*given, **kwargs)
         command, concern = given
         operation = found()
-        if concern and operation is not None and operation.configured and enabled_flag.on:
+        if (
+            concern
+            and operation is not None
+            and operation.limits.source.is_configuration
+            and enabled_flag.on
+        ):
             wtimeout = concern.document.get("wtimeout")
             if wtimeout is not None:
                 command.setdefault("writeConcern", {})["wtimeout"] = wtimeout
@@ -201,12 +213,13 @@ def _adjust(
 ) -> None:
     # What is in a document for command() is the application's affair.
     document = operation is not None and operation.name == "runCommand"
+    limits = None if operation is None else operation.limits
     if not timeout:
-        if not (document or (operation is not None and operation.configured)):
+        if not (document or (limits is not None and limits.source.is_configuration)):
             driver.connections.lift_limits(connection, command)
     elif command is None:
         return
-    elif operation is not None and operation.cursor is not None and operation.cursor.omits_max_time:
+    elif limits is not None and limits.cursor is not None and limits.cursor.omits_max_time:
         command.pop(LIMIT, None)
         if document and own is not None:
             command[LIMIT] = own
@@ -226,9 +239,10 @@ class Reply(Interceptor):
 
         def wrapper(original: Function, module: Any, given: Any, kwargs: Any) -> Any:
             operation = found()
-            if operation is None or not (
-                operation.reply_within is not None
-                or (operation.configured and socket_timeout_of(given[0]) is not None)
+            limits = None if operation is None else operation.limits
+            if limits is None or not (
+                limits.reply_within is not None
+                or (limits.source.is_configuration and socket_timeout_of(given[0]) is not None)
             ):
                 return original(*given, **kwargs)
             return limited(original, module, given, kwargs)
@@ -237,13 +251,11 @@ class Reply(Interceptor):
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         operation: Any = in_progress.found()
-        attempt, operation.reply_within = operation.reply_within, None
-        seconds = attempt
-        if operation.configured:
-            own = socket_timeout_of(given[0])
-            if own is not None and (attempt is None or own < attempt):
-                seconds, attempt = own, None
-        return Entered(attempt, driver.csot.within(seconds))
+        limits: Limits = operation.limits
+        attempt, limits.reply_within = limits.reply_within, None
+        own = socket_timeout_of(given[0]) if limits.source.is_configuration else None
+        seconds = min(each for each in (attempt, own) if each is not None)
+        return Entered(attempt if seconds == attempt else None, driver.csot.within(seconds))
 
     def failed(
         self, entered: Entered | None, error: BaseException, given: tuple[Any, ...], *_: Any
@@ -265,12 +277,21 @@ def with_limit(operation: Operation, failure: Failure, state: RetryState) -> Fai
     says nothing about the server."""
     if failure.stage is Stage.NOT_SENT:
         return failure
-    if operation.application_limit_ms is not None:
-        return replace(failure, application_limit_ms=operation.application_limit_ms)
+    limits = operation.limits
+    if limits.application_limit_ms is not None:
+        return replace(failure, application_limit_ms=limits.application_limit_ms)
     deadline = state.deadline
-    if not operation.attempt_limits_server or (deadline is not None and not deadline.allows(0)):
+    if not limits.attempt_limits_server or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
+
+
+def limit_attempts(limits: Limits, seconds: float | None) -> None:
+    """From the next attempt on, what was sent may stay unanswered so long; None removes the
+    limit."""
+    limits.attempt_timeout = seconds
+    if seconds is None:
+        limits.reply_within = None
 
 
 def warn_of_ignored_options(client: Any) -> None:

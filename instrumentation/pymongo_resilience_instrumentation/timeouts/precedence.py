@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import InvalidOperation
 
@@ -38,9 +38,15 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import Block
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import NOTHING, Policy, shorter
+from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.operation import NEVER, Operation
+from pymongo_resilience_instrumentation.call import Call
+from pymongo_resilience_instrumentation.limits import NEVER, Limits
 from pymongo_resilience_instrumentation.public_operations import Target
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.call import AnyClient
+    from pymongo_resilience_instrumentation.operation import Operation
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
 _TRANSACTION = "_pymongo_resilience_transaction"
@@ -61,86 +67,132 @@ class TimeoutRules:
         self._have_timeouts = rules.have_timeouts
         self._attempt_ms = None if observes else config.attempt_timeout_ms
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
+        has_default = self._default is not None
+        self._default_source = TimeoutSource.CONFIGURATION if has_default else TimeoutSource.NONE
 
-    def set_timeout(self, operation: Operation) -> None:
-        """Sets what an operation keeps of the table: its timeout, what puts that in force where
-        that is ours to do, and its attempts'. Raises InvalidOperation for one of its own inside of
-        with_transaction."""
-        if operation.transaction is not None:
-            if operation.public:
-                operation.transaction.refuse_others()
-            operation.limit_to(operation.transaction.timeout)
-            operation.configured = operation.transaction.configured
+    def set_timeout(self, call: Call, limits: Limits) -> None:
+        """Set the timeout of ``call`` by the table: its length, who set it, and what activates it
+        if that is ours to do; and the timeout of its attempts.
+
+        Raises:
+            InvalidOperation: pymongo's, for a timeout of its own inside of ``with_transaction``.
+        """
+        session = call.session
+        if session is not None:
+            limits.transaction = transaction_of(session)
+        if limits.transaction is not None:
+            if call.is_public:
+                limits.transaction.refuse_others()
+            limit_to(limits, limits.transaction.timeout, limits.transaction.source)
             return
-        if (self._observes or not self.csot_available) and self._is_pymongos(operation):
+        if (self._observes or not self.csot_available) and self._is_pymongos(call, limits):
             return
-        within, bound = operation.within, operation.bound
-        rule = operation.rule(self._rules) if self._have_timeouts else NOTHING
-        attempt_ms = within.attempt_timeout_ms or bound.attempt_timeout_ms
+        block, bound = call.block_policy, call.bound_policy
+        rule = call.rule(self._rules) if self._have_timeouts else NOTHING
+        attempt_ms = block.attempt_timeout_ms or bound.attempt_timeout_ms
         attempt_ms = attempt_ms or rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
-            operation.attempt_timeout = attempt_ms / 1000
+            limits.attempt_timeout = attempt_ms / 1000
         # From the last row up to that of ``override``: the nearer replaces the farther.
-        seconds, configured = self._default, self._default is not None
-        if operation.client.options.timeout is not None:
-            seconds, configured = operation.client.options.timeout, False
+        seconds, source = self._default, self._default_source
+        if (of_client := call.client.options.timeout) is not None:
+            seconds, source = of_client, TimeoutSource.CLIENT
         if rule.timeout_ms is not None:
-            seconds, configured = rule.timeout_ms / 1000, True
+            seconds, source = rule.timeout_ms / 1000, TimeoutSource.RULE
         if bound.timeout_ms is not None:
-            seconds, configured = bound.timeout_ms / 1000, False
-        if (block_ms := within.timeout_ms) is not None:
-            seconds, configured = block_ms / 1000, False
-        operation.own_timeout = seconds, configured
-        in_force = driver.csot.timeout_in_force()
-        if in_force is None and driver.csot.DEADLINE.get() == NEVER:
-            operation.configured = configured
-        elif not block_ms and (hidden := driver.csot.hidden_timeout()) is not None:
-            operation.limit_to(hidden)
+            seconds, source = bound.timeout_ms / 1000, TimeoutSource.BINDING
+        if block.timeout_ms is not None:
+            seconds, source = block.timeout_ms / 1000, TimeoutSource.BLOCK
+        limits.own_timeout, limits.own_source = seconds, source
+        has_timeout = driver.csot.timeout_in_force() is not None
+        is_active = has_timeout or driver.csot.DEADLINE.get() != NEVER
+        if is_active and _keep_active(limits, block.timeout_ms):
             return
-        elif not block_ms or shorter(in_force or 0, block_ms / 1000) == in_force:
-            operation.timeout = in_force
-            operation.configured = driver.csot.is_by_configuration()
-            return
-        operation.timeout = seconds
+        limits.timeout, limits.source = seconds, source
         if seconds is not None:
-            # Also where it is the client's own: pymongo's loop over several batches has none.
-            operation.deadline = deadline = driver.csot.InForce(seconds)
-            deadline.by_configuration = operation.configured
+            # Also if it is the client's own: pymongo's loop over several batches has none.
+            limits.deadline = driver.csot.InForce(seconds, source=source)
 
-    def _is_pymongos(self, operation: Operation) -> bool:
-        """Whether pymongo's own timeout applies, or none: it works as without this library."""
+    def _is_pymongos(self, call: Call, limits: Limits) -> bool:
+        """Return True if pymongo's own timeout applies, or none: it works as without this
+        library."""
+        own = call.client.options.timeout
         if not self.csot_available:
-            operation.timeout = operation.client.options.timeout
+            limits.timeout = own
             return True
-        if operation.within.timeout_ms is not None:
+        if call.block_policy.timeout_ms is not None:
             return False
-        own, in_force = operation.client.options.timeout, driver.csot.timeout_in_force()
-        operation.pymongos_timeout = own if in_force is None else in_force
-        if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
+        active = driver.csot.timeout_in_force()
+        limits.timeout_of_pymongo = own if active is None else active
+        if active is not None or driver.csot.DEADLINE.get() != NEVER:
             return True
-        return operation.bound.timeout_ms is None and (own is not None or self._default is None)
+        return call.bound_policy.timeout_ms is None and (own is not None or self._default is None)
 
-    def of_several(
-        self, client: object, target: Target, bound: Policy
-    ) -> tuple[float | None, bool, bool]:
-        """The seconds that several operations have together, those of a with_transaction or of a
-        stream of GridFS; whether the configuration gives them; and whether they are by iteration.
-        """
+    def timeout_for_group(
+        self, client: AnyClient, target: Target, bound: Policy
+    ) -> tuple[float | None, TimeoutSource, bool]:
+        """Return the timeout that several operations have together, those of a with_transaction or
+        of a GridFS stream, in seconds; who set it; and whether it is by iteration."""
         if in_progress.reporting():
-            return None, False, False
+            return None, TimeoutSource.NONE, False
         in_progress.clear_inherited()
-        operation = Operation(client, "", target)
-        operation.public = False
-        operation.bound = bound
-        self.set_timeout(operation)
-        mode = self.mode_of(operation) or self.timeout_mode
-        configured = operation.configured
-        return operation.timeout, configured, configured and mode != CURSOR_LIFETIME
+        call = Call(
+            client, "", target, is_public=False, block_policy=blocks.current(), bound_policy=bound
+        )
+        limits = Limits()
+        self.set_timeout(call, limits)
+        mode = self.mode_of(call) or self.timeout_mode
+        return (
+            limits.timeout,
+            limits.source,
+            limits.source.is_configuration and mode != CURSOR_LIFETIME,
+        )
 
-    def mode_of(self, operation: Operation) -> str | None:
-        """What policies say: of a block, of what the cursor is made from, of a rule."""
-        mode: str | None = operation.wanted(self._rules, "timeout_mode")
+    def mode_of(self, call: Call) -> str | None:
+        """Return the ``timeout_mode`` of the first policy that has one: of a block, of what the
+        cursor is made from, of a rule."""
+        mode: str | None = call.option(self._rules, "timeout_mode")
         return mode
+
+
+def _keep_active(limits: Limits, block_ms: int | None) -> bool:
+    """Return True if an operation keeps the active timeout, because no block of ``override``
+    around the operation has a shorter one."""
+    if block_ms:
+        active = driver.csot.timeout_in_force()
+        if shorter(active or 0, block_ms / 1000) != active:
+            return False
+    elif (hidden := driver.csot.hidden_timeout()) is not None:
+        limit_to(limits, hidden, TimeoutSource.PYMONGO_TIMEOUT)
+        return True
+    limits.timeout = driver.csot.timeout_in_force()
+    limits.source = driver.csot.active_source()
+    return True
+
+
+def limit_to(
+    limits: Limits, timeout: driver.csot.Timeout, source: TimeoutSource | None = None
+) -> None:
+    """Give an operation this timeout, which is active while pymongo runs. Without a ``source``,
+    whoever set its timeout before has set this one, too."""
+    if source is not None:
+        limits.source = source
+    limits.timeout, limits.deadline = timeout.seconds, timeout.resume(limits.source)
+
+
+def refresh(limits: Limits) -> None:
+    """Give an operation the whole of its timeout from now on, whatever has passed of it."""
+    if limits.timeout is not None:
+        limit_to(limits, driver.csot.Timeout.from_now(limits.timeout))
+
+
+def leave_at_least(limits: Limits, seconds: float) -> None:
+    """Give an operation what is left of its timeout, or so many seconds if that is less."""
+    if not limits.timeout:
+        return
+    least, left = min(seconds, limits.timeout), driver.csot.remaining()
+    if left is not None and left < least:
+        limit_to(limits, driver.csot.Timeout.from_now(least))
 
 
 class TransactionDeadline(NamedTuple):
@@ -151,8 +203,8 @@ class TransactionDeadline(NamedTuple):
     """The ``override`` with a timeout around with_transaction."""
     began: float
     """In seconds on the driver's clock."""
-    configured: bool = False
-    """The library's configuration gives it, and not the application."""
+    source: TimeoutSource = TimeoutSource.NONE
+    """Who set the timeout."""
 
     def refuse_others(self) -> None:
         """Raises InvalidOperation where the callback gives an operation a timeout of its own."""
@@ -206,8 +258,8 @@ class CursorTimeout:
     """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
     wait: float = 0.0
     """Seconds that the server may wait for news, which a getMore has beside its own."""
-    configured: bool = False
-    """The configuration gives it; see ``Operation.configured``."""
+    source: TimeoutSource = TimeoutSource.NONE
+    """Who set the timeout."""
     in_use: bool = True
     """False until the first command, which goes by what was found out for it before."""
 
@@ -251,9 +303,13 @@ def keep(cursor: object, timeout: CursorTimeout | None) -> None:
 
 
 def cursor_timeout(
-    rules: TimeoutRules, operation: Operation, cursor: Any = None, writes: str | None = None
+    rules: TimeoutRules,
+    call: Call,
+    limits: Limits,
+    cursor: Any = None,
+    writes: str | None = None,
 ) -> CursorTimeout | None:
-    """What a cursor keeps that ``operation`` makes; None without a timeout, or with all of a
+    """Return what the cursor that ``call`` makes keeps; None without a timeout, or with all of a
     transaction's.
 
     Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
@@ -261,17 +317,17 @@ def cursor_timeout(
     longer than the operation has. The mode of the process is a default, and no error where it
     cannot hold.
     """
-    mode, tailable = rules.mode_of(operation), driver.cursors.is_tailable(cursor)
+    mode, tailable = rules.mode_of(call), driver.cursors.is_tailable(cursor)
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
-    if mode is not None and operation.timeout is None:
+    if mode is not None and limits.timeout is None:
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
         raise ConfigurationError([f"timeout_mode={mode}: expected iteration for a tailable cursor"])
     if mode == ITERATION and writes:
         expected = f"expected cursor_lifetime for an aggregate with {writes}"
         raise ConfigurationError([f"timeout_mode={mode}: {expected}"])
-    check_max_await(operation, max_await_ms)
-    if operation.timeout is None or operation.transaction is not None:
+    check_max_await(limits, max_await_ms)
+    if limits.timeout is None or limits.transaction is not None:
         return None
     # A method or a stream of GridFS has one deadline, and its cursors are within it.
     within_another = driver.csot.is_ours()
@@ -280,16 +336,48 @@ def cursor_timeout(
     elif within_another or writes:
         mode = CURSOR_LIFETIME
     blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
-    default = ITERATION if operation.configured else CURSOR_LIFETIME
-    waits = operation.configured and driver.cursors.awaits_data(cursor)
+    default = ITERATION if limits.source.is_configuration else CURSOR_LIFETIME
+    waits = limits.source.is_configuration and driver.cursors.awaits_data(cursor)
     return CursorTimeout(
-        seconds=None if blocked or within_another else operation.own_timeout[0],
+        seconds=None if blocked or within_another else limits.own_timeout,
         mode=mode or rules.timeout_mode or default,
         began=driver.csot.now(),
-        to_close=operation.timeout,
+        to_close=limits.timeout,
         wait=wait_for_news(cursor) if waits else 0.0,
-        configured=operation.configured,
+        source=limits.source,
     )
+
+
+def limit_cursor(
+    rules: TimeoutRules,
+    call: Call,
+    limits: Limits,
+    cursor: Any = None,
+    writes: str | None = None,
+) -> None:
+    """Give an operation that makes a cursor the timeout which the cursor keeps; arguments and
+    errors are those of ``cursor_timeout``."""
+    limits.cursor = cursor_timeout(rules, call, limits, cursor, writes)
+
+
+def limit_batch(limits: Limits, kept: CursorTimeout | None) -> None:
+    """Give an operation that fetches a batch the timeout that its cursor has kept."""
+    limits.cursor = kept
+    if kept is None:
+        return
+    kept.in_use = True
+    timeout = kept.for_a_batch()
+    if timeout is not None:
+        # A block around the batch is the application's, and so is what it gave the cursor.
+        limit_to(limits, timeout, None if kept.source.is_configuration else kept.source)
+
+
+def limit_resume(limits: Limits, kept: CursorTimeout | None, least: float) -> None:
+    """Give an operation that resumes a change stream at least so many seconds, if the configuration
+    set its timeout: that ends no stream, and plain pymongo waits for a server that long."""
+    limits.stream = kept
+    if limits.source.is_configuration and limits.timeout and limits.timeout < least:
+        limit_to(limits, driver.csot.Timeout.begin(least))
 
 
 def wait_for_news(cursor: Any) -> float:
@@ -301,21 +389,22 @@ def wait_for_news(cursor: Any) -> float:
 def advice(operation: Operation) -> str:
     """What to know about the timeout of a batch that is not the batch's own, and of a resume; ""
     for any other."""
-    if operation.stream is not None:
+    limits = operation.limits
+    if limits.stream is not None:
         return OF_A_RESUME
-    kept = operation.cursor
+    kept = limits.cursor
     if kept is None or operation.name != "getMore" or not kept.seconds:
         return ""
-    return OF_A_LIFE if kept.ends != NEVER and operation.timeout == kept.seconds else ""
+    return OF_A_LIFE if kept.ends != NEVER and limits.timeout == kept.seconds else ""
 
 
-def check_max_await(operation: Operation, max_await_ms: object) -> None:
+def check_max_await(limits: Limits, max_await_ms: object) -> None:
     """Raises ConfigurationError where a getMore that finds nothing could not but time out, unless
     the timeout is the configuration's, which leaves the wait for news alone."""
-    if not isinstance(max_await_ms, int) or not operation.timeout or operation.configured:
+    if not isinstance(max_await_ms, int) or not limits.timeout or limits.source.is_configuration:
         return
-    if max_await_ms >= operation.timeout * 1000:
-        expected = f"expected less than the timeout of {operation.timeout * 1000:g} ms"
+    if max_await_ms >= limits.timeout * 1000:
+        expected = f"expected less than the timeout of {limits.timeout * 1000:g} ms"
         raise ConfigurationError([f"max_await_time_ms={max_await_ms}: {expected}"])
 
 

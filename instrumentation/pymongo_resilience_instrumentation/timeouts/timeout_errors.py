@@ -14,7 +14,8 @@ from pymongo_resilience.rules.retry_rules import Rule, is_over
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin, attempts_text
-from pymongo_resilience_instrumentation.operation import NEVER, NO_DEADLINE, Operation
+from pymongo_resilience_instrumentation.limits import NEVER, NO_DEADLINE
+from pymongo_resilience_instrumentation.operation import Operation
 
 from . import precedence
 
@@ -52,38 +53,36 @@ def timed_out(
 def as_timeout(operation: Operation, error: BaseException | None) -> BaseException | None:
     """Return the error that an operation ends with: an OperationTimeoutError if its time is over,
     also if that was raised outside of the driver's loop; else the error itself."""
-    if (
-        not operation.timeout
-        or error is operation.history.final_error
-        or not isinstance(error, PyMongoError)
-    ):
+    timeout, outcome = operation.limits.timeout, operation.outcome
+    if not timeout or error is outcome.final_error or not isinstance(error, PyMongoError):
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error
-    history, gone, stage = operation.history, elapsed(operation), classify.stage_of(error)
-    if not is_over(operation.timeout - gone, operation.timeout, stage):
+    gone, stage = elapsed(operation), classify.stage_of(error)
+    if not is_over(timeout - gone, timeout, stage):
         return error
+    attempts, reasons = outcome.number_of_attempts, outcome.retry_reasons
     return timed_out(
         error,
-        Origin(history.server_text(), stage, history.attempts, history.reasons),
-        timeout_s=operation.timeout,
+        Origin(operation.server_text(), stage, attempts, reasons),
+        timeout_s=timeout,
         elapsed_s=gone,
-        name=operation.method or operation.name,
+        name=operation.call.method or operation.name,
         advice=precedence.advice(operation),
     )
 
 
 def elapsed(operation: Operation) -> float:
     """Seconds of its timeout that are gone, which may have begun before the operation."""
-    lasting = operation.transaction
-    if operation.cursor is not None and operation.cursor.ends != NEVER:
-        lasting = operation.cursor
-    if lasting is not None:
-        return float(driver.csot.now() - lasting.began)
+    limits = operation.limits
+    if limits.cursor is not None and limits.cursor.ends != NEVER:
+        return driver.csot.now() - limits.cursor.began
+    if limits.transaction is not None:
+        return driver.csot.now() - limits.transaction.began
     own, left = operation.elapsed(), driver.csot.remaining()
-    if left is None or operation.deadline is not NO_DEADLINE:
+    if left is None or limits.deadline is not NO_DEADLINE:
         return own
-    return max(own, (operation.timeout or 0) - left)
+    return max(own, (limits.timeout or 0) - left)
 
 
 class _TimedOutError(OperationTimeoutError):

@@ -25,7 +25,9 @@ from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, Policy
 from pymongo_resilience.rules.retry_rules import is_over
+from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress
+from pymongo_resilience_instrumentation.call import Call
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin
@@ -128,12 +130,17 @@ class EndTransaction(OperationInterceptor):
                 return Entered(session)
             least = max(driver.csot.remaining() or 0.0, min(seconds, ABORT_GRACE))
             return Entered(session, driver.csot.Timeout.from_now(least).resume())
-        operation = Operation(session.client, self._operation, NOWHERE)
-        operation.unknown_concern = True
-        operation.bound = default_of(session)
-        operation.ends = transaction_spans.span_of(session)
-        operation.session = session
-        operation.is_cleanup = self._operation == ABORT
+        call = Call(
+            session.client,
+            self._operation,
+            NOWHERE,
+            session=session,
+            block_policy=blocks.current(),
+            bound_policy=default_of(session),
+            is_cleanup=self._operation == ABORT,
+            unknown_concern=True,
+        )
+        operation = Operation(call, transaction_span=transaction_spans.span_of(session))
         if self._operation != ABORT:
             runtime.begin(operation)
         elif _WITHIN in vars(session):
@@ -186,16 +193,15 @@ class _Transaction(Interceptor):
     """One with_transaction under a deadline, for one thread or task; around its callback: the
     session is under the deadline there, and all else as it was outside."""
 
-    def __init__(self, session: Any, seconds: float, configured: bool, name: str) -> None:
-        """``configured``: whether the configuration gives the timeout. ``name``: of what is timed
-        out when it is over."""
+    def __init__(self, session: Any, seconds: float, source: TimeoutSource, name: str) -> None:
+        """``source``: who set the timeout. ``name``: what the error says is timed out."""
         self.session = session
         self._name = name
         self._outside = driver.csot.Timeout.in_force()
         self.timeout = driver.csot.Timeout.begin(seconds)
-        self.deadline = self.timeout.resume(by_configuration=configured)
+        self.deadline = self.timeout.resume(source)
         self._of_session = precedence.TransactionDeadline(
-            self.timeout, blocks.timed(), driver.csot.now(), configured
+            self.timeout, blocks.timed(), driver.csot.now(), source
         )
         self._runs = 0
         self._raised: BaseException | None = None
@@ -256,13 +262,13 @@ class WithTransaction(Interceptor):
         session = given[0]
         default = default_of(session)
         timeouts = self._runtime.timeouts
-        seconds, configured, _ = timeouts.of_several(session.client, NOWHERE, default)
+        seconds, source, _ = timeouts.timeout_for_group(session.client, NOWHERE, default)
         if seconds is None:
             return None
         setattr(session, _WITHIN, True)
         operation = _atomic_write_of(session)
-        name = operation.method if operation else "with_transaction"
-        return _Transaction(session, seconds, configured, name)
+        name = operation.call.method if operation else "with_transaction"
+        return _Transaction(session, seconds, source, name)
 
     def send(
         self, transaction: _Transaction, original: Function, session: Any, *args: Any, **kwargs: Any

@@ -13,6 +13,7 @@ from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.budget import UNLIMITED, RetryBudget
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
+from pymongo_resilience.rules.outcome import Outcome
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.testing import RecordingListener
@@ -108,6 +109,7 @@ class FakeWork:
     left: list[Failure] = field(default_factory=list)
     prepared: list[Failure] = field(default_factory=list)
     operations: list[RetryState] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=Outcome)
 
     def __post_init__(self) -> None:
         self._to_come: Iterator[Fault] = iter(self.faults)

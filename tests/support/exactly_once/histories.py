@@ -39,6 +39,7 @@ from pymongo_resilience.events import Event, RetryScheduled
 from pymongo_resilience.executor import Executor
 from pymongo_resilience.rules.budget import RetryBudget
 from pymongo_resilience.rules.failure import NO_WRITES_PERFORMED, Failure
+from pymongo_resilience.rules.outcome import Outcome
 from pymongo_resilience.rules.retry_rules import Retry, RetryRules, Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import RetryStrategy
@@ -251,6 +252,7 @@ class Run:
         self.number: int | None = None
         self.number_of: dict[int, int] = {}
         self.txn_number = TxnNumber(world.clock)
+        self.outcome = Outcome()
         self.repeated = False
         self.began = world.clock.now()
 

@@ -72,7 +72,7 @@ class AtomicWrites:
 
         def send(session: Any) -> Any:
             # The failure of a try that was repeated is not the operation's.
-            operation.history.declined_by = None
+            operation.outcome.begin_again()
             arguments["session"] = session
             return original(*bound.args, **bound.kwargs)
 
@@ -106,7 +106,7 @@ def _refuse(operation: Operation, session: Any, concern: Any) -> None:
         raise _refusal(operation, SESSION)
     if not concern.acknowledged:
         raise _refusal(operation, UNACKNOWLEDGED)
-    database, collection = operation.target
+    database, collection = operation.call.target
     if collection is not None and (database in OF_THE_SERVER or collection.startswith("system.")):
         text = f"{operation.namespace} belongs to the server: no transaction can write it"
         raise _refusal(operation, text)
@@ -116,7 +116,7 @@ def _refuse(operation: Operation, session: Any, concern: Any) -> None:
 
 
 def _refusal(operation: Operation, reason: str) -> ConfigurationError:
-    return ConfigurationError([f"{operation.method} with atomic=True was not sent: {reason}"])
+    return ConfigurationError([f"{operation.call.method} with atomic=True was not sent: {reason}"])
 
 
 @contextmanager

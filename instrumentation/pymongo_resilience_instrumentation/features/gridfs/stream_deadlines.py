@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin
 from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Wrapper
-from pymongo_resilience_instrumentation.operation import NO_DEADLINE
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
@@ -79,7 +79,7 @@ class _Method(Interceptor):
 
     def _begin(self, instance: Any, files: Any) -> _Begun:
         names = files.database.name, files.name
-        seconds, _, by_iteration = self._runtime.timeouts.of_several(
+        seconds, _, by_iteration = self._runtime.timeouts.timeout_for_group(
             files.database.client, names, policy_of(files)
         )
         if by_iteration and files.database.client.options.timeout is None:

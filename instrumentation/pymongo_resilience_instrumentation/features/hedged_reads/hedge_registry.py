@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo_resilience.clock import Clock
 from pymongo_resilience_instrumentation import driver
@@ -11,6 +11,9 @@ from pymongo_resilience_instrumentation.addresses import address_text
 
 from .hedge_budget import HedgeBudget, Latencies
 from .workers import TaskWorkers, ThreadWorkers
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
@@ -51,12 +54,12 @@ class ClientHedges:
     def workers(self, *, asynchronous: bool) -> ThreadWorkers | TaskWorkers:
         return TaskWorkers(self.tasks) if asynchronous else self.threads
 
-    def may_go_elsewhere(self, loop: Any, server: str) -> bool:
-        """Whether the loop's read could be sent to another server than this ``"host:port"``: by its
+    def may_go_elsewhere(self, attempts: DriverAttempts, server: str) -> bool:
+        """Whether the read could be sent to another server than this ``"host:port"``: by its
         read preference, in the latency window, with no breaker open."""
         breakers = self._limits.breakers
         narrowed = None if breakers is None else breakers.without_open
-        found = driver.selection.choices(loop, narrowed or (lambda servers: servers))
+        found = driver.selection.choices(attempts, narrowed or (lambda servers: servers))
         return any(address_text(each) != server for each in found)
 
     def reset_after_fork(self) -> None:

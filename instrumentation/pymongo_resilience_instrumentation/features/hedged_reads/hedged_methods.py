@@ -101,7 +101,7 @@ def of_method(public: PublicMethod) -> Any:
 
     def send(operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
         unhedged = partial(original, *given, **kwargs)
-        wanted = operation.wanted(runtime.rules, "hedge")
+        wanted = operation.call.option(runtime.rules, "hedge")
         if not wanted or not may_hedge(operation, given, kwargs):
             return unhedged()
         read = partial(MethodRead, unhedged)
@@ -151,8 +151,8 @@ def of_batch(batch: Batch) -> Any:
 
     def send(operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
         unhedged = partial(original, *given, **kwargs)
-        once = operation.name != "find" or operation.read_only is not None
-        wanted = None if once else operation.wanted(runtime.rules, "hedge")
+        once = operation.name != "find" or operation.hooks is not None
+        wanted = None if once else operation.call.option(runtime.rules, "hedge")
         if not wanted:
             return unhedged()
         _, query, method = driver.cursors.run_operation_arguments(given, kwargs)

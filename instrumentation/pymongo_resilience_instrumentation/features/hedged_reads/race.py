@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience_instrumentation.operation import CURRENT, NO_DEADLINE, History, Operation
-from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly, RetryLoop
+from pymongo_resilience_instrumentation.operation import CURRENT, Operation
+from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .hedge_registry import ClientHedges
@@ -39,7 +39,7 @@ class Read(Protocol):
         called for it, in async clients awaited."""
 
 
-class Try(ReadOnly):
+class Try(LoopHooks):
     """One of the two. Belongs to its worker; how it ended is the race's."""
 
     def __init__(self, race: Race, name: str, around: Operation) -> None:
@@ -47,28 +47,17 @@ class Try(ReadOnly):
         self.result: Any = None
         self.error: BaseException | None = None
         self.begun = self.failed = self.over = False
-        self.history = History()
-        """The operation's, if it is the one that ends it."""
         self.server: str | None = None
         """``"host:port"`` of the last one, once it is over."""
         self.loop: Any = None
         """The driver's retry loop, while it runs."""
-        self.operation = Operation.__new__(Operation)
-        vars(self.operation).update(
-            vars(around),
-            read_only=self,
-            history=self.history,
-            command_spans={},
-            token=None,
-            outer_context=None,
-            deadline=NO_DEADLINE,
-        )
+        self.operation = around.another_try(self)
         self._race: Race | None = race
 
     def begin(self, loop: RetryLoop) -> None:
         self.loop = loop
         if self.name == HEDGE and self._race is not None:
-            loop.deprioritize(self._race.slow_server)
+            loop.attempts.deprioritize(self._race.slow_server)
 
     def gives_up(self, loop: RetryLoop, error: Exception) -> bool:
         """The second try is not repeated."""
@@ -83,14 +72,15 @@ class Try(ReadOnly):
 
     def leave(self) -> None:
         """Its operation is over; a command that was interrupted ends with it."""
-        operation = self.operation
-        for sent in [*operation.command_spans.values()]:
-            with shielded("after a hedged read"):
-                sent.end(operation, self.error)
-        operation.ended = True
+        operation, race = self.operation, self._race
+        if (shown := operation.shown) is not None:
+            for sent in [*shown.commands.values()]:
+                with shielded("after a hedged read"):
+                    sent.end(shown, error=self.error)
         # The two would keep each other alive, with all that the read needed, and the error both.
-        operation.client = operation.instance = operation.session = operation.read_only = None
-        operation.history = History()
+        operation.leave_try()
+        if race is not None:
+            race.forget(self)
         if self.name == HEDGE or (self._race is not None and self._race.ended):
             self.error = None
         self._race = self.loop = None
@@ -182,7 +172,7 @@ class Race:
             self._hedges.observe(self._namespace, time.perf_counter() - self._began)
         with self._lock:
             if tried.loop is not None:
-                tried.server = tried.loop.server_address()
+                tried.server = tried.loop.attempts.server_address()
             tried.over = True
             if not self.ended and self._winner is None and tried.error is None:
                 self._winner = tried
@@ -208,15 +198,18 @@ class Race:
 
     def _begin_second(self) -> bool:
         loop = self._first.loop
-        slow = None if loop is None else loop.server_address()
-        if slow is None or self._first.over or not self._hedges.may_go_elsewhere(loop, slow):
+        slow = None if loop is None else loop.attempts.server_address()
+        if slow is None or self._first.over:
+            return False
+        if not self._hedges.may_go_elsewhere(loop.attempts, slow):
             return False
         self.slow, self.slow_server = slow, loop.server
         self._waited = time.perf_counter() - self._began
         second = self._second = Try(self, HEDGE, self._operation)
         # Two commands, so each has a span of its own.
-        self._first.history.has_command_spans = second.history.has_command_spans = True
-        self._first.history.only_command = None
+        for tried in (self._first, second):
+            if tried.operation.shown is not None:
+                tried.operation.shown.show_each_command()
         second.begun = self._workers.start(partial(self._try, second))
         return second.begun
 
@@ -224,9 +217,9 @@ class Race:
         with self._lock:
             self.ended = True
             winner, error, self._first.error = self._winner, self._first.error, None
-        self._operation.history = (self._first if winner is None else winner).history
+            self._operation.adopt((self._first if winner is None else winner).operation)
+            self._forget_outcomes()
         self._publish(winner)
-        self._first.history = History()
         try:
             if winner is not None:
                 self._read.adopt(winner)
@@ -241,12 +234,25 @@ class Race:
         with self._lock:
             published, self.ended = self.ended, True
             winner, self._winner = self._winner, None
+            self._forget_outcomes()
         if not published:
             self._publish(None)
         self._workers.cancel()
         if winner is not None:
             with suppress(RuntimeError):  # the event loop is closed
                 self._workers.start(partial(self._discard, winner))
+
+    def _forget_outcomes(self) -> None:
+        """Of the tries that are over; the lock is held."""
+        for tried in (self._first, self._second):
+            if tried is not None and tried.over:
+                tried.operation.forget_outcome()
+
+    def forget(self, tried: Try) -> None:
+        """Called by a worker once its try is over, before or after the caller has its answer."""
+        with self._lock:
+            if self.ended:
+                tried.operation.forget_outcome()
 
     def _publish(self, winner: Try | None) -> None:
         second = self._second
@@ -257,7 +263,7 @@ class Race:
                 self._hedges.won += 1
             server = second.server
             if server is None and second.loop is not None:
-                server = second.loop.server_address()
+                server = second.loop.attempts.server_address()
             name = None if winner is None else winner.name
             event = ReadHedged(
                 self._operation.name, self._namespace, self.slow, server, self._waited, name

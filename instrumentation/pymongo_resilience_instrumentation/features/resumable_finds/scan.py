@@ -28,7 +28,7 @@ from pymongo_resilience_instrumentation.bound_policies import attach_policy, pol
 from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.operation import Operation
-from pymongo_resilience_instrumentation.retries.retry_loop import ReadOnly, RetryLoop
+from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import rules
@@ -49,7 +49,7 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
 def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> None:
     """Before a batch. Raises ConfigurationError for a find that is to be resumable and cannot."""
     cursor = method.__self__
-    if operation.batch_of is None:
+    if operation.call.cursor_class is None:
         position = _first(runtime, operation, query, cursor)
         if position is not getattr(cursor, ATTRIBUTE, None):
             setattr(cursor, ATTRIBUTE, position)
@@ -59,11 +59,12 @@ def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> No
             position = None
     if position is not None:
         fetch = AsyncFetch if isinstance(operation.client, AsyncMongoClient) else Fetch
-        operation.read_only = fetch(position, query, method, runtime.clients.of(operation.client))
+        state = runtime.clients.of(operation.client)
+        operation.hook_first_loop(fetch(position, query, method, state))
 
 
 def _first(runtime: Runtime, operation: Operation, query: Any, cursor: Any) -> Position | None:
-    if not operation.wanted(runtime.rules, "resumable") or driver.finds.reads_chunks(query):
+    if not operation.call.option(runtime.rules, "resumable") or driver.finds.reads_chunks(query):
         return None
     find = rules.Find(**driver.finds.read(query))
     if not find.has_cursor:
@@ -146,7 +147,7 @@ class Names:
         self.found = None if found is None or self.found is None else [*self.found, found]
 
 
-class Fetch(ReadOnly):
+class Fetch(LoopHooks):
     """One batch, while the driver's loop fetches it. Belongs to one thread or task."""
 
     def __init__(self, position: Position, query: Any, method: Any, state: ClientState) -> None:
@@ -168,11 +169,12 @@ class Fetch(ReadOnly):
         """What is sent next."""
 
     def begin(self, loop: RetryLoop) -> None:
-        loop.driver_func = partial(self._fetch, loop.driver_func)
+        attempts = loop.attempts
+        attempts.replace_function(partial(self._fetch, attempts.function))
         address: Address = self._cursor.address
         known = self._position.collection is not None
         if self._later and known and not driver.finds.is_known(self._client, address):
-            driver.finds.fail_first(loop, address)
+            attempts.fail_first(driver.finds.unreachable(address))
 
     def _fetch(self, original: Any, *given: Any) -> Any:
         try:
@@ -202,7 +204,7 @@ class Fetch(ReadOnly):
             position.collection, position.asks = names.found, False
 
     def _run_apart(self, names: Names, loop: RetryLoop, address: Address) -> Any:
-        return driver.finds.run_apart(self._query, names.command(), loop, address)
+        return driver.finds.run_apart(self._query, names.command(), loop.attempts, address)
 
     def _ask_later(self, error: PyMongoError, response: Any) -> None:
         """After the collection could not be found out on the connection of the first batch."""
@@ -274,8 +276,8 @@ class Fetch(ReadOnly):
     def prepare(self, loop: RetryLoop) -> None:
         if self._anew and not self._resumed:
             self._resumed = True
-            loop.driver_func = self._resume
-            driver.finds.unbind(loop)
+            loop.attempts.replace_function(self._resume)
+            driver.finds.unbind(loop.attempts)
 
     def _resume(self, *given: Any) -> Any:
         response = self._send(given)

@@ -1,0 +1,67 @@
+"""How long one operation may take."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pymongo_resilience.timeout_source import TimeoutSource
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.timeouts.bounded_waits import Wait
+    from pymongo_resilience_instrumentation.timeouts.precedence import (
+        CursorTimeout,
+        TransactionDeadline,
+    )
+
+NEVER = float("inf")
+NO_DEADLINE: AbstractContextManager[None] = nullcontext()
+PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
+"""In place of the deadline of an operation that has ended: a task that inherited it must drop
+it."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Limits:
+    """How long an operation may take. The modules of ``timeouts/`` alone write it.
+
+    Belongs to the thread or task of the operation. Durations are seconds.
+    """
+
+    timeout: float | None = None
+    """For the whole operation; 0 disables the timeout, None is no deadline."""
+    source: TimeoutSource = TimeoutSource.NONE
+    """Who set the timeout."""
+    deadline: AbstractContextManager[None] = NO_DEADLINE
+    """Activates the timeout, if that is ours to do."""
+    own_timeout: float | None = None
+    """The timeout that the operation would have without a ``pymongo.timeout`` around it."""
+    own_source: TimeoutSource = TimeoutSource.NONE
+    """Who set ``own_timeout``."""
+    timeout_of_pymongo: float | None = None
+    """A timeout that this library only shows: pymongo alone enforces it."""
+    attempt_timeout: float | None = None
+    """How long a command that was sent may stay unanswered."""
+    transaction: TransactionDeadline | None = None
+    """The deadline of the ``with_transaction`` whose callback the operation is in."""
+    cursor: CursorTimeout | None = None
+    """Set if the operation makes a cursor, or fetches a batch of one."""
+    stream: CursorTimeout | None = None
+    """Set if the operation resumes a change stream."""
+    sent_ms: int | None = None
+    """The ``maxTimeMS`` of the last command."""
+    application_limit_ms: int | None = None
+    """The application's own ``maxTimeMS``, if the last command carried it because the library set
+    no shorter one."""
+    attempt_limits_server: bool = False
+    """The last command carried the attempt's timeout as its ``maxTimeMS``."""
+    reply_within: float | None = None
+    """The attempt timeout of the command that is being sent. A later batch of a cursor has none,
+    since it may wait for news."""
+    waits: list[Wait] | None = None
+    """The waits for a server or a connection so far."""
+
+    def for_another_try(self) -> Limits:
+        """Return the limits of a try that runs beside others, within the deadline around it."""
+        return replace(self, deadline=NO_DEADLINE, waits=None)
