@@ -110,8 +110,8 @@ class Batch(OperationInterceptor):
             cursor_class=type(cursor) if name == "getMore" else None,
         )
         operation = Operation(call)
-        runtime.begin(operation)
         operation.note_server(driver.cursors.pinned_address(query))
+        runtime.begin(operation)
         try:
             if cursor is not None and operation.limits.transaction is None:
                 _apply(runtime, operation, cursor, first=call.cursor_class is None)

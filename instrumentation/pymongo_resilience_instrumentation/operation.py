@@ -245,7 +245,7 @@ class Operation:
             self.limits.deadline = PAST_DEADLINE
         self.limits.waits = None
         self.outcome, self.call = ENDED_OUTCOME, ENDED
-        self.loop = self.hooks = self.interruption = self.terminal_detector = self.shown = None
+        self.loop = self.hooks = self.interruption = self.terminal_detector = None
         # A task that was started inside, and goes on, is treated like any other.
         self.reporting = False
 

@@ -90,6 +90,8 @@ class OperationSpans(Observer):
                 outcome = operation.outcome
                 retried = bool(outcome.attempts) and outcome.is_retried
                 attributes |= state.only_command.settle(error, retried=retried)
+                # A context that outlives the operation must not keep the command's documents.
+                state.only_command = None
             span.set_attributes(attributes)
         finally:
             # A coroutine that is closed unfinished has left its client.
