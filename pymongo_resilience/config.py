@@ -7,6 +7,7 @@ wins over the file. Namespace rules come from code and from the file alone.
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -38,15 +39,57 @@ SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"
 """Read by the test bed alone."""
 _NO_OPTIONS = frozenset({FILE_VARIABLE, SERVER_VARIABLE})
 RULES = "policies"
-RATIO, TOKENS, OFF = "ratio", "tokens", "off"
-ALL, BY_DATABASE = "all", "by_database"
 SWITCHES = ("enabled", "strategy")
 """Options whose variables win over code: whoever is on call has no other switch."""
 TELEMETRY = ("traces", "command_spans", "slow_ms", "command_comment", "metrics")
 """Options that concern nothing but what is shown of operations."""
-ALWAYS, ON_RETRY, NEVER = "always", "on_retry", "never"
-WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = "woken_checks", "quick_checks", "interruptions"
-REJECTIONS = "rejections"
+
+
+# Values of options. A Config keeps what it was given: plain strings, which equal these members.
+
+
+class BudgetKind(enum.StrEnum):
+    """``retry_budget``."""
+
+    RATIO = "ratio"
+    TOKENS = "tokens"
+    OFF = "off"
+
+
+class BreakerMode(enum.StrEnum):
+    """``circuit_breaker``."""
+
+    OFF = "off"
+    ON = "on"
+    ALWAYS = "always"
+
+
+class CommandSpanMode(enum.StrEnum):
+    """``command_spans``."""
+
+    ALWAYS = "always"
+    ON_RETRY = "on_retry"
+    NEVER = "never"
+
+
+class MetricDetail(enum.StrEnum):
+    """``metrics``, unless it is a boolean."""
+
+    ALL = "all"
+    BY_DATABASE = "by_database"
+
+
+class RecoveryStep(enum.StrEnum):
+    """``disabled_recovery``: what the library does to recover sooner than pymongo."""
+
+    WOKEN_CHECKS = "woken_checks"
+    QUICK_CHECKS = "quick_checks"
+    INTERRUPTIONS = "interruptions"
+    REJECTIONS = "rejections"
+
+
+PYMONGO_DECIDES = "driver"
+"""The ``strategy`` that leaves retries to pymongo."""
 
 
 class Option(NamedTuple):
@@ -79,7 +122,7 @@ class Config:
     enabled: bool = _option(True, BOOLEAN, "Whether instrument() does anything at all.")
     strategy: str = _option(
         "fast_fail",
-        one_of(*NAMED, "driver"),
+        one_of(*NAMED, PYMONGO_DECIDES),
         "Which failures are repeated and when; driver leaves retries to pymongo.",
     )
     timeout_ms: int | None = _option(
@@ -118,8 +161,8 @@ class Config:
         has_variable=False,
     )
     retry_budget: str = _option(
-        RATIO,
-        one_of(RATIO, TOKENS, OFF),
+        BudgetKind.RATIO.value,
+        one_of(*BudgetKind),
         "What limits a client's retries: ratio, its successes, whatever the reason; tokens, the "
         "specification's bucket, after overload errors; or nothing.",
     )
@@ -130,8 +173,8 @@ class Config:
         has_variable=False,
     )
     circuit_breaker: str = _option(
-        "off",
-        one_of("off", "on", "always"),
+        BreakerMode.OFF.value,
+        one_of(*BreakerMode),
         "Whether a server that keeps failing gets no operations for a time: with on where they "
         "may go elsewhere, with always in any case.",
     )
@@ -161,7 +204,7 @@ class Config:
     )
     disabled_recovery: tuple[str, ...] = _option(
         (),
-        several_of(WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS, REJECTIONS),
+        several_of(*RecoveryStep),
         "Which ways to recover sooner than pymongo are disabled.",
         has_variable=False,
     )
@@ -172,8 +215,8 @@ class Config:
     )
     traces: bool = _option(True, BOOLEAN, "Whether operations and commands are recorded as spans.")
     command_spans: str = _option(
-        ON_RETRY,
-        one_of(ALWAYS, ON_RETRY, NEVER),
+        CommandSpanMode.ON_RETRY.value,
+        one_of(*CommandSpanMode),
         "Which commands have spans of their own; on_retry: where an operation has several.",
     )
     slow_ms: int | None = _option(
@@ -188,7 +231,7 @@ class Config:
     )
     metrics: bool | str = _option(
         True,
-        one_of(ALL, BY_DATABASE, or_boolean=True),
+        one_of(*MetricDetail, or_boolean=True),
         "Whether metrics are recorded: with all also of each attempt and wait; with by_database "
         "durations have no collection's name.",
     )

@@ -5,6 +5,7 @@ Events are immutable and carry no document, no query and no server text.
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -28,6 +29,15 @@ retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
 for each in (retry_logger, breaker_logger):
     each.addFilter(RedactionFilter())  # a logger's filter does not hold for those below it
+
+
+class EventName(enum.StrEnum):
+    """What a log record's ``event`` may be."""
+
+    RETRY_SCHEDULED = "retry.scheduled"
+    RETRY_DECLINED = "retry.declined"
+    BREAKER_OPENED = "circuit_breaker.opened"
+    BREAKER_CLOSED = "circuit_breaker.closed"
 
 
 class RetryScheduled(NamedTuple):
@@ -153,14 +163,14 @@ class EventLog:
         fields = event._asdict()
         extra = {"pymongo_resilience": fields}
         if isinstance(event, BreakerOpened):
-            fields["event"] = "circuit_breaker.opened"
+            fields["event"] = EventName.BREAKER_OPENED.value
             message = (
                 "the circuit breaker of %(server)s is open: %(failures)d of %(calls)d calls failed;"
                 " next probe in %(next_probe_in).3f s"
             )
             breaker_logger.warning(message, fields, extra=extra)
         elif isinstance(event, BreakerClosed):
-            fields["event"] = "circuit_breaker.closed"
+            fields["event"] = EventName.BREAKER_CLOSED.value
             message = "the circuit breaker of %(server)s is closed again"
             breaker_logger.info(message, fields, extra=extra)
         elif isinstance(event, RetryEvent):
@@ -169,12 +179,12 @@ class EventLog:
             failed = "%(operation)s %(namespace)s: attempt %(attempt)d failed on %(server)s "
             failed += "(%(reason)s: %(error)s), "
             if isinstance(event, RetryScheduled):
-                fields["event"] = "retry.scheduled"
+                fields["event"] = EventName.RETRY_SCHEDULED.value
                 held_back = ", held back: the retry budget is spent" if event.held_back else ""
                 text = failed + "again in %(delay).3f s" + held_back
                 retry_logger.info(text, shown, extra=extra)
             else:
-                fields |= {"event": "retry.declined", "rule": event.rule.value}
+                fields |= {"event": EventName.RETRY_DECLINED.value, "rule": event.rule.value}
                 is_news = event.attempt > 1 or event.rule in WITHHELD
                 level = logging.WARNING if is_news else logging.DEBUG
                 retry_logger.log(level, failed + "not repeated: %(why)s", shown, extra=extra)

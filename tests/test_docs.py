@@ -96,7 +96,7 @@ def causes_table() -> str:
 
 def _attribute(cause: Symptom) -> str:
     codes = [str(code) for code, symptom in LOGIN_REFUSALS.items() if symptom is cause]
-    return f"none, code {' or '.join(codes)}" if codes else f"`{cause.word}`"
+    return f"none, code {' or '.join(codes)}" if codes else f"`{cause.value}`"
 
 
 TABLES = {

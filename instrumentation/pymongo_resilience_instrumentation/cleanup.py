@@ -20,7 +20,7 @@ from opentelemetry.context import Context
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 
 from pymongo_resilience.closing import kept_variables
-from pymongo_resilience.config import INTERRUPTIONS
+from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
@@ -159,7 +159,7 @@ class BackgroundRun(Interceptor):
             run_deferred()
         operation = BackgroundOperation(given[0])
         operation.token = CURRENT.set(operation)
-        if INTERRUPTIONS not in self._runtime.config.disabled_recovery:
+        if RecoveryStep.INTERRUPTIONS not in self._runtime.config.disabled_recovery:
             with shielded("in the background task"):
                 look_for_silent_servers(self._runtime, given[0])
         if not closed:

@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.closing import keep_variables
-from pymongo_resilience.config import OFF, TOKENS, Config
+from pymongo_resilience.config import PYMONGO_DECIDES, BreakerMode, BudgetKind, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.internal_errors import faults, logger, shielded
@@ -72,7 +72,7 @@ class Runtime:
         self.settings = settings
         self.config = config = settings.config
         self.state = state
-        drivers = config.strategy == "driver" and settings.strategy is None
+        drivers = config.strategy == PYMONGO_DECIDES and settings.strategy is None
         self.owns_retries = state is State.ALL and not drivers
         """Whether retries are decided here, not in the driver's own loop."""
         self.enabled_flag = EnabledFlag()
@@ -95,7 +95,7 @@ class Runtime:
         )
         limited = config if self.owns_retries else None
         self.limits = ByClient(partial(ClientLimits, limited, clock, telemetry))
-        self.admits = self.owns_retries and config.circuit_breaker != OFF
+        self.admits = self.owns_retries and config.circuit_breaker != BreakerMode.OFF
         """Whether attempts may be refused, once their server is selected."""
         self.senders: dict[str, list[Sender]] = {}
         """By the method of the public API, or ``_run_operation``: what features put around it."""
@@ -248,8 +248,8 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         return NamespaceRules(decides, config.policies)
     for chosen, what in (
         (config.policies, "the policies have"),
-        (config.retry_budget == TOKENS, "adaptive retries have"),
-        (config.circuit_breaker != "off", "circuit breakers have"),
+        (config.retry_budget == BudgetKind.TOKENS, "adaptive retries have"),
+        (config.circuit_breaker != BreakerMode.OFF, "circuit breakers have"),
         (config.attempt_timeout_ms, "attempt_timeout_ms has"),
     ):
         if chosen:

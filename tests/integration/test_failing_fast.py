@@ -102,7 +102,7 @@ def test_fails_at_the_second_check(
         side.do(coll.database.client.close)
     assert took < SOON
     assert type(error) is ServerSelectionTimeoutError
-    assert error.terminal_cause == symptom.word
+    assert error.terminal_cause == symptom.value
     for said in ("127.0.0.1:", symptom.says, check, "1 attempt"):
         assert said in str(error)
     (event,) = telemetry.decisions.events
@@ -305,7 +305,7 @@ def test_a_member_that_was_renamed_is_not_waited_for(
     with pytest.raises(ServerSelectionTimeoutError) as caught:
         side.do(cursor.next)
     assert time.monotonic() - began < SOON
-    assert caught.value.terminal_cause == Symptom.REMOVED.word
+    assert caught.value.terminal_cause == Symptom.REMOVED.value
     assert gone in str(caught.value)
     assert telemetry.decisions.events[-1].rule is Rule.TERMINAL
     replica_set.clear()

@@ -103,6 +103,18 @@ def test_good_values_from_everywhere(name: str, file: Path) -> None:
             assert Config.from_env({variable(name): text}) == expected
 
 
+@pytest.mark.parametrize(
+    "config",
+    [Config(), pickle.loads(pickle.dumps(Config()))],  # noqa: S301 - our own
+)
+def test_default_values_are_plain_strings(config: Config) -> None:
+    """An application prints, pickles and compares them."""
+    texts = [value for name in TABLE if isinstance(value := getattr(config, name), str)]
+    assert texts
+    assert {type(each) for each in texts} == {str}
+    assert "<" not in repr(config)
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_each_type_reads_the_text_that_is_shown_of_its_values(option: Option) -> None:
     _, good, _ = TABLE[option.name]

@@ -113,7 +113,7 @@ def test_the_error_is_pymongos_with_the_cause_the_servers_and_what_to_check(
         assert said in str(error)
     assert ('replicaSet="orders"' in str(error)) == (cause is Symptom.SET_NAME)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was pickled here
-    assert (again.terminal_cause, str(again)) == (cause.word, str(error))
+    assert (again.terminal_cause, str(again)) == (cause.value, str(error))
 
 
 @pytest.mark.parametrize("cause", SELECTIONS)

@@ -194,7 +194,7 @@ def selection_error(
         f"no server can be used, and waiting would not help: {cause.says}{name}. "
         f"Found on {servers}. Check {cause.check}"
     )
-    vars(error)["terminal_cause"] = cause.word
+    vars(error)["terminal_cause"] = cause.value
     return error
 
 
@@ -203,7 +203,7 @@ def terminal_cause(error: BaseException) -> Symptom | None:
     if not isinstance(error, ServerSelectionTimeoutError):
         return None
     word = vars(error).get("terminal_cause")
-    return next((cause for cause in TERMINAL if cause.word == word), None)
+    return next((cause for cause in TERMINAL if cause == word), None)
 
 
 def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.config import REJECTIONS
+from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED
 from pymongo_resilience_instrumentation import driver
@@ -31,7 +31,7 @@ def is_rejection(error: object) -> bool:
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """Yield what to wrap of topologies, and with what."""
-    if REJECTIONS in runtime.config.disabled_recovery:
+    if RecoveryStep.REJECTIONS in runtime.config.disabled_recovery:
         return
     for owner in driver.clients.classes("topology", "Topology"):
         for name, of_handshake in (

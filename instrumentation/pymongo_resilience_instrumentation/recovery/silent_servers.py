@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.clock import Deadline
-from pymongo_resilience.config import INTERRUPTIONS
+from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Retry
@@ -70,7 +70,7 @@ UNANSWERED = Suspicion(
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of topologies, and with what."""
-    if INTERRUPTIONS not in runtime.config.disabled_recovery:
+    if RecoveryStep.INTERRUPTIONS not in runtime.config.disabled_recovery:
         for owner in driver.clients.classes("topology", "Topology"):
             yield owner, driver.monitors.CHANGE, PrimaryChange(runtime)
 

@@ -15,7 +15,7 @@ from typing import Any
 from pymongo import common
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.config import QUICK_CHECKS, WOKEN_CHECKS
+from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import driver
@@ -58,14 +58,14 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
     if isinstance(runtime.rules.strategy, MongoDB) and runtime.config.timeout_ms is None:
         return
     disabled = runtime.config.disabled_recovery
-    if WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
+    if RecoveryStep.WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
         for cls in driver.clients.classes("monitor", "Monitor"):
             yield cls, driver.monitors.READ, Read()
             yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
         bases = driver.clients.classes("monitor", "Monitor")
         for owner in driver.clients.defining(driver.monitors.REQUEST, *bases):
             yield owner, driver.monitors.REQUEST, request_check(runtime.enabled_flag)
-    if QUICK_CHECKS not in disabled:
+    if RecoveryStep.QUICK_CHECKS not in disabled:
         for cls in driver.clients.classes("topology", "Topology"):
             yield cls, driver.monitors.CHANGE, CheckResult()
 

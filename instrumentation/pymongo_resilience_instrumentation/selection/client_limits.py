@@ -18,7 +18,7 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience import errors
 from pymongo_resilience.breakers import CircuitBreaker, Permit, Snapshot, State
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.config import OFF, TOKENS, Config
+from pymongo_resilience.config import BreakerMode, BudgetKind, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
 from pymongo_resilience.internal_errors import faults
@@ -54,10 +54,10 @@ class ClientLimits:
             return
         kind, adaptive = config.retry_budget, getattr(client, client_options.KEPT, None)
         if adaptive is not None:
-            kind = TOKENS if adaptive else OFF
-        if kind != OFF:
-            self.budget = TokenBucket() if kind == TOKENS else RatioBudget(clock)
-        if config.circuit_breaker != OFF:
+            kind = BudgetKind.TOKENS if adaptive else BudgetKind.OFF
+        if kind != BudgetKind.OFF:
+            self.budget = TokenBucket() if kind == BudgetKind.TOKENS else RatioBudget(clock)
+        if config.circuit_breaker != BreakerMode.OFF:
             self.breakers = ClientBreakers(client, config, clock, listener)
 
     def failed(self, failure: Failure, state: RetryState) -> None:
@@ -86,7 +86,7 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         self._config, self._clock = config, clock
         self._client = weakref.ref(client)
         self._listener = listener
-        self._always = config.circuit_breaker == "always"
+        self._always = config.circuit_breaker == BreakerMode.ALWAYS
         """Also for operations that could go nowhere else."""
 
     def __missing__(self, address: Address) -> CircuitBreaker:

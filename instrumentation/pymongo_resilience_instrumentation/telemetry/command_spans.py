@@ -26,7 +26,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pymongo import monitoring
 
-from pymongo_resilience.config import NEVER, ON_RETRY
+from pymongo_resilience.config import CommandSpanMode
 from pymongo_resilience.internal_errors import foreign, logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
@@ -35,6 +35,9 @@ from pymongo_resilience_instrumentation.settings import Hook
 
 from . import semconv
 from .span_state import SpanState
+
+# Bound once: each command compares them, and CPython 3.11 looks up an enum's member slowly.
+NEVER, ON_RETRY = CommandSpanMode.NEVER.value, CommandSpanMode.ON_RETRY.value
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from opentelemetry import context, metrics, trace
 
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import ALL, BY_DATABASE
+from pymongo_resilience.config import MetricDetail
 from pymongo_resilience.events import Broadcast, Event, EventLog
 from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience_instrumentation import in_progress
@@ -44,7 +44,8 @@ class Telemetry:
         """Whether there is an SDK, for which ``recorders`` observe operations."""
         if config.metrics:
             meter = metrics.get_meter(SCOPE, __version__, settings.meter_provider)
-            everything, by_collection = config.metrics == ALL, config.metrics != BY_DATABASE
+            everything = config.metrics == MetricDetail.ALL
+            by_collection = config.metrics != MetricDetail.BY_DATABASE
             self.driver_metrics = DriverMetrics(meter, everything=everything)
             self.gauges = server_gauges(meter, settings.meter_provider)
             self.recorders.append(

@@ -260,4 +260,4 @@ def as_json(examination: Examination) -> str:
         "seconds": round(examination.seconds, 3),
         "findings": findings,
     }
-    return json.dumps(found, indent=2, default=lambda symptom: symptom.word)
+    return json.dumps(found, indent=2)
