@@ -87,6 +87,7 @@ def of_test(folder: Path) -> list[Step]:
         Step("ruff check", tool("ruff", "check", "."), (MAIN,)),
         Step("ruff format", tool("ruff", "format", "--check", "."), (MAIN,)),
         Step("mypy --strict", tool("mypy"), (MAIN,)),
+        Step("pyright, strict on the engine", tool("basedpyright"), (MAIN,), ("mypy --strict",)),
         Step("import contract", tool("lint-imports"), (MAIN,), ("mypy --strict",)),
         Step(
             "tests, newest pymongo",

@@ -29,7 +29,7 @@ class ServerStatus:
     """The state of its circuit breaker; None without one."""
     error: str | None
     """Why its last check failed, without any text of the server's."""
-    lost_connections: Mapping[str, int] = field(default_factory=dict, hash=False)
+    lost_connections: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
     """How many connections of operations were ended for a reason that pymongo does not name:
     ``dead_peer``, ``interrupted``, ``attempt_timeout``."""
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
@@ -235,7 +235,7 @@ class Config:
         "Whether metrics are recorded: with all also of each attempt and wait; with by_database "
         "durations have no collection's name.",
     )
-    policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
+    policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy], hash=False)
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
     def __post_init__(self) -> None:
@@ -317,7 +317,7 @@ def load(
     whole = isinstance(code, Config)
     base, options = (code, {}) if isinstance(code, Config) else (Config(), code or {})
     path = environ.get(FILE_VARIABLE)
-    overridden = {FILE_VARIABLE} if whole and path else set()
+    overridden: set[str] = {FILE_VARIABLE} if whole and path else set()
     problems: list[str] = []
     ignored: list[str] = []
     values: dict[str, Any] = {**options}
@@ -370,7 +370,8 @@ def _of_file(path: str, problems: list[str]) -> Iterator[_Entry]:
         if name == RULES:
             yield name, policies_of(value, path, problems), path
         elif name in BY_NAME:
-            yield name, tuple(value) if isinstance(value, list) else value, path
+            items = tuple(cast("list[object]", value)) if isinstance(value, list) else value
+            yield name, items, path
         else:
             defaults = {each: known.default for each, known in BY_NAME.items()}
             warn_unknown(name, f"key in {path}", [*defaults, RULES], defaults)

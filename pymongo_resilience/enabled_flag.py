@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -19,7 +19,7 @@ class EnabledFlag:
         self.on = on
 
     @contextmanager
-    def set_to(self, on: bool) -> Iterator[None]:
+    def set_to(self, on: bool) -> Generator[None]:
         """Inside of the block."""
         turns, before, self.on = self._turns, self.on, on
         try:

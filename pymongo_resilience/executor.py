@@ -29,9 +29,11 @@ class Work(Protocol):
     @property
     def outcome(self) -> Outcome:
         """What happened to the operation that the command is part of; the executor writes it."""
+        ...
 
     def retry_state(self) -> RetryState:
         """What the rules decide on; called once, at the first failure."""
+        ...
 
     def attempt(self) -> Any:
         """Send it; the executor of tasks awaits what it returns."""
@@ -41,6 +43,7 @@ class Work(Protocol):
 
         Raises ``error`` itself if its coroutine is being closed: nothing may follow it then.
         """
+        ...
 
     def report(self, failure: Failure, state: RetryState, /) -> Callable[[], Any] | None:
         """The failed attempt is over, whatever follows: report it to what counts them, once, and
@@ -55,9 +58,11 @@ class Work(Protocol):
 
     def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
         """What the application gets once no attempt follows."""
+        ...
 
     def failed_before_sending(self, error: Exception, /) -> bool:
         """Whether an internal error ended the attempt before anything was sent."""
+        ...
 
 
 class UndecidedError(Exception):

@@ -73,8 +73,12 @@ def call_handlers(log: Callable[..., object], *args: Any, **kwargs: Any) -> None
             traceback.print_exc()
 
 
+def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+    return function(*args, **kwargs)
+
+
 class _Logger(logging.LoggerAdapter[logging.Logger]):
-    within: Callable[..., object] = staticmethod(lambda call, *args, **more: call(*args, **more))
+    within: Callable[..., object] = staticmethod(_call)
     """Calls a function with its arguments: what is logged is handled in there."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from pymongo_resilience.internal_errors import logger
 
@@ -17,11 +17,12 @@ PREFIX = "PYMONGO_RESILIENCE_"
 LONGEST_MS = 2_147_483_647
 
 
-class OptionType(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OptionType:
     """A type of value: how text becomes one, which values are legal, and how to say so."""
 
     allowed: str
-    legal: Callable[[Any], bool]
+    legal: Callable[[object], bool]
     parse: Callable[[str], Any]
     """From a variable's text; raises ValueError or KeyError if it is no such value."""
     confidential: bool = False
@@ -43,7 +44,7 @@ class OptionType(NamedTuple):
 
 def problems_in(target: Any) -> list[str]:
     """What is wrong with those fields of a dataclass that have a type in their metadata."""
-    problems = []
+    problems: list[str] = []
     for each in fields(target):
         kind, value = each.metadata.get("kind"), getattr(target, each.name)
         if kind is not None and value is not each.default and not kind.legal(value):
@@ -62,18 +63,20 @@ BOOLEAN = OptionType(
 )
 
 
-def _within(low: float, high: float, value: object, cls: Any) -> bool:
-    return isinstance(value, cls) and not isinstance(value, bool) and low <= value <= high
+def _within(low: float, high: float, value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 def integer(low: int, high: int) -> OptionType:
     allowed = f"an integer from {low} to {high}"
-    return OptionType(allowed, lambda value: _within(low, high, value, int), int)
+    return OptionType(
+        allowed, lambda value: isinstance(value, int) and _within(low, high, value), int
+    )
 
 
 def number(low: float, high: float) -> OptionType:
     allowed = f"a number from {low:g} to {high:g}"
-    return OptionType(allowed, lambda value: _within(low, high, value, (int, float)), float)
+    return OptionType(allowed, lambda value: _within(low, high, value), float)
 
 
 def _not_as_text(text: str) -> Any:
@@ -110,7 +113,9 @@ def several_of(*names: str) -> OptionType:
     """A tuple of names; a variable has them with commas in between."""
     return OptionType(
         "any of " + ", ".join(names),
-        lambda value: isinstance(value, tuple) and all(_is_one(each, names) for each in value),
+        lambda value: (
+            isinstance(value, tuple) and _are_all(cast("tuple[object, ...]", value), names)
+        ),
         _names_in,
     )
 
@@ -118,6 +123,10 @@ def several_of(*names: str) -> OptionType:
 def _names_in(text: str) -> tuple[str, ...]:
     names = (name.strip().lower() for name in text.split(","))
     return tuple(name for name in names if name)
+
+
+def _are_all(values: tuple[object, ...], names: Collection[str]) -> bool:
+    return all(_is_one(each, names) for each in values)
 
 
 def _is_one(value: object, names: Collection[str]) -> bool:
@@ -148,7 +157,7 @@ def as_text(value: object) -> str:
     if value is None or value == ():
         return "unset"
     if isinstance(value, tuple):
-        return ",".join(value)
+        return ",".join(cast("tuple[str, ...]", value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -175,7 +184,7 @@ def warn_unknown(
 
 def check_keywords(owner: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raises a TypeError that names each unknown keyword, the nearest one and all that exist."""
-    unknown = []
+    unknown: list[str] = []
     for name in given:
         if name not in known:
             close = _nearest(name, known)

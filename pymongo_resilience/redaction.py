@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
+from typing import cast
 
 _withheld: frozenset[str] = frozenset()
 """See ``withhold_texts_of``."""
@@ -72,7 +73,8 @@ def _redacted(error: BaseException) -> BaseException:
     try:
         if isinstance(error, BaseExceptionGroup):
             # A member may have been raised from an error of the driver's, or be a group itself.
-            members = ", ".join(dict.fromkeys(type(each).__qualname__ for each in error.exceptions))
+            errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
+            members = ", ".join(dict.fromkeys(type(each).__qualname__ for each in errors))
             return Exception(f"{name} of {members}: {WITHHELD}")
         if quotes_documents(error) or any(map(quotes_documents, error.args)):
             return Exception(f"{name}: {WITHHELD}")

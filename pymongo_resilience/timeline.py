@@ -55,7 +55,7 @@ class Run(NamedTuple):
 def phases(runs: Iterable[Run]) -> tuple[Phase, ...]:
     """Nothing is shorter than 0, and what a wait was cut short by is not counted twice: the sum is
     when the last one ended."""
-    found = []
+    found: list[Phase] = []
     at = backoff = 0.0
     for run in runs:
         left = max(0.0, run.ended - at)

@@ -36,8 +36,8 @@ def problems_of(policies: object) -> list[str]:
     if not isinstance(policies, Mapping):
         expected = 'patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
         return [wrong_type("policies", policies, expected)]
-    problems = []
-    for pattern, policy in policies.items():
+    problems: list[str] = []
+    for pattern, policy in cast("Mapping[object, object]", policies).items():
         place = f"policies[{shown(pattern)}]"
         if not is_pattern(pattern):
             problems.append(f"{place}: {EXPECTED_PATTERN}")
@@ -58,7 +58,8 @@ def policies_of(tables: object, path: str, problems: list[str]) -> dict[str, Pol
             wrong_type(f"{path}: policies", tables, 'tables, as in [policies."shop.*"]')
         )
         return {}
-    return {pattern: _policy(table, pattern, path, problems) for pattern, table in tables.items()}
+    rules = cast("dict[str, object]", tables)
+    return {pattern: _policy(table, pattern, path, problems) for pattern, table in rules.items()}
 
 
 def _policy(table: object, pattern: str, path: str, problems: list[str]) -> Policy:
@@ -69,7 +70,7 @@ def _policy(table: object, pattern: str, path: str, problems: list[str]) -> Poli
         problems.append(wrong_type(place, table, "a table"))
         return Policy()
     values: dict[str, Any] = {}
-    for name, value in table.items():
+    for name, value in cast("dict[str, object]", table).items():
         kind = KEYS.get(name)
         if kind is None:
             warn_unknown(name, f"key of policies.{pattern!r} in {path}", KEYS)

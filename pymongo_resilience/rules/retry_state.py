@@ -62,7 +62,7 @@ class RetryState:
     method: str = ""
     """The driver's method that the application called, for example ``"update_many"``; of a cursor's
     later batch ``"find/getMore"``. Empty where it is not known."""
-    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """The caller's own facts, for the strategy; never shown, they may be confidential."""
 
     unhurried_until: Deadline | None = None
