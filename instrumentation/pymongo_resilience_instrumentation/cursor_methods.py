@@ -43,7 +43,9 @@ def made(runtime: Runtime) -> Wrapper:
 
     enabled_flag, found = runtime.enabled_flag, in_progress.found
 
-    def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> None:
+    def wrapper(
+        original: Function, cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         original(*args, **kwargs)
         operation = found()
         # What the driver makes inside of an operation is used up there, under its policy.
@@ -57,7 +59,9 @@ def made(runtime: Runtime) -> Wrapper:
 def clone(runtime: Runtime) -> Wrapper:
     """What copies a cursor: the copy has what the original was made with."""
 
-    def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         made = original(*args, **kwargs)
         with shielded("after a cursor was copied"):
             policy = policy_of_cursor(cursor)
@@ -74,7 +78,9 @@ def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
     fetch = Batch(runtime, asynchronous).wrapper(runtime.enabled_flag, asynchronous)
     found = in_progress.found
 
-    def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         operation = found()
         if operation is not None and operation.client is client and operation.reads_inside:
             return original(*args, **kwargs)
@@ -218,7 +224,9 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     refreshed = Within(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
     found = in_progress.found
 
-    def wrapper(original: Function, closed: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, closed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         operation = found()
         if operation is not None and not operation.ended:
             return original(*args, **kwargs)

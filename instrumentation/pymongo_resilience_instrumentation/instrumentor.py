@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pymongo
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in __all__
@@ -24,6 +24,9 @@ from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_i
 from pymongo_resilience_instrumentation.transactions.retry_transaction import retry_transaction
 
 from . import deferred, driver, forks, self_check
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Client
 
 SUPPORTED = ("pymongo >= 4.19, < 5",)
 IN_FORCE = (
@@ -140,12 +143,12 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         _check_client(client, "explain_selection")
         breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
         return selection_explained.explain_selection(
-            client, read_preference, breakers, writes=writes
+            cast("Client", client), read_preference, breakers, writes=writes
         )
 
     def retry_transaction(self, client: object, options: dict[str, Any]) -> Callable[..., Any]:
         _check_client(client, "retry_transaction")
-        return retry_transaction(client, options)
+        return retry_transaction(cast("Client", client), options)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from pymongo import AsyncMongoClient
 from pymongo.errors import InvalidOperation
@@ -29,6 +29,9 @@ from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.driver.attempts import END_SESSIONS
 from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
 
 T = TypeVar("T")
 MOST_TRANSACTIONS = 1000
@@ -144,7 +147,7 @@ class ClientState:
     operation. What pymongo then sends to clean up cannot be awaited, and its context may be another
     task's: it is pymongo's alone, and an abort is the background task's."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = weakref.ref(client)
         self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MOST_TRANSACTIONS)
         """What the background task is to abort, and until when it tries."""
@@ -247,7 +250,7 @@ class Clients(ByClient[ClientState]):
                     each.number = next(n for n in itertools.count(1) if n not in taken)
         return alive
 
-    def attributes(self, pool: Any) -> dict[str, Any] | None:
+    def attributes(self, pool: Pool) -> dict[str, Any] | None:
         """Those of one of the driver's pools; None for a monitor's."""
         for client in self.alive():
             for address, each in client.pools().items():
@@ -314,7 +317,9 @@ def _closed() -> InvalidOperation:
 def close(clients: Clients, enabled_flag: EnabledFlag) -> Wrapper:
     """A client's ``close()``."""
 
-    def wrapper(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, client: Client, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if enabled_flag.on:
             with shielded("before a client is closed"):
                 clients.of(client).close()

@@ -10,10 +10,15 @@ import sys
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, common, monitoring, ssl_support
 from pymongo.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.addresses import Address
+
+    from .protocols import Client, Server, Session, Topology
 
 ANY = ReadPreference.PRIMARY_PREFERRED
 
@@ -82,7 +87,7 @@ def lookup_may_succeed_later(error: BaseException, *, has_deadline: bool) -> boo
     return isinstance(error.__cause__, passing)
 
 
-def hide_frames(client: Any, folder: str) -> None:
+def hide_frames(client: Client, folder: str) -> None:
     """Take the frames of files in ``folder`` out of where pymongo says that the client was opened,
     in its ResourceWarning for a client that was not closed."""
     settings = client._topology_settings
@@ -90,7 +95,7 @@ def hide_frames(client: Any, folder: str) -> None:
     settings._stack = "".join(each for each in lines if not each.startswith(f'  File "{folder}'))
 
 
-def begin_looking_for_servers(client: Any) -> None:
+def begin_looking_for_servers(client: Client) -> None:
     """Do the last step of a MongoClient's constructor, which the client's first operation does if
     it was not done."""
     # The public property begins to look, and returns what is known without waiting.
@@ -101,7 +106,7 @@ topology_of = attrgetter("_topology")
 """A client's; None before it has begun to look for servers."""
 
 
-def server_at(topology: Any, address: Any) -> Any:
+def server_at(topology: Topology | None, address: Address) -> Server | None:
     """The driver's server; None where the client does not check it, or has not begun to."""
     return None if topology is None else topology.get_server_by_address(address)
 
@@ -111,29 +116,29 @@ def knows_tracing() -> bool:
     return "tracing" in getattr(common, "VALIDATORS", ())
 
 
-def records_spans(client: Any) -> bool:
+def records_spans(client: Client) -> bool:
     """Whether this pymongo records the spans of the client itself."""
     tracing = getattr(client.options, "tracing", None) if knows_tracing() else None
     return bool(tracing and tracing["enabled"])
 
 
-def max_retries(client: Any) -> Any:
+def max_retries(client: Client) -> Any:
     """The client's own option for overload retries; None where it has none, for which the public
     property has the default."""
     given = client.options._options
     return given.get("maxadaptiveretries", given.get("max_adaptive_retries"))
 
 
-def has_tls_certificate(client: Any) -> bool:
+def has_tls_certificate(client: Client) -> bool:
     """Return whether the client shows a certificate of its own."""
     return bool(client.options._options.get("tlscertificatekeyfile"))
 
 
-def uses_tls(client: Any) -> bool:
+def uses_tls(client: Client) -> bool:
     return bool(client.options._options.get("tls"))
 
 
-def retargets_on_overload(client: Any) -> Any:
+def retargets_on_overload(client: Client) -> Any:
     """Whether the client itself says to avoid an overloaded server; None where it does not say."""
     given = client.options._options
     return given.get("enableoverloadretargeting", given.get("enable_overload_retargeting"))
@@ -151,12 +156,12 @@ def kill_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [given[at] if len(given) > at else kwargs.get(name) for at, name in places]
 
 
-def kill_later(client: Any, cursor_id: int, address: Any) -> None:
+def kill_later(client: Client, cursor_id: int, address: Any) -> None:
     """Queue a cursor for the client's background task, as the driver does after a failure."""
     client._close_cursor_soon(cursor_id, address)
 
 
-def kill_cursors(client: Any, ids: list[int], address: Any, session: Any) -> Any:
+def kill_cursors(client: Client, ids: list[int], address: Any, session: Session) -> Any:
     """Send killCursors through the retry loop, which the driver's own method passes by; a coroutine
     in async clients."""
     database, collection = cursor_namespace(address)
@@ -170,7 +175,7 @@ def kill_cursors(client: Any, ids: list[int], address: Any, session: Any) -> Any
     )
 
 
-def end_sessions(client: Any, ids: list[Any]) -> Any:
+def end_sessions(client: Client, ids: list[Any]) -> Any:
     """The same for endSessions. The driver's own method hides errors, and ``command()`` of a
     database would make one more session."""
 
@@ -188,18 +193,18 @@ with an SRV name calls it again once the name is resolved."""
 _LISTENERS = "_pymongo_resilience_listeners"
 
 
-def keep_listeners(client: Any, listeners: list[Any]) -> None:
+def keep_listeners(client: Client, listeners: list[Any]) -> None:
     """Note which listeners of ours a client is to have."""
     vars(client)[_LISTENERS] = listeners
 
 
-def listeners_of(client: Any) -> list[Any]:
+def listeners_of(client: Client) -> list[Any]:
     """Those of ours; none of a client that was made without them."""
     listeners: list[Any] = vars(client).get(_LISTENERS, [])
     return listeners
 
 
-def add_listeners(client: Any) -> None:
+def add_listeners(client: Client) -> None:
     """Have the client call our listeners after its own. Its options show only the application's,
     so that a client can be made from another one's options or ``repr``."""
     options = client._options
@@ -210,7 +215,7 @@ def add_listeners(client: Any) -> None:
     vars(known)["event_listeners"] = lambda: list(shown)
 
 
-def set_selector(client: Any, make: Callable[[Any], Any]) -> None:
+def set_selector(client: Client, make: Callable[[Any], Any]) -> None:
     """Have the client select servers by what ``make`` returns for its own selector, which its
     options go on showing."""
     client._topology_settings._server_selector = make(client._options.server_selector)

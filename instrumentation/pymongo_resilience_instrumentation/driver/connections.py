@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.server_type import SERVER_TYPE
 
 from .clients import both, classes, defining, server_at, topology_of
 from .csot import RTT
+
+if TYPE_CHECKING:
+    from .protocols import Client, Connection, Pool, Topology
 
 OUT_OF_TIME = "_raise_wait_queue_timeout"
 """A pool's method, for an operation that has waited for a connection as long as it may."""
@@ -86,7 +89,7 @@ def can_watch() -> bool:
     return True
 
 
-def peer_was_silent(connection: Any, error: Exception, seconds: int) -> bool:
+def peer_was_silent(connection: Connection, error: Exception, seconds: int) -> bool:
     """Whether ``error`` ended the connection because nothing came from its peer. Before the socket
     is closed: pymongo's read takes the kernel's error for one of its own looks at the clock."""
     if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
@@ -100,7 +103,7 @@ def peer_was_silent(connection: Any, error: Exception, seconds: int) -> bool:
     return silent and (facts[_STATE] == _CLOSED or unanswered)
 
 
-def peer_is_gone(connection: Any, seconds: int) -> bool:
+def peer_is_gone(connection: Connection, seconds: int) -> bool:
     """Whether what was sent is not acknowledged although it was sent again, for so many seconds. A
     peer that reads nothing still acknowledges each probe, so it is not gone. Linux only."""
     facts = _facts(connection)
@@ -110,27 +113,29 @@ def peer_is_gone(connection: Any, seconds: int) -> bool:
     return bool(sent_again or facts[_PROBES] > _UNANSWERED)
 
 
-def ignore_transient_state(connection: Any, hello: Any) -> None:
+def ignore_transient_state(connection: Connection, hello: Any) -> None:
     """A member that is neither primary nor secondary when it answers a handshake, as while it steps
     down, soon is: the connection must not lack sessions, nor its pool unacknowledged writes."""
     sessions = hello.logical_session_timeout_minutes is not None
     if sessions and hello.server_type in {SERVER_TYPE.RSOther, SERVER_TYPE.RSGhost}:
         connection.supports_sessions = True
-        connection.is_writable = bool(connection.pool_ref().is_writable)
+        pool = connection.pool_ref()
+        if pool is not None:
+            connection.is_writable = bool(pool.is_writable)
 
 
-def is_of(connection: Any, pool: Any) -> bool:
+def is_of(connection: Connection, pool: Pool) -> bool:
     """Whether it is one of the pool's, and open."""
     return connection.pool_ref() is pool and not connection.closed
 
 
-def nothing_arrived_for(connection: Any, seconds: float) -> bool:
+def nothing_arrived_for(connection: Connection, seconds: float) -> bool:
     """True also where the system does not report it."""
     facts = _facts(connection)
     return facts is None or bool(facts[_SINCE_DATA] >= seconds * 1000)
 
 
-def _facts(connection: Any) -> tuple[int, ...] | None:
+def _facts(connection: Connection) -> tuple[int, ...] | None:
     try:
         found = connection.conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         return _INFO.unpack(found)
@@ -138,7 +143,7 @@ def _facts(connection: Any) -> tuple[int, ...] | None:
         return None
 
 
-def end(connection: Any, reason: OSError) -> None:
+def end(connection: Connection, reason: OSError) -> None:
     """Have what waits for a reply on the connection fail for that reason."""
     vars(connection)[_REASON] = reason
     connection.cancel_context.cancel()
@@ -146,13 +151,13 @@ def end(connection: Any, reason: OSError) -> None:
         shut_down(connection)
 
 
-def reason_of(connection: Any) -> OSError | None:
+def reason_of(connection: Connection) -> OSError | None:
     """Why it was ended, once."""
     found: OSError | None = vars(connection).pop(_REASON, None)
     return found
 
 
-def count_lost(connection: Any, reason: str) -> None:
+def count_lost(connection: Connection, reason: str) -> None:
     """Count it, unless the pool is a monitor's."""
     pool = connection.pool_ref()
     if pool is not None and not pool.is_sdam:
@@ -160,12 +165,12 @@ def count_lost(connection: Any, reason: str) -> None:
         setattr(pool, _LOST, counts | {reason: counts.get(reason, 0) + 1})
 
 
-def lost(pool: Any) -> dict[str, int]:
+def lost(pool: Pool) -> dict[str, int]:
     """How many of a pool's connections were ended for which reason; none for no pool."""
     return dict(getattr(pool, _LOST, ()))
 
 
-def shut_down(connection: Any) -> None:
+def shut_down(connection: Connection) -> None:
     """End what waits for a reply on the connection as if the server had closed it. It takes no lock
     and closes no descriptor: safe in any thread and in a weak reference's callback."""
     made = connection.conn.conn
@@ -182,37 +187,37 @@ def shut_down(connection: Any) -> None:
         return
 
 
-def pool_at(topology: Any, address: Any) -> Any:
+def pool_at(topology: Topology | None, address: Any) -> Any:
     """One server's pool; None where there is no such server."""
     server = server_at(topology, address)
     return None if server is None else server.pool
 
 
-def count_login(pool: Any, *, refused: bool) -> None:
+def count_login(pool: Pool, *, refused: bool) -> None:
     """A connection of the pool has logged in, or its password was ``refused``."""
     setattr(pool, _REFUSED, getattr(pool, _REFUSED, 0) + 1 if refused else 0)
 
 
-def refused_logins(client: Any, address: Any) -> int:
+def refused_logins(client: Client, address: Any) -> int:
     """How many in a row a server has refused."""
     return getattr(pool_at(topology_of(client), address), _REFUSED, 0)
 
 
-def keep_look(pool: Any, look: object) -> None:
+def keep_look(pool: Pool, look: object) -> None:
     """Keep what was found out about a pool's server; see ``selection/second_look.py``."""
     setattr(pool, _LOOK, look)
 
 
-def last_look(pool: Any) -> Any:
+def last_look(pool: Pool) -> Any:
     return getattr(pool, _LOOK, None)
 
 
-def tls_context(pool: Any) -> Any:
+def tls_context(pool: Pool) -> Any:
     """What a pool's connections use for TLS; None without TLS."""
     return pool.opts._ssl_context
 
 
-def open_pools(client: Any) -> dict[Any, Any]:
+def open_pools(client: Client) -> dict[Any, Any]:
     """The pools of a client that is used in this process and not closed, by server."""
     topology = getattr(client, "_topology", None)
     known = () if topology is None else topology.description.server_descriptions()
@@ -222,7 +227,7 @@ def open_pools(client: Any) -> dict[Any, Any]:
     return {at: pool for at, pool in pools.items() if not pool.closed and pool.pid == pid}
 
 
-def counts(pool: Any) -> tuple[int, int, int]:
+def counts(pool: Pool) -> tuple[int, int, int]:
     """How many connections are idle, and used or being made; and how many operations have one or
     wait for one."""
     return len(pool.conns), len(pool.active_contexts), pool.operation_count
@@ -247,14 +252,14 @@ socket_timeout_of = attrgetter("opts.socket_timeout")
 """A connection's socketTimeoutMS in seconds, or None."""
 
 
-def keep_socket_timeout(connection: Any) -> None:
+def keep_socket_timeout(connection: Connection) -> None:
     """After the driver has limited a command: its socket waits no longer than socketTimeoutMS."""
     seconds = socket_timeout_of(connection)
     if seconds is not None:
         _shorten_socket_timeout(connection, seconds)
 
 
-def socket_timed_out(connection: Any) -> TimeoutError:
+def socket_timed_out(connection: Connection) -> TimeoutError:
     """What plain pymongo raises when socketTimeoutMS is over, in the words of its error: it would
     name the timeout of the operation instead (``_get_timeout_details``, pymongo 4.20)."""
     options = connection.opts
@@ -266,7 +271,7 @@ def socket_timed_out(connection: Any) -> TimeoutError:
     return TimeoutError(f"timed out (configured timeouts: {', '.join(named)})")
 
 
-def limit_attempt(connection: Any, command: Any, seconds: float) -> bool:
+def limit_attempt(connection: Connection, command: Any, seconds: float) -> bool:
     """After the driver has limited a command: the shorter of its limit and ``seconds``. Return True
     if that is what the server is told."""
     _shorten_socket_timeout(connection, seconds)
@@ -279,7 +284,7 @@ def limit_attempt(connection: Any, command: Any, seconds: float) -> bool:
     return True
 
 
-def _shorten_socket_timeout(connection: Any, seconds: float) -> None:
+def _shorten_socket_timeout(connection: Connection, seconds: float) -> None:
     socket = connection.conn.gettimeout
     present = socket() if callable(socket) else socket
     if present is None or present > seconds:
@@ -297,7 +302,7 @@ def passing_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     return given["command"], given["client"]
 
 
-def lift_limits(connection: Any, command: Any) -> None:
+def lift_limits(connection: Connection, command: Any) -> None:
     """No limit for the command, and none for its connection's socket."""
     if command is not None:
         command.pop(LIMIT, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo import message
 from pymongo.cursor import CursorType
@@ -12,6 +12,9 @@ from pymongo.cursor import CursorType
 from pymongo_resilience_instrumentation.addresses import Address
 
 from .clients import classes
+
+if TYPE_CHECKING:
+    from .protocols import Client, Session
 
 RUN_OPERATION = "_run_operation"
 """A client's method that sends for a batch of a cursor."""
@@ -69,14 +72,14 @@ def may_be_sent_twice(query: Any, cursor: Any) -> bool:
     )
 
 
-def with_new_session(client: Any, query: Any) -> Any:
+def with_new_session(client: Client, query: Any) -> Any:
     """A copy of the query of a cursor's first batch, with an implicit session of its own."""
     made = copy.copy(query)
     made.session = client._ensure_session()
     return made
 
 
-def swap_session(cursor: Any, session: Any) -> Any:
+def swap_session(cursor: Any, session: Session | None) -> Any:
     """Give the cursor another implicit session, or none, for the one it had."""
     had, cursor._session = cursor._session, session
     return had

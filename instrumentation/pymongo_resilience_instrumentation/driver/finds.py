@@ -18,6 +18,8 @@ from pymongo_resilience_instrumentation.addresses import Address, address_text
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
+    from .protocols import Client, Session
+
 OF_A_QUERY = (
     "client", "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip",
     "read_concern", "reset", "session", "spec",
@@ -71,7 +73,7 @@ def read(query: Any) -> dict[str, Any]:
     )
 
 
-def _at_snapshot(session: Any) -> bool:
+def _at_snapshot(session: Session) -> bool:
     options = getattr(session, "options", None)
     return bool(getattr(options, "snapshot", False))
 
@@ -85,7 +87,7 @@ def write(query: Any, find: Any) -> None:
     query.fields, query.limit, query.ntoskip = find.projection, find.limit, find.skip
 
 
-def copied(query: Any, session: Any) -> Any:
+def copied(query: Any, session: Session | None) -> Any:
     made = copy.copy(query)
     made.session = session
     return made
@@ -96,7 +98,7 @@ def reads_chunks(query: Any) -> bool:
     return str(query.coll).endswith(".chunks") and query.spec.get("$orderby") == {"n": 1}
 
 
-def is_known(client: Any, address: Address) -> bool:
+def is_known(client: Client, address: Address) -> bool:
     """Whether the last check of the server at ``address`` has reached it."""
     found = client.topology_description.server_descriptions().get(address)
     return found is not None and bool(found.is_server_type_known)

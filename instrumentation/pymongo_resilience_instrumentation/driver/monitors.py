@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import common
 from pymongo.errors import _OperationCancelled
@@ -15,6 +15,9 @@ from pymongo_resilience_instrumentation.addresses import Address
 
 from .clients import existing_clients, server_at, topology_of
 from .connections import shut_down
+
+if TYPE_CHECKING:
+    from .protocols import Connection, Monitor, Topology
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ class AwaitedReply:
 
     __slots__ = ("connection", "process", "woken")
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.process = os.getpid()
         self.woken = False
@@ -49,18 +52,18 @@ def cancelled() -> Exception:
     return _OperationCancelled("operation cancelled")
 
 
-def begin_reading(monitor: Any, connection: Any) -> None:
+def begin_reading(monitor: Monitor, connection: Connection) -> None:
     """Before a check's wait for its reply."""
     vars(monitor)[_READ] = AwaitedReply(connection)
 
 
-def end_reading(monitor: Any) -> bool:
+def end_reading(monitor: Monitor) -> bool:
     """After a check's wait for its reply: return True if it was woken; that counts as cancelled."""
     awaited: AwaitedReply | None = vars(monitor).pop(_READ, None)
     return awaited is not None and awaited.woken
 
 
-def wake(monitor: Any) -> None:
+def wake(monitor: Monitor) -> None:
     """End the monitor's wait for a reply. It takes no locks: safe in a weak reference's
     callback."""
     awaited = vars(monitor).get(_READ)
@@ -70,7 +73,7 @@ def wake(monitor: Any) -> None:
         shut_down(awaited.connection)
 
 
-def unknown_for(monitor: Any) -> tuple[Exception, float] | None:
+def unknown_for(monitor: Monitor) -> tuple[Exception, float] | None:
     """The reply for which the client takes the server for unknown while the monitor waits for the
     server to report news, and since when, on the driver's clock; None otherwise. pymongo 4.20
     checks such a server when that wait ends, after up to ``heartbeatFrequencyMS``."""
@@ -84,31 +87,31 @@ def unknown_for(monitor: Any) -> tuple[Exception, float] | None:
     return found.error, found.last_update_time
 
 
-def hurries(monitor: Any, make: Callable[[], T]) -> T:
+def hurries(monitor: Monitor, make: Callable[[], T]) -> T:
     """What limits the checks that requests cut short; made at the first one."""
     kept: T = vars(monitor).get(_HURRIES) or vars(monitor).setdefault(_HURRIES, make())
     return kept
 
 
-def hurries_at(topology: Any, address: Address) -> Any:
+def hurries_at(topology: Topology, address: Address) -> Any:
     """The same, of a server's monitor; None if there was no such check."""
     server = server_at(topology, address)
     return None if server is None else vars(server._monitor).get(_HURRIES)
 
 
-def longest_wait(topology: Any) -> float:
+def longest_wait(topology: Topology) -> float:
     """Seconds for which a monitor waits for news, at most."""
     return float(topology._settings.heartbeat_frequency)
 
 
-def look_every(seconds: float, topology: Any, address: Address) -> None:
+def look_every(seconds: float, topology: Topology, address: Address) -> None:
     """How often the server's monitor looks, between two checks, whether one was requested."""
     server = server_at(topology, address)
     if server is not None:
         server._monitor._executor._min_interval = seconds
 
 
-def addresses(topology: Any) -> set[Address]:
+def addresses(topology: Topology) -> set[Address]:
     """Of the servers that it checks."""
     return set(topology.description.server_descriptions())
 
@@ -121,7 +124,7 @@ def look_as_the_driver_does() -> None:
             look_every(common.MIN_HEARTBEAT_INTERVAL, topology, address)
 
 
-def replaced_primary(topology: Any) -> Address | None:
+def replaced_primary(topology: Topology) -> Address | None:
     """The last primary's address after a change, once, where another member is primary now."""
     described = topology.description.server_descriptions()
     before: Address | None = getattr(topology, _PRIMARY, None)
@@ -132,13 +135,13 @@ def replaced_primary(topology: Any) -> Address | None:
     return before
 
 
-def is_known(topology: Any, address: Address) -> bool:
+def is_known(topology: Topology, address: Address) -> bool:
     """Return True if the client knows what the server is: its last check or attempt reached it."""
     found = topology.description.server_descriptions().get(address)
     return found is not None and bool(found.is_server_type_known)
 
 
-def last_reply_at(topology: Any, address: Address) -> float:
+def last_reply_at(topology: Topology, address: Address) -> float:
     """When the server answered a check, on the driver's clock; -inf where the last one failed."""
     found = topology.description.server_descriptions().get(address)
     if found is None or not found.is_server_type_known:
@@ -146,7 +149,7 @@ def last_reply_at(topology: Any, address: Address) -> float:
     return float(found.last_update_time)
 
 
-def may_ask(topology: Any, address: Address, every: float) -> bool:
+def may_ask(topology: Topology, address: Address, every: float) -> bool:
     """Whether the last question to the server was ``every`` seconds ago or earlier; if so, one is
     counted now. Called by one task of a client."""
     server, now = server_at(topology, address), time.monotonic()
@@ -156,7 +159,7 @@ def may_ask(topology: Any, address: Address, every: float) -> bool:
     return True
 
 
-def request_check(topology: Any, address: Address) -> None:
+def request_check(topology: Topology, address: Address) -> None:
     """Have the server checked anew, as after a network error, also where the check that runs waits
     for news. It takes no lock."""
     server = server_at(topology, address)

@@ -17,6 +17,7 @@ from pymongo_resilience_instrumentation.addresses import Address
 
 if TYPE_CHECKING:
     from .attempts import DriverAttempts
+    from .protocols import Client, Topology
 
 PRIMARY = Primary().mode
 
@@ -26,7 +27,7 @@ def is_no_selector(selector: Any) -> bool:
     return selector is None or selector is any_server_selector
 
 
-def own_selector(client: Any) -> Any:
+def own_selector(client: Client) -> Any:
     """The application's; None if it gave none."""
     own = client.options.server_selector
     return None if is_no_selector(own) else own
@@ -81,7 +82,7 @@ def has_choice(attempts: DriverAttempts) -> bool:
     return may_choose(attempts.client, attempts.loop._server_selector)
 
 
-def may_choose(client: Any, preference: Any) -> bool:
+def may_choose(client: Client, preference: Any) -> bool:
     """Whether the deployment may have several servers for that preference or driver's selector."""
     description = client.topology_description
     if len(description.server_descriptions()) < 2:  # noqa: PLR2004
@@ -105,7 +106,7 @@ def choices(attempts: DriverAttempts, narrowed: Callable[[Any], Any]) -> list[Ad
     return [each.address for each in found]
 
 
-def known_addresses(client: Any) -> set[Address]:
+def known_addresses(client: Client) -> set[Address]:
     """All servers of the deployment, reachable or not; none of a closed client, though pymongo goes
     on describing them."""
     if getattr(client, "_closed", True):
@@ -118,7 +119,7 @@ HANDSHAKE = "connect"
 """A pool's method: makes a connection, with hello and authentication."""
 
 
-def seeds(topology: Any) -> list[Any]:
+def seeds(topology: Topology) -> list[Any]:
     """The addresses that the client was made with: what is left where no server is."""
     return list(topology._settings.seeds)
 

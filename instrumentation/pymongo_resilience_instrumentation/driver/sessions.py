@@ -5,13 +5,16 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import ClientBulkWriteException, PyMongoError
 from pymongo.server_selectors import writable_server_selector
 
 from .clients import both
 from .finds import is_known
+
+if TYPE_CHECKING:
+    from .protocols import Client, Session
 
 STATE = "state"
 """The attribute of a transaction that has its state."""
@@ -24,7 +27,7 @@ class ReopenedIfInterrupted(AbstractContextManager["ReopenedIfInterrupted"]):
     """Around a with_transaction. A commit that is interrupted may not even have been sent, and the
     driver takes it for done: the transaction is open again, and aborted as its session ends."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Session) -> None:
         self._transaction = session._transaction
         self._state: Any = None
 
@@ -43,7 +46,7 @@ UNRECOVERABLE = 50940
 """A router's code for a commit of a transaction that it does not know, without a recovery token."""
 
 
-def may_be_committed(session: Any, code: int | None) -> bool:
+def may_be_committed(session: Session, code: int | None) -> bool:
     """Whether the error of a commit says only that this router does not know the transaction, after
     an attempt whose result is unknown."""
     return code == UNRECOVERABLE and session._transaction.attempt > 1
@@ -61,7 +64,7 @@ def label_transient(error: Any) -> None:
         cause._add_error_label("TransientTransactionError")
 
 
-def max_commit_time_ms(session: Any) -> int | None:
+def max_commit_time_ms(session: Session) -> int | None:
     """What the application gave the session's transaction: pymongo leaves it out of the commit
     under any timeout."""
     options = session._transaction.opts
@@ -95,7 +98,7 @@ class OpenTransaction(NamedTuple):
     """Its session, on a sharded cluster."""
 
 
-def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction | None:
+def open_transaction(session: Session, *, aborted: bool = False) -> OpenTransaction | None:
     """That of the session; None where it has none, or has ended. ``aborted``: by the driver, which
     does not know whether its server has heard of that."""
     transaction, server = session._transaction, session._server_session
@@ -113,7 +116,7 @@ def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction 
     return OpenTransaction(command, router, weakref.ref(session))
 
 
-def can_be_ended(client: Any, opened: OpenTransaction) -> bool:
+def can_be_ended(client: Client, opened: OpenTransaction) -> bool:
     """Return True unless the only way to end the transaction is to kill a session that is still in
     use."""
     if opened.session is None or is_known(client, opened.address):
@@ -122,7 +125,7 @@ def can_be_ended(client: Any, opened: OpenTransaction) -> bool:
     return session is None or bool(session.has_ended)
 
 
-def _ending(client: Any, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
+def _ending(client: Client, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
     """Return where to send which command. If the router cannot be reached, another one has the
     shards kill the session: it does not know the transaction, and could not abort it."""
     if opened.session is None or is_known(client, opened.address):
@@ -130,14 +133,14 @@ def _ending(client: Any, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
     return None, {KILL_SESSIONS: [opened.command["lsid"]]}
 
 
-def abort(client: Any, opened: OpenTransaction) -> None:
+def abort(client: Client, opened: OpenTransaction) -> None:
     address, command = _ending(client, opened)
     server = client._select_server(writable_server_selector, None, ABORT, address)
     with client._checkout(server, None) as connection:
         connection.command("admin", command, client=client)
 
 
-async def abort_async(client: Any, opened: OpenTransaction) -> None:
+async def abort_async(client: Client, opened: OpenTransaction) -> None:
     address, command = _ending(client, opened)
     server = await client._select_server(writable_server_selector, None, ABORT, address)
     async with client._checkout(server, None) as connection:

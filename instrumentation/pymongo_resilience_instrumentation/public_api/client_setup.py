@@ -34,7 +34,9 @@ def constructor(runtime: Runtime) -> Wrapper:
     """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
     by_specification = isinstance(runtime.rules.strategy, MongoDB)
 
-    def construct(original: Function, client: Any, args: Any, kwargs: Any) -> None:
+    def construct(
+        original: Function, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         # Also while it is switched off: an application that gives the option has to start.
         (args, kwargs), adaptive = client_options.take(args, kwargs)
         kwargs, tracing_option = client_tracing.take(kwargs)
@@ -87,7 +89,9 @@ def from_options(runtime: Runtime) -> Wrapper:
     """What uses a client's options: it adds our listeners and our selector, which the options do
     not show."""
 
-    def use_options(original: Function, client: Any, args: Any, kwargs: Any) -> Any:
+    def use_options(
+        original: Function, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         acts = runtime.enabled_flag.on
         with shielded("while a client was made"):
             if acts and driver.clients.listeners_of(client):

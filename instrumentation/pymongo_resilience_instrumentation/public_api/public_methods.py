@@ -114,7 +114,7 @@ class PublicMethod(OperationInterceptor):
 class CursorMethod(PublicMethod):
     """One that gives a cursor, which takes its policy and its timeout along."""
 
-    def prepare(self, operation: Operation, args: Any, kwargs: Any) -> None:
+    def prepare(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         writes = precedence.write_stage(args, kwargs)
         timeouts, call, limits = self.runtime.timeouts, operation.call, operation.limits
         precedence.limit_cursor(timeouts, call, limits, writes=writes)
@@ -133,7 +133,7 @@ class WatchMethod(PublicMethod):
     """One that gives a change stream. Always by iteration, whatever mode is set: watch has no
     timeoutMode."""
 
-    def prepare(self, operation: Operation, args: Any, kwargs: Any) -> None:
+    def prepare(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(WATCH, args, strict=False), **kwargs)
         precedence.check_max_await(operation.limits, given.get("max_await_time_ms"))
 

@@ -4,7 +4,7 @@ connections to dead peers, which are closed."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.internal_errors import faults, logger, shielded
 from pymongo_resilience.rules.failure import RetryReason
@@ -23,6 +23,9 @@ from pymongo_resilience_instrumentation.interceptor import (
 )
 from pymongo_resilience_instrumentation.runtime import Runtime
 
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Connection
+
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of connections, and with what."""
@@ -37,7 +40,9 @@ def failed(runtime: Runtime) -> Wrapper:
     flag = runtime.enabled_flag
     seconds = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
 
-    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, connection: Connection, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         [error] = args or kwargs.values()
         try:
             if flag.on and isinstance(error, Exception):
@@ -75,7 +80,7 @@ class DeadPeers(Interceptor):
                     driver.connections.end(connection, _dead_peer(self._seconds))
 
 
-def _named(connection: Any, error: Exception, seconds: int) -> Exception:
+def _named(connection: Connection, error: Exception, seconds: int) -> Exception:
     reason: Any = driver.connections.reason_of(connection)
     if isinstance(error, LostConnectionError):
         reason = error

@@ -9,7 +9,7 @@ rejects a command is alive, and remains what it was.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
@@ -19,6 +19,9 @@ from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrapper, is_async
 from pymongo_resilience_instrumentation.runtime import Runtime
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Topology
 
 
 def is_rejection(error: object) -> bool:
@@ -48,7 +51,7 @@ def _rejects_handshake(_topology: Any, args: tuple[Any, ...]) -> bool:
     return not context.completed_handshake and is_rejection(context.error)
 
 
-def _rejects_check(topology: Any, args: tuple[Any, ...]) -> bool:
+def _rejects_check(topology: Topology, args: tuple[Any, ...]) -> bool:
     """``args`` of ``on_change`` begin with what a monitor's check has found.
 
     A server that the client has not reached yet, or has lost, stays Unknown: its hello would have
@@ -61,7 +64,9 @@ def _rejects_check(topology: Any, args: tuple[Any, ...]) -> bool:
 def _unless(is_rejected: Any, runtime: Runtime, *, asynchronous: bool) -> Wrapper:
     flag = runtime.enabled_flag
 
-    def wrapper(original: Function, topology: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, topology: Topology, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         try:
             rejected = flag.on and is_rejected(topology, args or tuple(kwargs.values()))
         except faults():

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import AutoReconnect
 
@@ -30,6 +30,9 @@ from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor,
 from pymongo_resilience_instrumentation.retries.failed_attempts import described
 from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
 
 PATIENCE_SHARE, PATIENCE = 0.25, 5.0
 """The part of its timeout, or without one the seconds, for which an attempt that could go to
@@ -89,7 +92,7 @@ class PrimaryChange(Interceptor):
         return result
 
 
-def look_for_silent_servers(runtime: Runtime, client: Any) -> None:
+def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
     """Called once a second by the client's background task: ask servers whether they live if an
     attempt has waited long for one and could go to another.
 
@@ -153,8 +156,8 @@ class Question:
                     self._interrupt(attempt, pool)
         return False
 
-    def _interrupt(self, attempt: RetryLoop, pool: Any) -> None:
-        connection = attempt.connection or attempt.operation.handshaking
+    def _interrupt(self, attempt: RetryLoop, pool: Pool) -> None:
+        connection: Any = attempt.connection or attempt.operation.handshaking
         if (
             connection is not None
             and driver.connections.is_of(connection, pool)

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo import common
 from pymongo.errors import OperationFailure
@@ -29,6 +29,9 @@ from pymongo_resilience_instrumentation.interceptor import (
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .rejections import is_rejection
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Monitor
 
 FIRST = 0.01
 """Seconds to the second check of a server that could be reached until now."""
@@ -130,7 +133,9 @@ class Read(Interceptor):
 def cancel_check(enabled_flag: EnabledFlag) -> Wrapper:
     """In a weak reference's callback or under the driver's lock: nothing is logged."""
 
-    def wrapper(original: Function, monitor: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, monitor: Monitor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         result = original(*args, **kwargs)
         with suppress(Exception):
             if enabled_flag.on:
@@ -159,7 +164,7 @@ class HurriedChecks:
         return True
 
 
-def may_hurry(monitor: Any, error: Exception, since: float) -> bool:
+def may_hurry(monitor: Monitor, error: Exception, since: float) -> bool:
     now = time.monotonic()
     if isinstance(error, OperationFailure) and now - since < REFUSED_S:
         return False
@@ -174,7 +179,9 @@ def request_check(enabled_flag: EnabledFlag) -> Wrapper:
     relays from a shard, or refuses a handshake; only network errors end a monitor's wait for news.
     A handshake that an overloaded server rejects does not get here: it leaves the server known."""
 
-    def wrapper(original: Function, monitor: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, monitor: Monitor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         result = original(*args, **kwargs)
         with suppress(Exception):  # a topology that was collected, among others
             found = driver.monitors.unknown_for(monitor) if enabled_flag.on else None

@@ -31,6 +31,7 @@ from pymongo_resilience_instrumentation.clients import client_options
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+    from pymongo_resilience_instrumentation.driver.protocols import Client
 
 
 class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
@@ -44,7 +45,7 @@ class ClientLimits:
     breakers: ClientBreakers | None = None
 
     def __init__(
-        self, config: Config | None, clock: Clock, listener: Listener, client: object
+        self, config: Config | None, clock: Clock, listener: Listener, client: Client
     ) -> None:
         """``config``: None where pymongo's own loop decides, and nothing is limited."""
         self.overloaded_at = -math.inf
@@ -82,7 +83,7 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
     Thread- and task-safe: each step is one of a dict's.
     """
 
-    def __init__(self, client: object, config: Config, clock: Clock, listener: Listener) -> None:
+    def __init__(self, client: Client, config: Config, clock: Clock, listener: Listener) -> None:
         self._config, self._clock = config, clock
         self._client = weakref.ref(client)
         self._listener = listener

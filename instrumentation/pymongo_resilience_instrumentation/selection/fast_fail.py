@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from pymongo_resilience.policies.namespaces import NamespaceRules
@@ -20,6 +20,9 @@ from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.operation import Operation
 
 from . import second_look
+
+if TYPE_CHECKING:
+    from pymongo.topology_description import TopologyDescription
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a login, refusals."""
@@ -68,7 +71,7 @@ class TerminalDetector:
     removed_since: float | None = None
     """Since when the server that the operation is bound to is not a member, in seconds."""
 
-    def is_removed(self, topology: Any, bound_to: Address, now: float) -> bool:
+    def is_removed(self, topology: TopologyDescription, bound_to: Address, now: float) -> bool:
         """Return whether an operation waits for a server that was renamed or removed.
 
         A primary or mongos must be known all the time: without one, the next may list the server.
@@ -86,7 +89,7 @@ class TerminalDetector:
 
     def look(
         self,
-        topology: Any,
+        topology: TopologyDescription,
         now: float,
         refusals: Callable[[Address], int],
         second_look: Callable[[Address], Symptom | None] = lambda _: None,

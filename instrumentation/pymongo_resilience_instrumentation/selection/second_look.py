@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from contextlib import closing, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import bson
 
@@ -22,6 +22,9 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.failures.causes import symptom_of
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
 
 AGAIN_S = 5.0
 """Seconds between two looks at a server, and for which a finding holds."""
@@ -44,7 +47,7 @@ class Look(NamedTuple):
     """None until something is found."""
 
 
-def finding(client: Any, address: Address) -> Symptom | None:
+def finding(client: Client, address: Address) -> Symptom | None:
     """Return why a server hangs up, if a look found that out; begin one if none is recent.
 
     Call it if a check of the server has just failed because the server hung up. It does not wait.
@@ -64,7 +67,7 @@ def finding(client: Any, address: Address) -> Symptom | None:
     return None if last is None else last.symptom
 
 
-def _run(pool: Any, address: Address, has_certificate: bool) -> None:
+def _run(pool: Pool, address: Address, has_certificate: bool) -> None:
     symptom = None
     with suppress(Exception):  # whatever the port answers
         context = driver.connections.tls_context(pool)

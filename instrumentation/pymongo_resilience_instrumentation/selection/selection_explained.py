@@ -33,6 +33,7 @@ from . import second_look
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+    from pymongo_resilience_instrumentation.driver.protocols import Client, Topology
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
@@ -57,7 +58,7 @@ Why = Callable[[Any], str]
 
 
 def explain_selection(
-    client: Any, read_preference: Any, breakers: Mapping[Address, Snapshot], *, writes: bool
+    client: Client, read_preference: Any, breakers: Mapping[Address, Snapshot], *, writes: bool
 ) -> tuple[ServerVerdict, ...]:
     """Implements :func:`pymongo_resilience.explain_selection`; ``breakers``: those in use, by
     server."""
@@ -99,7 +100,7 @@ def explain(error: Exception, attempts: DriverAttempts) -> None:
     error.args = (text if cause is None else f"{text}. {cause}", *error.args[1:])
 
 
-def diagnosis(client: Any, selector: Any) -> Diagnosis | None:
+def diagnosis(client: Client, selector: Any) -> Diagnosis | None:
     """The likely cause of a failed selection; None where nothing is known."""
     topology = driver.clients.topology_of(client)
     described = topology.description
@@ -129,7 +130,7 @@ def servers_of(described: Any) -> list[Any]:
 
 def _verdicts(
     described: Any,
-    topology: Any,
+    topology: Topology,
     selector: Any,
     *,
     own: Any,
@@ -166,7 +167,7 @@ def _verdict(server: Any, rule: SelectionRule | None, why: Why | None) -> Server
 
 def _steps(
     described: Any,
-    topology: Any,
+    topology: Topology,
     selector: Any,
     *,
     own: Any,
@@ -252,7 +253,7 @@ def _tenths(value: float) -> str:
     return f"{math.ceil(round(value, 3) * 10) / 10:.1f}".removesuffix(".0")
 
 
-def _error(server: Any, topology: Any) -> str:
+def _error(server: Any, topology: Topology) -> str:
     """What an unavailable server's last check has found."""
     age = max(0.0, driver.csot.now() - server.last_update_time)
     if server.error is not None:
@@ -263,7 +264,7 @@ def _error(server: Any, topology: Any) -> str:
     return f"no check answered since the client knows it, {age:.1f} s (firewall, address, TLS?)"
 
 
-def _symptom(server: Any, client: Any) -> Symptom | None:
+def _symptom(server: Any, client: Client) -> Symptom | None:
     """What is wrong with a server; None where it is reached."""
     topology = driver.clients.topology_of(client)
     if server.is_server_type_known:
@@ -298,7 +299,7 @@ def error_text(error: Exception, address: Address) -> str:
     return " ".join(text.split())[:LONGEST_ERROR] or safe_message(error)
 
 
-def original_error(client: Any) -> Exception | None:
+def original_error(client: Client) -> Exception | None:
     """Return the error of a client's only failed server, or a group of several servers' errors.
 
     pymongo quotes them in its text and keeps the exceptions to itself. Must be called only for the

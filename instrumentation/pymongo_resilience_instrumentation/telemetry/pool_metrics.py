@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.context import Context
 from pymongo import monitoring
@@ -27,6 +27,9 @@ from .listeners import NO_CONTEXT, OurListener, guarded
 from .metrics import DriverMetrics
 from .setup import Telemetry
 
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Pool
+
 
 def wrapped(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
     pools = driver.clients.classes("pool", "Pool")
@@ -39,7 +42,7 @@ def _context() -> Context | None:
     return None if in_progress.current() else NO_CONTEXT
 
 
-def connected(clients: Clients, telemetry: Telemetry, pool: Any, seconds: float) -> None:
+def connected(clients: Clients, telemetry: Telemetry, pool: Pool, seconds: float) -> None:
     """A pool has made a connection: TCP, TLS, hello and authentication."""
     metrics = telemetry.driver_metrics
     if metrics is not None and telemetry.records:
@@ -51,7 +54,9 @@ def connected(clients: Clients, telemetry: Telemetry, pool: Any, seconds: float)
 def _out_of_time(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Wrapper:
     """A pool's method that raises for an operation which waited for a connection in vain."""
 
-    def wrapper(original: Function, pool: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, pool: Pool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         with shielded("after a wait for a connection"):
             if flag.on and not in_progress.reporting():
                 metrics.timeouts.add(1, clients.attributes(pool) or {})

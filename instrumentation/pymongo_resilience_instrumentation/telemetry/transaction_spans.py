@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Tracer
@@ -26,6 +26,9 @@ from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
 from . import semconv
 from .client_tracing import tracing_of
 from .observers import Observer
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Session
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
@@ -90,7 +93,7 @@ def span_of(session: object) -> TransactionSpan | None:
     return found if found in open_spans else None
 
 
-def parent_of(session: Any) -> TransactionSpan | None:
+def parent_of(session: Session) -> TransactionSpan | None:
     """What an operation with the session is in, where that is a transaction."""
     return span_of(session) if session.in_transaction else None
 
@@ -112,7 +115,7 @@ class StartTransaction(Interceptor):
                 self._start(entered.instance)
         return result
 
-    def _start(self, session: Any) -> None:
+    def _start(self, session: Session) -> None:
         before = span_of(session)
         if before is not None:
             before.end()
@@ -138,7 +141,9 @@ def end_session(enabled_flag: EnabledFlag) -> Wrapper:
     """A session's ``end_session()``, and the end of its block. The abort of an open transaction
     ends its span; what is left is a commit whose result is unknown."""
 
-    def wrapper(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         found = span_of(session)
         if found is not None and enabled_flag.on and not session.in_transaction:
             if any(args):

@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
@@ -20,11 +20,16 @@ from pymongo_resilience_instrumentation.driver.selection import forget_transient
 from pymongo_resilience_instrumentation.driver.sessions import ReopenedIfInterrupted
 from pymongo_resilience_instrumentation.failures import classify
 
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Client
+
 FINAL = (Rule.SELECTION, Rule.OVERLOAD_WAIT, Rule.BUDGET)
 """Rules that decline a command for a cause that the repeated transaction would meet as well."""
 
 
-def run(client: Any, body: Callable[[Any], Any], options: dict[str, Any], **of_session: Any) -> Any:
+def run(
+    client: Client, body: Callable[[Any], Any], options: dict[str, Any], **of_session: Any
+) -> Any:
     """Run ``body`` with a session in a transaction, and commit it; the result of ``body``.
 
     ``options``: of ``start_transaction``. However it ends, so do the transaction and its session.
@@ -39,7 +44,10 @@ def run(client: Any, body: Callable[[Any], Any], options: dict[str, Any], **of_s
 
 
 async def run_async(
-    client: Any, body: Callable[[Any], Awaitable[Any]], options: dict[str, Any], **of_session: Any
+    client: Client,
+    body: Callable[[Any], Awaitable[Any]],
+    options: dict[str, Any],
+    **of_session: Any,
 ) -> Any:
     """The same in a task."""
     async with client.start_session(**of_session) as session:
@@ -71,7 +79,7 @@ def _labelled_for_the_driver() -> Iterator[None]:
         raise
 
 
-def retry_transaction(client: Any, options: dict[str, Any]) -> Callable[..., Any]:
+def retry_transaction(client: Client, options: dict[str, Any]) -> Callable[..., Any]:
     """Makes functions transactions."""
     TransactionOptions(**options)  # raises for wrong ones
     asynchronous = isinstance(client, AsyncMongoClient)

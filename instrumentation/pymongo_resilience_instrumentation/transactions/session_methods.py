@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from sys import exception
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import (
     ConfigurationError,
@@ -46,6 +46,9 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Session
 
 OPTION = "default_timeout_ms"
 # A private attribute of the session: changed by others, transactions would end too soon or late.
@@ -111,7 +114,9 @@ class EndTransaction(OperationInterceptor):
         if not asynchronous or self._operation != ABORT or not self.runtime.owns_retries:
             return wrapper
 
-        async def abort(original: Function, session: Any, args: Any, kwargs: Any) -> Any:
+        async def abort(
+            original: Function, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
             if not (flag.on and clients.left_by_coroutine(session.client)):
                 return await wrapper(original, session, args, kwargs)
             # A coroutine that is being closed can wait for no reply.
@@ -271,7 +276,12 @@ class WithTransaction(Interceptor):
         return _Transaction(session, seconds, source, name)
 
     def send(
-        self, transaction: _Transaction, original: Function, session: Any, *args: Any, **kwargs: Any
+        self,
+        transaction: _Transaction,
+        original: Function,
+        session: Session,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         around = partial(
             transaction.around, flag=self._runtime.enabled_flag, asynchronous=self._asynchronous
@@ -303,7 +313,7 @@ class WithTransaction(Interceptor):
                 return transaction.ended_by_time(error) or error
         return error
 
-    def _abort_later(self, session: Any) -> None:
+    def _abort_later(self, session: Session) -> None:
         if vars(session).pop(_INTERRUPTED, False) or session.in_transaction:
             opened = driver.sessions.open_transaction(session, aborted=True)
             defer(partial(self._runtime.clients.of(session.client).leave_open, opened))
@@ -314,7 +324,9 @@ def within_time_limit(runtime: Runtime) -> Wrapper:
     it, and not pymongo's own limit of 120 s. What has found no time for another attempt has none
     for a repetition."""
 
-    def wrapper(original: Function, _module: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         left = driver.csot.remaining() if runtime.enabled_flag.on else None
         if left is None:
             return original(*args, **kwargs)
@@ -327,12 +339,12 @@ def within_time_limit(runtime: Runtime) -> Wrapper:
     return wrapper
 
 
-def _atomic_write_of(session: Any) -> Operation | None:
+def _atomic_write_of(session: Session) -> Operation | None:
     """The operation that the session's transaction is a part of."""
     operation = in_progress.current()
     return operation if operation is not None and operation.client is session.client else None
 
 
-def default_of(session: Any) -> Policy:
+def default_of(session: Session) -> Policy:
     """What commit_transaction, abort_transaction, with_transaction and end_session have."""
     return getattr(session, _DEFAULT, NOTHING)
