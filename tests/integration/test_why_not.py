@@ -360,3 +360,16 @@ def test_the_errors_of_several_servers_are_reachable(side: Side, instrument: Ins
 def test_what_is_shown_of_an_error(error: Exception, text: str) -> None:
     """What this machine reports about a connection; of what a server wrote, only the code."""
     assert selection_explained.error_text(error, CONNECTION) == text
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 0, 20_000])
+def test_a_selection_that_may_not_wait_shows_no_negative_timeout(
+    timeout_ms: int | None, side: Side, silent: socket.socket, instrument: Instrument
+) -> None:
+    """Nor does it state more of a first check that has just begun than that it has no answer."""
+    instrument(timeout_ms=timeout_ms)
+    host, port = silent.getsockname()
+    client = side.client(f"mongodb://{host}:{port}/", serverSelectionTimeoutMS=0)
+    with pytest.raises(ServerSelectionTimeoutError, match=r", Timeout: 0s\. Likely") as caught:
+        side.do(client.db.coll.find_one)
+    assert "so far" in str(caught.value)

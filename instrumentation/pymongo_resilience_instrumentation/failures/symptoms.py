@@ -160,17 +160,20 @@ class Symptom(enum.StrEnum):
     )
     NO_ANSWER = (
         "no_answer",
-        "the server never responds",
-        "firewalls, address, TLS, and whether it hangs; pymongo-resilience doctor tries each step",
+        "the server has not responded so far",
+        (
+            "whether the timeout is longer than connecting takes, firewalls, address, TLS, and "
+            "whether the server hangs; pymongo-resilience doctor tries each step"
+        ),
     )
     NO_TLS_ANSWER = (
         "no_tls_answer",
-        "the server accepts connections and never answers the TLS handshake",
+        "the server accepts connections and does not answer the TLS handshake",
         "whether that port uses TLS, whether the process hangs, and proxies in between",
     )
     SILENT = (
         "silent",
-        "the server accepts connections and never responds",
+        "the server accepts connections and does not respond",
         "whether the process hangs (disk, memory), and proxies or load balancers in between",
     )
     CLOSES_AFTER_TLS = (

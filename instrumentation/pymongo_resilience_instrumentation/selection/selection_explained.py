@@ -94,8 +94,8 @@ def explain(error: Exception, attempts: DriverAttempts) -> None:
     verdicts = _verdicts(topology.description, topology, selector, own=refuses)
     why = "; ".join(map(str, verdicts)) or "no server is known"
     cause = diagnosis(client, selector)
-    with suppress(ValueError):  # what is left of a deadline has many digits
-        timeout = f"{float(timeout.removesuffix('s')):.3g}s"
+    with suppress(ValueError):  # what is left of a deadline has many digits, and may be negative
+        timeout = f"{max(0.0, float(timeout.removesuffix('s'))):.3g}s"
     text = f"{words} ({why}){comma}{timeout}"
     error.args = (text if cause is None else f"{text}. {cause}", *error.args[1:])
 

@@ -225,7 +225,8 @@ def _adjust(
             command[LIMIT] = own
     elif command.get(LIMIT) == 0:
         # It would be without end: refused in the driver's words and shape.
-        text = f"operation would exceed time limit, remaining timeout:{driver.csot.remaining():.5f}"
+        left = max(0.0, driver.csot.remaining() or 0.0)
+        text = f"operation would exceed time limit, remaining timeout:{left:.5f}"
         text += " < 1 ms "
         raise unsent(ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50}))
 

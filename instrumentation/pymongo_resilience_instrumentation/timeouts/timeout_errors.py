@@ -5,6 +5,7 @@ Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pymongo.errors import PyMongoError
@@ -18,6 +19,9 @@ from pymongo_resilience_instrumentation.limits import NEVER, NO_DEADLINE
 from pymongo_resilience_instrumentation.operation import Operation
 
 from . import precedence
+
+OVERDUE = re.compile(r"(?<=remaining timeout:)-[\d.]+")
+"""What pymongo states to be left of a timeout that is over."""
 
 
 def timed_out(
@@ -36,7 +40,8 @@ def timed_out(
     came = stage.value.replace("_", " ")
     text = (
         f"{name} exceeded its timeout of {timeout_s:.3g} s{advice} after "
-        f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({came}): {cause}"
+        f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({came}): "
+        f"{OVERDUE.sub('0', str(cause))}"
     )
     facts = {
         "timeout_s": timeout_s,
