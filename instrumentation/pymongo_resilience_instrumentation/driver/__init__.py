@@ -23,6 +23,7 @@ from . import (
     csot,
     cursors,
     finds,
+    inserts,
     monitors,
     private_names,
     selection,

@@ -11,6 +11,7 @@ from pymongo.errors import (
     BulkWriteError,
     ClientBulkWriteException,
     ConnectionFailure,
+    DuplicateKeyError,
     InvalidOperation,
     OperationFailure,
     ProtocolError,
@@ -131,6 +132,11 @@ def classified(loop: RetryLoop, error: Exception, state: RetryState) -> Failure:
     return failure if loop.hooks is None else loop.hooks.reclassified(loop, failure, state)
 
 
+MAY_BE_ITS_OWN = (
+    ". An earlier attempt had no reply, and may have written that document itself: compare it "
+    "before you write it again"
+)
+"""Added to a duplicate key after an attempt that may have been applied."""
 SERVER_LOST = frozenset({
     RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.SOCKET_NOT_AVAILABLE,
     RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.NOT_PRIMARY,
@@ -201,7 +207,10 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
         )
     if _ends_the_transaction(raised, state):
         driver.sessions.label_transient(error)
-    state_origin(error, origin, rule, why_not_repeated(rule, state, raised))
+    why = why_not_repeated(rule, state, raised)
+    if isinstance(error, DuplicateKeyError) and loop.may_be_applied:
+        why += MAY_BE_ITS_OWN
+    state_origin(error, origin, rule, why)
     return error
 
 

@@ -34,7 +34,7 @@ from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
-from . import failed_attempts
+from . import failed_attempts, own_documents
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ class RetryLoop:
     """The failure whose error is raised, unless a later one is more informative."""
     txn_number: TxnNumber
     """Known once an attempt has failed."""
+    may_be_applied = False
+    """An attempt without a transaction number was sent, and may have been executed."""
     began = 0.0
     """When the last attempt did, on the executor's clock; known once one has failed."""
     router_wait_ends: float | None = None
@@ -311,6 +313,9 @@ class RetryLoop:
         unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
         if self.last is None or not (failure.no_writes_performed or unsent):
             self.last = failure
+        if not self.may_be_applied and own_documents.may_be_applied(failure):
+            self.may_be_applied = True
+            own_documents.recognize(self.attempts)
         self.attempts.reset_after(failure)
         if retry.held_back and failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             # With the budget spent, an attempt has all the time that is left: each that is given

@@ -23,21 +23,37 @@ from pymongo_resilience_instrumentation.interceptor import Function, Row, is_asy
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
+from . import own_documents
+
 Reply = dict[str, Any]
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     def execute(original: Function, bulk: Any, args: Any, kwargs: Any) -> Any:
         reply, *sent = original(*args, **kwargs)
+        if (batch := _with_duplicates(runtime, args, reply, sent)) is not None:
+            reply, sent[0] = batch.settle()
         return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
 
     async def execute_async(original: Function, bulk: Any, args: Any, kwargs: Any) -> Any:
         reply, *sent = await original(*args, **kwargs)
+        if (batch := _with_duplicates(runtime, args, reply, sent)) is not None:
+            reply, sent[0] = await batch.settle_async()
         return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
 
     name = driver.attempts.EXECUTE_BATCH
     for owner in driver.attempts.bulk_classes():
         yield owner, name, execute_async if is_async(vars(owner)[name]) else execute
+
+
+def _with_duplicates(
+    runtime: Runtime, args: Sequence[Any], reply: Any, sent: Sequence[Any]
+) -> own_documents.Batch | None:
+    if not isinstance(reply, dict) or "writeErrors" not in reply or not runtime.enabled_flag.on:
+        return None
+    operation = in_progress.current()
+    loop = None if operation is None else operation.loop
+    return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent[0])
 
 
 def _checked(

@@ -1,0 +1,22 @@
+"""What pymongo's loop sends for an ``insert_one``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def document_of(send: Callable[..., Any]) -> tuple[Any, Any] | None:
+    """Return the collection and the document of an ``insert_one``; None for anything else.
+
+    pymongo 4.20 gives its loop a closure over both. If it does not, no insert is recognized.
+    """
+    if not inspect.isfunction(send):
+        return None
+    known = inspect.getclosurevars(send).nonlocals
+    command, collection = known.get("command"), known.get("self")
+    if not isinstance(command, dict) or "insert" not in command or collection is None:
+        return None
+    (document,) = command["documents"]
+    return collection, document
