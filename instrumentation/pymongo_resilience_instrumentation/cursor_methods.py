@@ -10,7 +10,7 @@ from typing import Any
 
 from pymongo.errors import ConnectionFailure
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, shorter
@@ -24,10 +24,13 @@ from pymongo_resilience_instrumentation.bound_policies import (
 )
 from pymongo_resilience_instrumentation.call import Call
 from pymongo_resilience_instrumentation.interceptor import (
+    Entered,
     Function,
+    Interceptor,
     OperationInterceptor,
     Within,
     Wrapper,
+    outside_of_operations,
 )
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE, Limits
 from pymongo_resilience_instrumentation.operation import Operation
@@ -37,40 +40,29 @@ from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.precedence import keep, kept_by, transaction_of
 
 
-def made(runtime: Runtime) -> Wrapper:
+class Made(Interceptor):
     """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
     which may be bound before this is put on."""
 
-    enabled_flag, found = runtime.enabled_flag, in_progress.found
-
-    def wrapper(
-        original: Function, cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        original(*args, **kwargs)
-        operation = found()
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
         # What the driver makes inside of an operation is used up there, under its policy.
-        if enabled_flag.on and (operation is None or operation.ended):
-            with shielded("after a cursor was made"):
-                attach_policy(blocks.current().over(policy_of(cursor.collection)), cursor)
+        return outside_of_operations(super().wrapper(flag, asynchronous))
 
-    return wrapper
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        cursor = entered.instance
+        attach_policy(blocks.current().over(policy_of(cursor.collection)), cursor)
+        return result
 
 
-def clone(runtime: Runtime) -> Wrapper:
+class Clone(Interceptor):
     """What copies a cursor: the copy has what the original was made with."""
 
-    def wrapper(
-        original: Function, cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        made = original(*args, **kwargs)
-        with shielded("after a cursor was copied"):
-            policy = policy_of_cursor(cursor)
-            if runtime.enabled_flag.on and policy_of_cursor(made) is not policy:
-                # Also where it has none: the copy may have been made within a block.
-                setattr(made, ATTRIBUTE, policy)
-        return made
-
-    return wrapper
+    def succeeded(self, entered: Entered, copied: Any) -> Any:
+        policy = policy_of_cursor(entered.instance)
+        if policy_of_cursor(copied) is not policy:
+            # Also where it has none: the copy may have been made within a block.
+            setattr(copied, ATTRIBUTE, policy)
+        return copied
 
 
 def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -161,12 +153,11 @@ def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) 
 def _kill_later(runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A getMore without an answer leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): have the background task kill it."""
-    with shielded("after a cursor was lost"):
-        client, query, _ = driver.cursors.run_operation_arguments(given, kwargs)
-        address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
-        if query.cursor_id and query.conn_mgr is None:
-            cursor_address = driver.cursors.cursor_address(query, address)
-            runtime.clients.of(client).kill_later(query.cursor_id, cursor_address)
+    client, query, _ = driver.cursors.run_operation_arguments(given, kwargs)
+    address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
+    if query.cursor_id and query.conn_mgr is None:
+        cursor_address = driver.cursors.cursor_address(query, address)
+        runtime.clients.of(client).kill_later(query.cursor_id, cursor_address)
 
 
 def to_list(runtime: Runtime, asynchronous: bool) -> Within:
@@ -222,17 +213,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     closes by itself, as each find_one does, is within that one's own time.
     """
     refreshed = Within(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
-    found = in_progress.found
-
-    def wrapper(
-        original: Function, closed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        operation = found()
-        if operation is not None and not operation.ended:
-            return original(*args, **kwargs)
-        return refreshed(original, closed, args, kwargs)
-
-    return wrapper
+    return outside_of_operations(refreshed)
 
 
 def _refreshed(closed: Any) -> AbstractContextManager[None]:
@@ -291,9 +272,11 @@ class Resume(OperationInterceptor):
         return operation
 
     def succeeded(self, operation: Operation, cursor: Any) -> Any:
-        with shielded(f"after {operation.name}"):
+        try:
             attach_policy(operation.call.bound_policy, cursor)
             kept = operation.limits.stream
             if kept is not None and kept.seconds is not None:
                 keep(cursor, kept)
-        return self.runtime.end(operation, cursor)
+        finally:
+            self.runtime.end(operation, cursor)
+        return cursor

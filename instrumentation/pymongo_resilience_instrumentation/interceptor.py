@@ -16,7 +16,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import wrapt
-from pymongo.errors import InvalidOperation, PyMongoError
+from pymongo.errors import (
+    ConfigurationError as DriversConfigurationError,
+    InvalidOperation,
+    PyMongoError,
+)
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
@@ -30,7 +34,7 @@ Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
 """wrapt's: called with the bound original, what it is bound to, and its arguments."""
 FEATURES = ("atomic", "idempotent", "resumable", "hedge", "timeout_ms")
-REFUSED = (ConfigurationError, InvalidOperation)
+REFUSED = (ConfigurationError, InvalidOperation, DriversConfigurationError)
 """What the library refuses is no fault of its own."""
 
 
@@ -59,6 +63,8 @@ class Interceptor:
     """The same around a coroutine function, where it awaits something itself."""
     succeeded: Callable[[Any, Any], Any] | None = None
     """Called after it with what ``enter`` returned and the result; returns what the caller gets."""
+    logs = True
+    """False if it runs under a lock of the driver's, which a log handler may want, too."""
     sends_by_policy = False
     """``send`` does nothing for an operation that no policy holds for."""
 
@@ -256,9 +262,9 @@ def _refuses(
 
     Raises InvalidOperation if pymongo alone would not do what the application asked for.
     """
-    in_progress.unwind(around)
     if entered is not None:
         in_progress.recover(entered, around)
+    in_progress.unwind(around)
     if isinstance(error, REFUSED) or not isinstance(error, faults()):
         return True
     _log(interceptor, "before", error)
@@ -328,8 +334,22 @@ def _recover(
 
 
 def _log(interceptor: Interceptor, when: str, error: BaseException) -> None:
-    what = type(interceptor).__name__
-    logger.error("internal error in pymongo-resilience %s %s", when, what, exc_info=error)
+    if interceptor.logs:
+        what = type(interceptor).__name__
+        logger.error("internal error in pymongo-resilience %s %s", when, what, exc_info=error)
+
+
+def outside_of_operations(wrapper: Wrapper) -> Wrapper:
+    """Return a wrapper that does nothing inside of an operation, and costs it no further call."""
+    found = in_progress.found
+
+    def gate(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
+        operation = found()
+        if operation is not None and not operation.ended:
+            return original(*args, **kwargs)
+        return wrapper(original, instance, args, kwargs)
+
+    return gate
 
 
 class Within(Interceptor):

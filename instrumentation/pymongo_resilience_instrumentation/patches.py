@@ -144,9 +144,9 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
         for name, operation in table.items():
             yield owner, name, public_methods.public_method(runtime, owner, operation)
     for owner in CLIENTS:
-        yield owner, "start_session", session_methods.start_session()
-        yield owner, "__init__", client_setup.constructor(runtime)
-        yield owner, driver.clients.FROM_OPTIONS, client_setup.from_options(runtime)
+        yield owner, "start_session", session_methods.StartSession()
+        yield owner, "__init__", client_setup.Constructor(runtime)
+        yield owner, driver.clients.FROM_OPTIONS, client_setup.FromOptions(runtime)
 
 
 def _for_operations(runtime: Runtime) -> Iterator[Row]:
@@ -156,7 +156,7 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
     connected = None
     if (metrics := runtime.telemetry.driver_metrics) is not None:
         connected = partial(pool_metrics.connected, runtime.clients, runtime.telemetry)
-        yield from pool_metrics.wrapped(runtime.enabled_flag, runtime.clients, metrics)
+        yield from pool_metrics.wrapped(runtime.clients, metrics)
     yield from session_methods.wrapped(runtime)
     if not runtime.owns_retries:
         yield from bounded_waits.observed(connected)
@@ -177,9 +177,9 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
         yield client, driver.cursors.RUN_OPERATION, fetch
     for name in ("clone", "__copy__", "__deepcopy__"):
         for owner in driver.clients.defining(name, Cursor, AsyncCursor):
-            yield owner, name, cursor_methods.clone(runtime)
+            yield owner, name, cursor_methods.Clone()
     for owner in driver.clients.defining("__init__", Cursor, AsyncCursor):
-        yield owner, "__init__", cursor_methods.made(runtime)
+        yield owner, "__init__", cursor_methods.Made()
     for owner in driver.clients.defining("to_list", *driver.cursors.cursor_classes()):
         asynchronous = is_async(vars(owner)["to_list"])
         yield owner, "to_list", cursor_methods.to_list(runtime, asynchronous)
@@ -192,13 +192,13 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
 
 def _for_retries(runtime: Runtime) -> Iterator[Row]:
     """Unless pymongo's own loop decides."""
-    flag, clients = runtime.enabled_flag, runtime.clients
+    clients = runtime.clients
     for module, asynchronous in driver.clients.both("mongo_client"):
         yield module, driver.attempts.LOOP, loop_subclass.subclass(runtime, asynchronous)
     yield from stopped_bulks.wrapped(runtime)
     for client in CLIENTS:
         for name in {"close", "aclose"} & vars(client).keys():
-            yield client, name, client_registry.close(clients, flag)
+            yield client, name, client_registry.Close(clients)
         yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
         yield client, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime)
         yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime)

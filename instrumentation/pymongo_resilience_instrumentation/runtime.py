@@ -36,7 +36,7 @@ from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.settings import Settings
-from pymongo_resilience_instrumentation.telemetry.setup import Telemetry
+from pymongo_resilience_instrumentation.telemetry.setup import Telemetry, end_spans
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, precedence, timeout_errors
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
@@ -200,6 +200,9 @@ class Runtime:
             operation.seconds = time.perf_counter() - operation.started
             if error is not None or self.telemetry.shows_healthy:
                 self.telemetry.end(operation, error)
+        except faults():
+            end_spans(operation)
+            raise
         finally:
             operation.leave()
         if error is None:

@@ -22,13 +22,12 @@ from pymongo.errors import InvalidOperation
 from pymongo.server_description import ServerDescription
 
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.driver.attempts import END_SESSIONS
 from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
-from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
+from pymongo_resilience_instrumentation.interceptor import Interceptor
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
@@ -314,15 +313,11 @@ def _closed() -> InvalidOperation:
     return InvalidOperation(closed_text(None if operation is None else operation.client))
 
 
-def close(clients: Clients, enabled_flag: EnabledFlag) -> Wrapper:
+class Close(Interceptor):
     """A client's ``close()``."""
 
-    def wrapper(
-        original: Function, client: Client, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if enabled_flag.on:
-            with shielded("before a client is closed"):
-                clients.of(client).close()
-        return original(*args, **kwargs)
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
 
-    return wrapper
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        self._clients.of(given[0]).close()

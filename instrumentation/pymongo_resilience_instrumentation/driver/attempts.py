@@ -198,35 +198,6 @@ class DriverAttempts:
         """Have the first attempt fail with ``error``, before a server is selected."""
         self.loop.pending = error
 
-    def alone(self, base: type, error: Exception | None = None) -> PymongoLoop:
-        """Return pymongo's own loop, of the class ``base``, to run in place of this one.
-
-        With the ``error`` of the last attempt, it goes on as if its own attempt had just raised
-        that, with the transaction number that was allocated. Without one, nothing was sent.
-        """
-        loop = self.loop
-        cls: Any = type(LOOP, (base,), {"__module__": base.__module__})
-        alone: PymongoLoop = cls.__new__(cls)
-        slots = {name for each in base.__mro__ for name in getattr(each, "__slots__", ())}
-        for name in (slots | vars(loop).keys()) - {"_func", "pending"}:
-            if hasattr(loop, name):
-                setattr(alone, name, getattr(loop, name))
-        alone._func = loop.driver_func
-        if error is None:
-            return alone
-        attempt = "_read" if loop._is_read else "_write"
-        # pymongo allocates a transaction number before the first attempt, if it is retryable.
-        retryable, alone._retryable = alone._retryable, False
-        alone._last_error, alone._retrying, alone._attempt_number = error, False, 0
-
-        def raise_error() -> Any:
-            del vars(alone)[attempt]
-            alone._retryable = retryable
-            raise error
-
-        vars(alone)[attempt] = raise_error
-        return alone
-
     def streams(self) -> bool:
         """Return True if it only receives what a server streams, an exhaust cursor's batches:
         nothing was sent that could be retried (pymongo 4.20.1)."""
@@ -507,6 +478,35 @@ def subclass(base: type, replaced: dict[str, Callable[..., Any]]) -> type:
     func = property(attrgetter("send"), with_slots.driver_func.__set__)
     body = {"__module__": base.__module__, "_func": func, "pending": None, **replaced}
     return type(LOOP, (with_slots,), body)
+
+
+def pymongo_alone(loop: PymongoLoop, base: type, error: Exception | None = None) -> PymongoLoop:
+    """Return pymongo's own loop, of the class ``base``, to run in place of ``loop``.
+
+    With the ``error`` of the last attempt, it goes on as if its own attempt had just raised
+    that, with the transaction number that was allocated. Without one, nothing was sent.
+    """
+    cls: Any = type(LOOP, (base,), {"__module__": base.__module__})
+    alone: PymongoLoop = cls.__new__(cls)
+    slots = {name for each in base.__mro__ for name in getattr(each, "__slots__", ())}
+    for name in (slots | vars(loop).keys()) - {"_func", "pending"}:
+        if hasattr(loop, name):
+            setattr(alone, name, getattr(loop, name))
+    alone._func = loop.driver_func
+    if error is None:
+        return alone
+    attempt = "_read" if loop._is_read else "_write"
+    # pymongo allocates a transaction number before the first attempt, if it is retryable.
+    retryable, alone._retryable = alone._retryable, False
+    alone._last_error, alone._retrying, alone._attempt_number = error, False, 0
+
+    def raise_error() -> Any:
+        del vars(alone)[attempt]
+        alone._retryable = retryable
+        raise error
+
+    vars(alone)[attempt] = raise_error
+    return alone
 
 
 def raise_pending(loop: PymongoLoop) -> None:

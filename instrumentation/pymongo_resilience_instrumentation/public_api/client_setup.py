@@ -11,12 +11,12 @@ from typing import Any
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.rules import backoff
 from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import deferred, driver, self_check
 from pymongo_resilience_instrumentation.clients import client_options
-from pymongo_resilience_instrumentation.interceptor import Function, Wrapper
+from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.client_limits import ServerSelector
@@ -30,32 +30,56 @@ FOLDER = str(Path(__file__).parents[1])
 """This package's."""
 
 
-def constructor(runtime: Runtime) -> Wrapper:
+class _Construction(Entered):
+    """One run of a client's constructor."""
+
+    __slots__ = ("arguments", "looks_up")
+
+    def __init__(self, client: Any, arguments: client_options.Arguments, *, looks_up: bool) -> None:
+        super().__init__(client)
+        self.arguments = arguments
+        self.looks_up = looks_up
+        """The hosts come from SRV records, which are looked up again if name servers fail."""
+
+
+class Constructor(Interceptor):
     """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
-    by_specification = isinstance(runtime.rules.strategy, MongoDB)
 
-    def construct(
-        original: Function, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._by_specification = isinstance(runtime.rules.strategy, MongoDB)
+
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - as above
         # Also while it is switched off: an application that gives the option has to start.
-        (args, kwargs), adaptive = client_options.take(args, kwargs)
-        kwargs, tracing_option = client_tracing.take(kwargs)
-        if not runtime.enabled_flag.on:
-            original(*args, **kwargs)
-            return
-        if runtime.owns_retries:
-            client_options.refuse_negative_timeout(args, kwargs)
-        with shielded("before a client was made"):
-            _configure(runtime, client, adaptive, tracing_option)
-        if runtime.owns_retries and client_options.has_srv(args, kwargs) and not by_specification:
-            _look_up(runtime, client, partial(original, *args, **kwargs))
-        else:
-            original(*args, **kwargs)
-        with shielded("after a client was made"):
-            driver.clients.hide_frames(client, FOLDER)
-        warn_of_ignored_options(client)
+        return super().wrapper(EnabledFlag(on=True), asynchronous)
 
-    return construct
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Construction:
+        runtime, client = self._runtime, given[0]
+        (args, kwargs), adaptive = client_options.take(given[1:], kwargs)
+        kwargs, tracing_option = client_tracing.take(kwargs)
+        looks_up = False
+        if runtime.enabled_flag.on:
+            if runtime.owns_retries:
+                client_options.refuse_negative_timeout(args, kwargs)
+                looks_up = client_options.has_srv(args, kwargs) and not self._by_specification
+            _configure(runtime, client, adaptive, tracing_option)
+        return _Construction(client, (args, kwargs), looks_up=looks_up)
+
+    def send(
+        self, construction: _Construction, original: Function, *_given: Any, **_kwargs: Any
+    ) -> None:
+        args, kwargs = construction.arguments
+        construct = partial(original, construction.instance, *args, **kwargs)
+        if construction.looks_up:
+            _look_up(self._runtime, construction.instance, construct)
+        else:
+            construct()
+
+    def succeeded(self, construction: _Construction, result: Any) -> Any:
+        if self._runtime.enabled_flag.on:
+            driver.clients.hide_frames(construction.instance, FOLDER)
+            warn_of_ignored_options(construction.instance)
+        return result
 
 
 def _look_up(runtime: Runtime, client: Any, construct: Callable[[], None]) -> None:
@@ -85,26 +109,24 @@ def _look_up(runtime: Runtime, client: Any, construct: Callable[[], None]) -> No
             return
 
 
-def from_options(runtime: Runtime) -> Wrapper:
+class FromOptions(Interceptor):
     """What uses a client's options: it adds our listeners and our selector, which the options do
     not show."""
 
-    def use_options(
-        original: Function, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        acts = runtime.enabled_flag.on
-        with shielded("while a client was made"):
-            if acts and driver.clients.listeners_of(client):
-                driver.clients.add_listeners(client)
-        result = original(*args, **kwargs)
-        with shielded("while a client was made"):
-            breakers = runtime.limits.of(client).breakers if acts else None
-            if breakers is not None:
-                select = partial(ServerSelector, enabled_flag=runtime.enabled_flag)
-                driver.clients.set_selector(client, partial(select, breakers=breakers))
-        return result
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
-    return use_options
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        if driver.clients.listeners_of(given[0]):
+            driver.clients.add_listeners(given[0])
+        return Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        breakers = self._runtime.limits.of(entered.instance).breakers
+        if breakers is not None:
+            select = partial(ServerSelector, enabled_flag=self._runtime.enabled_flag)
+            driver.clients.set_selector(entered.instance, partial(select, breakers=breakers))
+        return result
 
 
 def _configure(

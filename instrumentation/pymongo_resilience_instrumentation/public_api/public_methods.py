@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
@@ -120,13 +120,15 @@ class CursorMethod(PublicMethod):
         precedence.limit_cursor(timeouts, call, limits, writes=writes)
 
     def succeeded(self, operation: Operation, cursor: Any) -> Any:
-        around, bound = blocks.current(), operation.call.bound_policy
-        kept = operation.limits.cursor
-        if not (bound is NOTHING is around and kept is None):
-            with shielded(f"after {operation.name}"):
+        try:
+            around, bound = blocks.current(), operation.call.bound_policy
+            kept = operation.limits.cursor
+            if not (bound is NOTHING is around and kept is None):
                 attach_policy(around.over(bound), cursor)
                 precedence.keep(cursor, kept)
-        return self.runtime.end(operation, cursor)
+        finally:
+            self.runtime.end(operation, cursor)
+        return cursor
 
 
 class WatchMethod(PublicMethod):
@@ -138,7 +140,7 @@ class WatchMethod(PublicMethod):
         precedence.check_max_await(operation.limits, given.get("max_await_time_ms"))
 
     def succeeded(self, operation: Operation, stream: Any) -> Any:
-        with shielded(f"after {operation.name}"):
+        try:
             inner = driver.cursors.cursor_of_stream(stream)
             for each in (stream, inner):
                 attach_policy(blocks.current().over(operation.call.bound_policy), each)
@@ -161,7 +163,9 @@ class WatchMethod(PublicMethod):
                 precedence.keep(stream, kept)
                 if configured:
                     precedence.keep(inner, kept)
-        return self.runtime.end(operation, stream)
+        finally:
+            self.runtime.end(operation, stream)
+        return stream
 
 
 def public_method(runtime: Runtime, owner: type, entry: PublicOperation) -> PublicMethod:

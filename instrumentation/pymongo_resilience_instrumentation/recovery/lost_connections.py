@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -14,13 +14,7 @@ from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptInterruptedError,
     LostConnectionError,
 )
-from pymongo_resilience_instrumentation.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-    Row,
-    Wrapper,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -30,28 +24,29 @@ if TYPE_CHECKING:
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of connections, and with what."""
     for owner in driver.connections.connections_with(driver.connections.FAILED):
-        yield owner, driver.connections.FAILED, failed(runtime)
+        yield owner, driver.connections.FAILED, Failed(runtime)
     for owner in driver.connections.connections_with(driver.connections.HELLO):
         yield owner, driver.connections.HELLO, Hello()
 
 
-def failed(runtime: Runtime) -> Wrapper:
-    """What ends a connection: closes it, and always raises; in async clients an awaitable."""
-    flag = runtime.enabled_flag
-    seconds = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
+class Failed(Interceptor):
+    """What ends a connection: closes it, and always raises."""
 
-    def wrapper(
-        original: Function, connection: Connection, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def __init__(self, runtime: Runtime) -> None:
+        self._seconds = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
+        connection, *args = given
         [error] = args or kwargs.values()
-        try:
-            if flag.on and isinstance(error, Exception):
-                error = _named(connection, error, seconds)
-        except faults():
-            logger.exception("internal error in pymongo-resilience before a connection was closed")
-        return original(error)
+        if not isinstance(error, Exception):
+            return None
+        named = _named(connection, error, self._seconds)
+        return None if named is error else Entered(named)
 
-    return wrapper
+    def send(
+        self, entered: Entered, original: Function, connection: Any, *_: Any, **_kwargs: Any
+    ) -> Any:
+        return original(connection, entered.instance)
 
 
 def _dead_peer(seconds: int) -> LostConnectionError:
@@ -110,8 +105,5 @@ class Hello(Interceptor):
         return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
-        try:
-            driver.connections.ignore_transient_state(entered.instance, result)
-        except faults():
-            logger.exception("internal error in pymongo-resilience after a handshake")
+        driver.connections.ignore_transient_state(entered.instance, result)
         return result

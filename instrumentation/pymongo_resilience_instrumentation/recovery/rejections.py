@@ -8,16 +8,15 @@ rejects a command is alive, and remains what it was.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.config import RecoveryStep
-from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrapper, is_async
+from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
             (driver.monitors.HANDLE_ERROR, _rejects_handshake),
             (driver.monitors.CHANGE, _rejects_check),
         ):
-            asynchronous = is_async(vars(owner)[name])
-            yield owner, name, _unless(of_handshake, runtime, asynchronous=asynchronous)
+            yield owner, name, Unless(of_handshake)
 
 
 def _rejects_handshake(_topology: Any, args: tuple[Any, ...]) -> bool:
@@ -61,26 +59,19 @@ def _rejects_check(topology: Topology, args: tuple[Any, ...]) -> bool:
     return is_rejection(found.error) and driver.monitors.is_known(topology, found.address)
 
 
-def _unless(is_rejected: Any, runtime: Runtime, *, asynchronous: bool) -> Wrapper:
-    flag = runtime.enabled_flag
+class Unless(Interceptor):
+    """Leaves out what pymongo does about an error if the server has rejected a command."""
 
-    def wrapper(
-        original: Function, topology: Topology, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            rejected = flag.on and is_rejected(topology, args or tuple(kwargs.values()))
-        except faults():
-            logger.exception("internal error in pymongo-resilience after a rejected handshake")
-            rejected = False
-        if not rejected:
-            return original(*args, **kwargs)
-        return _nothing() if asynchronous else None
+    def __init__(self, is_rejected: Callable[[Any, tuple[Any, ...]], bool]) -> None:
+        self._is_rejected = is_rejected
 
-    return wrapper
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
+        topology, *args = given
+        rejected = self._is_rejected(topology, tuple(args) or tuple(kwargs.values()))
+        return Entered(topology) if rejected else None
 
+    def send(self, *_given: Any, **_kwargs: Any) -> None:
+        """In place of pymongo's method."""
 
-def _nothing() -> Awaitable[None]:
-    async def nothing() -> None:
-        """In place of pymongo's coroutine."""
-
-    return nothing()
+    async def send_async(self, *_given: Any, **_kwargs: Any) -> None:
+        """In place of pymongo's coroutine function."""

@@ -16,16 +16,9 @@ from pymongo import common
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.config import RecoveryStep
-from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.interceptor import (
-    Entered,
-    Function,
-    Interceptor,
-    Row,
-    Wrapper,
-)
+from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .rejections import is_rejection
@@ -64,10 +57,10 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
     if RecoveryStep.WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
         for cls in driver.clients.classes("monitor", "Monitor"):
             yield cls, driver.monitors.READ, Read()
-            yield cls, driver.monitors.CANCEL, cancel_check(runtime.enabled_flag)
+            yield cls, driver.monitors.CANCEL, CancelCheck()
         bases = driver.clients.classes("monitor", "Monitor")
         for owner in driver.clients.defining(driver.monitors.REQUEST, *bases):
-            yield owner, driver.monitors.REQUEST, request_check(runtime.enabled_flag)
+            yield owner, driver.monitors.REQUEST, RequestCheck()
     if RecoveryStep.QUICK_CHECKS not in disabled:
         for cls in driver.clients.classes("topology", "Topology"):
             yield cls, driver.monitors.CHANGE, CheckResult()
@@ -130,19 +123,15 @@ class Read(Interceptor):
         return error
 
 
-def cancel_check(enabled_flag: EnabledFlag) -> Wrapper:
+class CancelCheck(Interceptor):
     """In a weak reference's callback or under the driver's lock: nothing is logged."""
 
-    def wrapper(
-        original: Function, monitor: Monitor, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = original(*args, **kwargs)
-        with suppress(Exception):
-            if enabled_flag.on:
-                driver.monitors.wake(monitor)
-        return result
+    logs = False
 
-    return wrapper
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        with suppress(Exception):
+            driver.monitors.wake(entered.instance)
+        return result
 
 
 class HurriedChecks:
@@ -172,24 +161,22 @@ def may_hurry(monitor: Monitor, error: Exception, since: float) -> bool:
     return hurries.allows(now, common.MIN_HEARTBEAT_INTERVAL)
 
 
-def request_check(enabled_flag: EnabledFlag) -> Wrapper:
+class RequestCheck(Interceptor):
     """Called under the driver's lock, by operations that wait for a server: nothing is logged.
 
     A server becomes unknown without a network error if it replies "not primary", also what a router
     relays from a shard, or refuses a handshake; only network errors end a monitor's wait for news.
     A handshake that an overloaded server rejects does not get here: it leaves the server known."""
 
-    def wrapper(
-        original: Function, monitor: Monitor, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = original(*args, **kwargs)
+    logs = False
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        monitor = entered.instance
         with suppress(Exception):  # a topology that was collected, among others
-            found = driver.monitors.unknown_for(monitor) if enabled_flag.on else None
+            found = driver.monitors.unknown_for(monitor)
             if found is not None and may_hurry(monitor, *found):
                 monitor.cancel_check()
         return result
-
-    return wrapper
 
 
 class CheckResult(Interceptor):

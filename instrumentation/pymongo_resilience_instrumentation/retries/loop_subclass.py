@@ -41,9 +41,13 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
 
         def entered(attempts: DriverAttempts) -> Any:
             """Run a loop that may have been given an operation of its own."""
-            if runtime.enabled_flag.on and attempts.client is _client_in_progress():
+            try:
+                is_within = runtime.enabled_flag.on and attempts.client is _client_in_progress()
+            except faults() as error:
+                return run_of_pymongo(left_to_pymongo(None, attempts.loop, base, error))
+            if is_within:
                 return ours(attempts.loop)
-            return run_of_pymongo(attempts.alone(base))
+            return run_of_pymongo(driver.attempts.pymongo_alone(attempts.loop, base))
 
         outside = own_operation.around(entered, runtime.enabled_flag, asynchronous)
         ours = run(runtime, base, run_of_pymongo, outside)
@@ -87,8 +91,9 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
         failed: Exception | None = None
         alone: PymongoLoop | None = None
         retry_loop: RetryLoop | None = None
-        attempts, operation = DriverAttempts(loop), found()
+        operation = found()
         try:
+            attempts = DriverAttempts(loop)
             if (
                 operation is not None
                 and not operation.ended
@@ -97,7 +102,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
             ):
                 retry_loop = RetryLoop(runtime, operation, attempts)
         except faults() as error:
-            alone = left_to_pymongo(retry_loop, attempts, base, error)
+            alone = left_to_pymongo(retry_loop, loop, base, error)
         if alone is not None:
             return run_of_pymongo(alone)
         if retry_loop is None:
@@ -110,7 +115,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
             if failed is not None:
                 try:
                     if retry_loop.failed_before_sending(failed):
-                        alone = left_to_pymongo(retry_loop, attempts, base, failed)
+                        alone = left_to_pymongo(retry_loop, loop, base, failed)
                     elif retry_loop.gives_up(failed):
                         raise failed
                     else:
@@ -118,7 +123,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
                 except Exception as error:
                     if not is_internal(error):
                         raise
-                    alone = left_to_pymongo(retry_loop, attempts, base, error, failed)
+                    alone = left_to_pymongo(retry_loop, loop, base, error, failed)
             if alone is not None:
                 return run_of_pymongo(alone)
             hooks = retry_loop.hooks
@@ -149,8 +154,9 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
         failed: Exception | None = None
         alone: PymongoLoop | None = None
         retry_loop: RetryLoop | None = None
-        attempts, operation = DriverAttempts(loop), found()
+        operation = found()
         try:
+            attempts = DriverAttempts(loop)
             if (
                 operation is not None
                 and not operation.ended
@@ -159,7 +165,7 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
             ):
                 retry_loop = RetryLoop(runtime, operation, attempts)
         except faults() as error:
-            alone = left_to_pymongo(retry_loop, attempts, base, error)
+            alone = left_to_pymongo(retry_loop, loop, base, error)
         if alone is not None:
             return await run_of_pymongo(alone)
         if retry_loop is None:
@@ -172,7 +178,7 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
             if failed is not None:
                 try:
                     if retry_loop.failed_before_sending(failed):
-                        alone = left_to_pymongo(retry_loop, attempts, base, failed)
+                        alone = left_to_pymongo(retry_loop, loop, base, failed)
                     elif retry_loop.gives_up(failed):
                         raise failed
                     else:
@@ -180,7 +186,7 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
                 except Exception as error:
                     if not is_internal(error):
                         raise
-                    alone = left_to_pymongo(retry_loop, attempts, base, error, failed)
+                    alone = left_to_pymongo(retry_loop, loop, base, error, failed)
             if alone is not None:
                 return await run_of_pymongo(alone)
             hooks = retry_loop.hooks

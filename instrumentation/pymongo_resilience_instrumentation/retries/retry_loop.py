@@ -78,7 +78,7 @@ def log_after_release(fault: Exception) -> None:
 
 def left_to_pymongo(
     retry_loop: RetryLoop | None,
-    attempts: DriverAttempts,
+    loop: PymongoLoop,
     base: type,
     error: Exception,
     failed: Exception | None = None,
@@ -95,7 +95,7 @@ def left_to_pymongo(
     logger.error(text, exc_info=error.__cause__ or error)
     if retry_loop is not None:
         release(retry_loop, failed or error)
-    return attempts.alone(base, failed)
+    return driver.attempts.pymongo_alone(loop, base, failed)
 
 
 class LoopHooks:

@@ -19,7 +19,7 @@ from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
-from pymongo_resilience_instrumentation.interceptor import Function, Row, is_async
+from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -29,31 +29,47 @@ Reply = dict[str, Any]
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    def execute(original: Function, bulk: Any, args: Any, kwargs: Any) -> Any:
-        reply, *sent = original(*args, **kwargs)
-        if (batch := _with_duplicates(runtime, args, reply, sent)) is not None:
-            reply, sent[0] = batch.settle()
-        return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
-
-    async def execute_async(original: Function, bulk: Any, args: Any, kwargs: Any) -> Any:
-        reply, *sent = await original(*args, **kwargs)
-        if (batch := _with_duplicates(runtime, args, reply, sent)) is not None:
-            reply, sent[0] = await batch.settle_async()
-        return _checked(runtime, bulk, args[1], reply, sent[0]), *sent
-
-    name = driver.attempts.EXECUTE_BATCH
     for owner in driver.attempts.bulk_classes():
-        yield owner, name, execute_async if is_async(vars(owner)[name]) else execute
+        yield owner, driver.attempts.EXECUTE_BATCH, ExecuteBatch(runtime)
 
 
-def _with_duplicates(
-    runtime: Runtime, args: Sequence[Any], reply: Any, sent: Sequence[Any]
-) -> own_documents.Batch | None:
-    if not isinstance(reply, dict) or "writeErrors" not in reply or not runtime.enabled_flag.on:
+class ExecuteBatch(Interceptor):
+    """A bulk's method that sends one command."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(given)
+
+    def send(self, _entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
+        reply, *sent = original(*given, **kwargs)
+        if (batch := self._with_duplicates(given[1:], reply, sent)) is not None:
+            reply, sent[0] = batch.settle()
+        return reply, *sent
+
+    async def send_async(
+        self, _entered: Entered, original: Function, *given: Any, **kwargs: Any
+    ) -> Any:
+        reply, *sent = await original(*given, **kwargs)
+        if (batch := self._with_duplicates(given[1:], reply, sent)) is not None:
+            reply, sent[0] = await batch.settle_async()
+        return reply, *sent
+
+    def _with_duplicates(
+        self, args: Sequence[Any], reply: Any, sent: Sequence[Any]
+    ) -> own_documents.Batch | None:
+        if not isinstance(reply, dict) or "writeErrors" not in reply:
+            return None
+        with shielded("after a bulk write"):
+            operation = in_progress.current()
+            loop = None if operation is None else operation.loop
+            return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent[0])
         return None
-    operation = in_progress.current()
-    loop = None if operation is None else operation.loop
-    return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        (bulk, _, cmd, *_), (reply, *sent) = entered.instance, result
+        return _checked(self._runtime, bulk, cmd, reply, sent[0]), *sent
 
 
 def _checked(
@@ -61,7 +77,7 @@ def _checked(
 ) -> Reply:
     """The reply, as the driver is to see it. ``cmd``: without what is ``sent``."""
     # A reply of another shape is the driver's to refuse.
-    with shielded("after a bulk write"), suppress(AttributeError, TypeError, KeyError):
+    with suppress(AttributeError, TypeError, KeyError):
         operation = in_progress.current()
         if not runtime.enabled_flag.on or operation is None or "error" in reply:
             return reply

@@ -126,11 +126,13 @@ class SentCommand:
     def record(self) -> None:
         """End its span, which is made now where there is none."""
         span = self.span or self.start_span()
-        span.set_attributes(self.result)
-        if semconv.ERROR_TYPE in self.result:
-            message = self.result.get(semconv.EXCEPTION_MESSAGE)
-            span.set_status(Status(StatusCode.ERROR, message))
-        in_progress.reported(foreign, span.end, self.ended_ns)
+        try:
+            span.set_attributes(self.result)
+            if semconv.ERROR_TYPE in self.result:
+                message = self.result.get(semconv.EXCEPTION_MESSAGE)
+                span.set_status(Status(StatusCode.ERROR, message))
+        finally:
+            in_progress.reported(foreign, span.end, self.ended_ns)
 
     def settle(self, error: BaseException | None, *, retried: bool) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""

@@ -128,7 +128,7 @@ class Commands(OurListener, monitoring.CommandListener):
             failed = isinstance(event, monitoring.CommandFailedEvent)
             if self.spans is None or not self.enabled_flag.on:
                 return
-            sent = state.commands.pop(event.request_id, None)
+            sent = state.commands.get(event.request_id)
             if sent is None:
                 return
             if failed:
@@ -141,6 +141,8 @@ class Commands(OurListener, monitoring.CommandListener):
                     self.spans.call_hook(hook, sent.span or sent.around, event)
             finally:
                 sent.end(state)
+            # Last: what is left there ends with the operation.
+            state.commands.pop(event.request_id, None)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.succeeded, error)
 

@@ -75,8 +75,8 @@ class OperationSpans(Observer):
             return
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
-            while state.commands:
-                state.commands.popitem()[1].end(state, operation.ended_ns, error)
+            for sent in list(state.commands.values()):
+                sent.end(state, operation.ended_ns, error)
             for wait in (operation.limits.waits or ())[-SHOWN_WAITS:]:
                 waited = {
                     semconv.WAITED: wait.seconds,

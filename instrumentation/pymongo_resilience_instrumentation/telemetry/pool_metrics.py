@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context
 from pymongo import monitoring
 
-from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.interceptor import Function, Row, Wrapper
+from pymongo_resilience_instrumentation.interceptor import Interceptor, Row
 from pymongo_resilience_instrumentation.operation import Operation
 
 from .listeners import NO_CONTEXT, OurListener, guarded
@@ -31,10 +29,10 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Pool
 
 
-def wrapped(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
+def wrapped(clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
     pools = driver.clients.classes("pool", "Pool")
     for owner in driver.clients.defining(driver.connections.OUT_OF_TIME, *pools):
-        yield owner, driver.connections.OUT_OF_TIME, _out_of_time(flag, clients, metrics)
+        yield owner, driver.connections.OUT_OF_TIME, OutOfTime(clients, metrics)
 
 
 def _context() -> Context | None:
@@ -51,18 +49,16 @@ def connected(clients: Clients, telemetry: Telemetry, pool: Pool, seconds: float
             metrics.create_time.record(seconds, attributes, _context())
 
 
-def _out_of_time(flag: EnabledFlag, clients: Clients, metrics: DriverMetrics) -> Wrapper:
+class OutOfTime(Interceptor):
     """A pool's method that raises for an operation which waited for a connection in vain."""
 
-    def wrapper(
-        original: Function, pool: Pool, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with shielded("after a wait for a connection"):
-            if flag.on and not in_progress.reporting():
-                metrics.timeouts.add(1, clients.attributes(pool) or {})
-        return original(*args, **kwargs)
+    def __init__(self, clients: Clients, metrics: DriverMetrics) -> None:
+        self._clients = clients
+        self._metrics = metrics
 
-    return wrapper
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if not in_progress.reporting():
+            self._metrics.timeouts.add(1, self._clients.attributes(given[0]) or {})
 
 
 @dataclass(eq=False, repr=False)

@@ -7,7 +7,7 @@ from opentelemetry import context, metrics, trace
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import MetricDetail
 from pymongo_resilience.events import Broadcast, Event, EventLog
-from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.internal_errors import faults, foreign, logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.limits import NEVER
 from pymongo_resilience_instrumentation.operation import Operation
@@ -99,3 +99,12 @@ class Telemetry:
                 observer.ends(operation, error)
             except faults():
                 logger.exception("internal error in pymongo-resilience while ending %s", operation)
+                end_spans(operation)
+
+
+def end_spans(operation: Operation) -> None:
+    """End what an internal error has left open."""
+    commands = () if operation.shown is None else operation.shown.commands.values()
+    for span in (*(each.span for each in commands), operation.span):
+        if span is not None and span.is_recording():
+            in_progress.reported(foreign, span.end, operation.ended_ns)

@@ -16,10 +16,15 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import foreign, shielded
+from pymongo_resilience.internal_errors import foreign
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.deferred import at_exit, defer, run_at_exit, run_deferred
-from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Wrapper
+from pymongo_resilience_instrumentation.interceptor import (
+    Entered,
+    Interceptor,
+    Wrapper,
+    outside_of_operations,
+)
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT
 
@@ -74,8 +79,12 @@ class TransactionSpan(Observer):
             session = self._session()
             if session is not None:
                 delattr(session, _SPAN)
-            self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-            in_progress.reported(semconv.end_span, self.span, error, self._quotes, ended_ns)
+            try:
+                self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
+                in_progress.reported(semconv.end_span, self.span, error, self._quotes, ended_ns)
+            finally:
+                if self.span.is_recording():
+                    in_progress.reported(foreign, self.span.end, ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -108,11 +117,10 @@ class StartTransaction(Interceptor):
         )  # fmt: skip
 
     def succeeded(self, entered: Entered, result: object) -> Any:
-        with shielded("after start_transaction"):
-            operation = in_progress.current()
-            # An atomic write has its operation's span.
-            if operation is None or operation.client is not entered.instance.client:
-                self._start(entered.instance)
+        operation = in_progress.current()
+        # An atomic write has its operation's span.
+        if operation is None or operation.client is not entered.instance.client:
+            self._start(entered.instance)
         return result
 
     def _start(self, session: Session) -> None:
@@ -121,8 +129,13 @@ class StartTransaction(Interceptor):
             before.end()
         tracing = tracing_of(session.client)
         if tracing.enabled and is_instrumentation_enabled():
+            quotes = tracing.quotes
             span = in_progress.reported(foreign, self._start_span)
-            TransactionSpan(span, session, tracing.quotes)
+            try:
+                TransactionSpan(span, session, quotes)
+            except BaseException:
+                in_progress.reported(foreign, span.end)
+                raise
             if span.is_recording():
                 run_at_exit()
 
@@ -137,21 +150,21 @@ def end_all() -> None:
 at_exit.append(end_all)
 
 
-def end_session(enabled_flag: EnabledFlag) -> Wrapper:
+class EndSession(Interceptor):
     """A session's ``end_session()``, and the end of its block. The abort of an open transaction
     ends its span; what is left is a commit whose result is unknown."""
 
-    def wrapper(
-        original: Function, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        found = span_of(session)
-        if found is not None and enabled_flag.on and not session.in_transaction:
-            if any(args):
-                # Left by an exception, perhaps in a coroutine that the collector closes.
-                defer(partial(found.end, ended_ns=time.time_ns()))
-            else:
-                with shielded("before end_session"):
-                    found.end()
-        return original(*args, **kwargs)
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
+        # A session of the driver's own, which ends inside of an operation, has no such span.
+        return outside_of_operations(super().wrapper(flag, asynchronous))
 
-    return wrapper
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        session, *error = given
+        found = span_of(session)
+        if found is None or session.in_transaction:
+            return
+        if any(error):
+            # Left by an exception, perhaps in a coroutine that the collector closes.
+            defer(partial(found.end, ended_ns=time.time_ns()))
+        else:
+            found.end()

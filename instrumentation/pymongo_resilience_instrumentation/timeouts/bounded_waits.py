@@ -27,7 +27,6 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.causes import LOGINS, cause_of
@@ -78,7 +77,7 @@ def wrapped(
     if sys.version_info < (3, 12):
         pool = driver.clients.ASYNC_HALF.module("pool")
         yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
-        yield lock, "wait_for", _kept_while_waiting(enabled_flag)
+        yield lock, "wait_for", KeptWhileWaiting()
 
 
 class For(Enum):
@@ -142,10 +141,9 @@ def name_own_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
 
 def over(operation: Operation, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
-    with shielded("after a wait"):
-        waits = operation.limits.waits
-        if waits and waits[-1].outcome is None:
-            waits[-1].end(error)
+    waits = operation.limits.waits
+    if waits and waits[-1].outcome is None:
+        waits[-1].end(error)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -198,9 +196,8 @@ class MeasuredWait(Interceptor):
         if (operation := waiting.operation) is None or not (waits := operation.limits.waits):
             return
         operation.note_handshake(None)
-        with shielded("after a wait"):
-            seconds = driver.csot.now() - waiting.began
-            waits[-1].add(seconds, connecting=isinstance(self, MeasuredHandshake))
+        seconds = driver.csot.now() - waiting.began
+        waits[-1].add(seconds, connecting=isinstance(self, MeasuredHandshake))
 
 
 class ConditionWait(MeasuredWait):
@@ -262,9 +259,8 @@ class MeasuredHandshake(MeasuredWait):
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
         self._add(waiting)
-        with shielded("once connected"):
-            if self._connected is not None and not in_progress.reporting():
-                self._connected(waiting.instance, driver.csot.now() - waiting.began)
+        if self._connected is not None and not in_progress.reporting():
+            self._connected(waiting.instance, driver.csot.now() - waiting.began)
         return connection
 
 
@@ -292,8 +288,7 @@ class Handshake(MeasuredHandshake):
         return _Waiting(pool, attempt, limit, operation, began=began)
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
-        with shielded("once connected"):
-            driver.connections.count_login(waiting.instance, refused=False)
+        driver.connections.count_login(waiting.instance, refused=False)
         return super().succeeded(waiting, connection)
 
     def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
@@ -331,10 +326,9 @@ class Connect(Interceptor):
 
     def succeeded(self, connecting: _Waiting, interface: Any) -> Any:
         if self._dead_peer_s:
-            with shielded("once connected"):
-                driver.connections.watch_peer(
-                    interface, self._dead_peer_s, is_monitors=not connecting.instance.pause_enabled
-                )
+            driver.connections.watch_peer(
+                interface, self._dead_peer_s, is_monitors=not connecting.instance.pause_enabled
+            )
         return interface
 
     async def send_async(
@@ -406,11 +400,13 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
     return wrapper
 
 
-def _kept_while_waiting(enabled_flag: EnabledFlag) -> Wrapper:
-    def wrapper(original: Function, _lock: Any, args: Any, kwargs: Any) -> Any:
-        return (wait_for if enabled_flag.on else original)(*args, **kwargs)
+class KeptWhileWaiting(Interceptor):
+    """The same of what pymongo waits for by ``asyncio.wait_for``."""
 
-    return wrapper
+    async def send_async(
+        self, _entered: Any, _original: Function, *given: Any, **kwargs: Any
+    ) -> Any:
+        return await wait_for(*given, **kwargs)
 
 
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names

@@ -76,7 +76,7 @@ class OurLimit(int):
 def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
     """``configured``: whether the configuration has any timeout."""
     if configured:
-        yield driver.csot.MODULE, driver.csot.WRITE_CONCERN, keep_wtimeout(enabled_flag)
+        yield driver.csot.MODULE, driver.csot.WRITE_CONCERN, KeepWtimeout()
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
         yield owner, driver.connections.LIMITED, limit(enabled_flag)
     for module, name in driver.connections.receivers():
@@ -100,8 +100,11 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
         # None for a getMore, which gets no limit: it may wait for news.
         command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
         own = None if command is None else command.get(LIMIT)
-        if own is not None and limits is not None and _is_left_over(own, limits):
-            own = None
+        try:
+            if own is not None and limits is not None and _is_left_over(own, limits):
+                own = None
+        except faults():
+            logger.exception("internal error in pymongo-resilience while limiting a command")
         try:
             result = original(*given, **kwargs)
         except ExecutionTimeout as error:
@@ -181,25 +184,19 @@ def _keep_own_limit(command: Any, own: int | None, operation: Operation) -> int 
     return None
 
 
-def keep_wtimeout(enabled_flag: EnabledFlag) -> Wrapper:
+class KeepWtimeout(Interceptor):
     """A write concern keeps its ``wtimeout`` under a timeout of the configuration."""
-    found = in_progress.found
 
-    def wrapper(original: Function, _module: Any, given: Any, kwargs: Any) -> None:
-        original(*given, **kwargs)
-        command, concern = given
-        operation = found()
-        if (
-            concern
-            and operation is not None
-            and operation.limits.source.is_configuration
-            and enabled_flag.on
-        ):
-            wtimeout = concern.document.get("wtimeout")
-            if wtimeout is not None:
-                command.setdefault("writeConcern", {})["wtimeout"] = wtimeout
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        operation, concern = in_progress.found(), given[1]
+        if not concern or operation is None or not operation.limits.source.is_configuration:
+            return None
+        return Entered(given) if "wtimeout" in concern.document else None
 
-    return wrapper
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        command, concern = entered.instance
+        command.setdefault("writeConcern", {})["wtimeout"] = concern.document["wtimeout"]
+        return result
 
 
 def _warn_once(warned: ByClient[bool], operation: Operation) -> None:
@@ -297,15 +294,14 @@ def limit_attempts(limits: Limits, seconds: float | None) -> None:
 
 def warn_of_ignored_options(client: Any) -> None:
     """If a client has a ``timeoutMS``, name its older options, which have no effect."""
-    with shielded("before the calls of a client"):
-        options, pool = client.options, client.options.pool_options
-        if options.timeout is None:
-            return
-        older = {
-            "socketTimeoutMS": pool.socket_timeout,
-            "waitQueueTimeoutMS": pool.wait_queue_timeout,
-            "wtimeout": options.write_concern.document.get("wtimeout"),
-        }
-        ignored = [name for name, value in older.items() if value is not None]
-        if ignored:
-            logger.warning(IGNORED, ", ".join(ignored))
+    options, pool = client.options, client.options.pool_options
+    if options.timeout is None:
+        return
+    older = {
+        "socketTimeoutMS": pool.socket_timeout,
+        "waitQueueTimeoutMS": pool.wait_queue_timeout,
+        "wtimeout": options.write_concern.document.get("wtimeout"),
+    }
+    ignored = [name for name, value in older.items() if value is not None]
+    if ignored:
+        logger.warning(IGNORED, ", ".join(ignored))

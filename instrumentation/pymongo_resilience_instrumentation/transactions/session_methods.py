@@ -74,28 +74,39 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         if spans is not None:
             yield owner, "start_transaction", transaction_spans.StartTransaction(spans.tracer)
             for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
-                yield owner, name, transaction_spans.end_session(runtime.enabled_flag)
+                yield owner, name, transaction_spans.EndSession()
         yield owner, "with_transaction", WithTransaction(runtime, asynchronous)
         yield owner, "commit_transaction", EndTransaction(runtime, COMMIT)
         yield owner, "abort_transaction", EndTransaction(runtime, ABORT)
     if runtime.owns_retries:
         for module, _ in driver.clients.both("client_session"):
-            yield module, driver.sessions.WITHIN_TIME_LIMIT, within_time_limit(runtime)
+            yield module, driver.sessions.WITHIN_TIME_LIMIT, WithinTimeLimit()
 
 
-def start_session() -> Wrapper:
-    """Takes the option that is ours before the driver refuses it, also while switched off. Raises
-    ConfigurationError (pymongo's) for what is no timeout."""
+class StartSession(Interceptor):
+    """Takes the option that is ours before the driver refuses it, also while switched off."""
 
-    def wrapper(original: Function, _client: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        given = kwargs.pop(OPTION, None)
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - as above
+        return super().wrapper(EnabledFlag(on=True), asynchronous)
+
+    def enter(self, _given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
+        """Raises ConfigurationError (pymongo's) for what is no timeout."""
+        given = kwargs.get(OPTION)
         if given is not None and not TIMEOUT_MS.legal(given):
             raise ConfigurationError(f"{OPTION}={shown(given)}: expected {TIMEOUT_MS.allowed}")
-        session = original(*args, **kwargs)
-        setattr(session, _DEFAULT, NOTHING if given is None else Policy(timeout_ms=given))
+        return Entered(NOTHING if given is None else Policy(timeout_ms=given))
+
+    def send(self, _entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
+        kwargs.pop(OPTION, None)
+        return original(*given, **kwargs)
+
+    def succeeded(self, entered: Entered, session: Any) -> Any:
+        setattr(session, _DEFAULT, entered.instance)
         return session
 
-    return wrapper
+
+class _LeftOpen(Entered):
+    """An abort in a coroutine that is being closed: it can wait for no reply."""
 
 
 class EndTransaction(OperationInterceptor):
@@ -109,24 +120,24 @@ class EndTransaction(OperationInterceptor):
         super().__init__(runtime)
         self._operation = operation
 
-    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-        wrapper, clients = super().wrapper(flag, asynchronous), self.runtime.clients
-        if not asynchronous or self._operation != ABORT or not self.runtime.owns_retries:
-            return wrapper
-
-        async def abort(
-            original: Function, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
-            if not (flag.on and clients.left_by_coroutine(session.client)):
-                return await wrapper(original, session, args, kwargs)
-            # A coroutine that is being closed can wait for no reply.
-            opened = driver.sessions.open_transaction(session)
-            return defer(partial(clients.of(session.client).leave_open, opened))
-
-        return abort
+    async def send_async(
+        self, entered: Entered | Operation, original: Function, *given: Any, **kwargs: Any
+    ) -> Any:
+        if not isinstance(entered, _LeftOpen):
+            return await original(*given, **kwargs)
+        session = entered.instance
+        opened = driver.sessions.open_transaction(session)
+        defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
+        return None
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | Operation | None:
         session, runtime = given[0], self.runtime
+        if (
+            self._operation == ABORT
+            and runtime.owns_retries
+            and runtime.clients.left_by_coroutine(session.client)
+        ):
+            return _LeftOpen(session)
         if in_progress.reporting():
             return None
         if _atomic_write_of(session) is not None:
@@ -319,24 +330,22 @@ class WithTransaction(Interceptor):
             defer(partial(self._runtime.clients.of(session.client).leave_open, opened))
 
 
-def within_time_limit(runtime: Runtime) -> Wrapper:
+class WithinTimeLimit(Interceptor):
     """Whether with_transaction may repeat something after a pause: under a deadline that alone says
     it, and not pymongo's own limit of 120 s. What has found no time for another attempt has none
     for a repetition."""
 
-    def wrapper(
-        original: Function, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        left = driver.csot.remaining() if runtime.enabled_flag.on else None
-        if left is None:
-            return original(*args, **kwargs)
-        pause: float | None = args[1] if len(args) > 1 else kwargs.get("backoff")
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        left = driver.csot.remaining()
+        return None if left is None else Entered(left)
+
+    def send(self, entered: Entered, _original: Function, *given: Any, **kwargs: Any) -> bool:
+        left: float = entered.instance
+        pause: float | None = given[1] if len(given) > 1 else kwargs.get("backoff")
         if pause is None:
             # After an error, which is the one being handled; before a pause it is another's.
             return left > 0 and not isinstance(exception(), OperationTimeoutError)
         return left > pause
-
-    return wrapper
 
 
 def _atomic_write_of(session: Session) -> Operation | None:
