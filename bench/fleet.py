@@ -42,6 +42,8 @@ RATE = 100.0
 TIMEOUT_S = TIMEOUT_MS / 1000
 SLOW_S = 0.5
 """An operation that takes longer is not as it was before the load."""
+NEW_S = 0.01
+"""How long clients have been there when the load rises: most of them have sent nothing."""
 TRIP_S = 0.001
 """What an answer takes that costs the server nothing."""
 SERVER = "server:27017"
@@ -113,6 +115,8 @@ class Outcome:
     """The highest, in times of the capacity."""
     seconds: float
     """For how long it is that."""
+    rejection: float
+    """What a rejection costs the server, as a part of a request."""
     operations: int
     goodput: float
     """Successes within the phases, as a part of the capacity."""
@@ -207,6 +211,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
         case.clients,
         max(load for _, load in case.phases),
         max(case.phases, key=lambda phase: phase[1])[0],
+        case.rejection,
         operations,
         good / (end * case.rate),
         attempts / operations,
@@ -237,6 +242,8 @@ def _decide(
         failure, retried=operation.attempts > 0, rejections=operation.rejections, began=call.due
     )
     operation.in_grace = operation.in_grace or granted
+    if failure.rejected and operation.rejections == 0:
+        operation.rejected_since = clock.now()
     operation.count(failure)
     verdict = rules.decide(operation, failure)
     if isinstance(verdict, Retry) and call.budget.spend(failure):
@@ -253,6 +260,13 @@ def cases(*, quick: bool = False) -> list[Case]:
     made += [
         Case("pulse", 8, ((4.0, 0.5), (seconds, 2.0), (6.0, 0.5)))
         for seconds in ((1.0,) if quick else (0.5, 1.0, 3.0, 10.0))
+    ]
+    # The clients are new: of a thousand, each sends one operation in the five seconds.
+    made += [
+        Case("recovery", clients, ((NEW_S, 0.5), (5.0, load), (8.0, 0.5)), rejection=rejection)
+        for rejection in ((0.0,) if quick else (0.0, REJECTION))
+        for load in ((2.0,) if quick else (2.0, 5.0))
+        for clients in fleets
     ]
     made += [Case("5 % rejected", 8, ((60.0, 0.5),), rejected=0.05)]
     if not quick:

@@ -63,7 +63,7 @@ def fleet(report: Report) -> str:
     by_case: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for each in outcomes:
         if each["case"] != "steady" or each["load"] in SHOWN_LOADS:
-            case = (each["case"], each["clients"], each["load"], each["seconds"])
+            case = tuple(each[name] for name in ("case", "clients", "load", "seconds", "rejection"))
             by_case.setdefault(case, []).append(each)
     return table(["clients", "what happens", *policies], map(_fleet_row, by_case.values()))
 
@@ -73,6 +73,10 @@ def _fleet_row(outcomes: list[dict[str, Any]]) -> list[str]:
     clients, load = f"{first['clients']:,}", f"{first['load']:g}x"
     if first["case"] == "steady":
         return [clients, f"{load}: goodput", *(f"{each['goodput']:.1%}" for each in outcomes)]
+    if first["case"] == "recovery":
+        costly = "rejections cost a tenth" if first["rejection"] else "rejections are free"
+        after = f"5 s of {load} end, {costly}: normal after"
+        return [clients, after, *(f"{each['normal_after']:.1f} s" for each in outcomes)]
     if first["case"] == "pulse":
         what = f"{first['seconds']:g} s of {load}"
     elif first["case"] == "burst":

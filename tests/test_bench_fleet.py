@@ -59,3 +59,15 @@ def test_an_election_is_no_error_and_lost_connections_are_held_back(fleet: Any) 
     assert ours.attempts < 0.7 * off.attempts
     ours, off = both("pulse", 8, ((4.0, 0.5), (10.0, 2.0), (6.0, 0.5)))
     assert ours.normal_after <= 1 < off.normal_after
+
+
+@pytest.mark.parametrize("clients", [1, 8, 100, 1_000, 10_000])
+@pytest.mark.parametrize("load", [2.0, 5.0])
+def test_fleets_of_new_clients_recover_within_two_seconds(
+    fleet: Any, clients: int, load: float
+) -> None:
+    case = "recovery", clients, ((fleet.NEW_S, 0.5), (5.0, load), (8.0, 0.5))
+    ours = simulated(fleet, fleet.OURS, *case, rejection=0.0)
+    assert ours.normal_after <= 2.0
+    if clients == 10_000:
+        assert simulated(fleet, "five retries, off", *case, rejection=0.0).normal_after > 2.0

@@ -32,6 +32,10 @@ GRACE_S = 1.0
 as often as by pymongo, whatever is left: so many operations may be in progress at once."""
 MOST_FAILED = 4
 """So many operations rejected once more than pymongo retries show that this is no blip."""
+PATIENCE_S, PATIENCE_BACKOFFS = 2.0, 20.0
+"""Seconds after its first rejection in which an operation is retried more often than by pymongo, or
+so many times the base of the back-off if that is longer. What is retried later hits a server that
+has just recovered, and it comes from clients that did not know of each other."""
 FORGOTTEN_S = 60.0
 """Seconds without a failed attempt after which the account is full: a quiet client may retry."""
 
@@ -80,6 +84,16 @@ class RetryBudget:
     def spend(self, failure: Failure) -> bool:  # noqa: ARG002
         """Pay for the retry that was allowed; False where another thread had the last token."""
         return True
+
+    def is_too_late(self, since: float, delay: float, base_backoff: float) -> bool:  # noqa: ARG002
+        """Return True if no retry may follow ``delay`` seconds from now.
+
+        Args:
+            since: when the operation was rejected first, on the clock.
+            delay: in seconds.
+            base_backoff: the base of the back-off after overload errors, in seconds.
+        """
+        return False
 
     def succeeded(self, *, retried: bool, rejections: int = 0) -> None:
         """Take note of a command that succeeded: at a later attempt than the first if ``retried``,
@@ -136,6 +150,10 @@ class RatioBudget(_Accounts):
     after at most ``PYMONGO_RETRIES`` rejections gets its tokens back. And the first rejection of a
     full account begins a grace period: operations that began before its end may be retried so often
     whatever is left, until ``MOST_FAILED`` operations were rejected again after that.
+
+    A client that is new, or quiet, has a full account however long the overload has lasted. So its
+    operations are retried for ``PATIENCE_S`` only, unless another one succeeds in that time:
+    thousands of such clients recover together.
     """
 
     def __init__(
@@ -144,7 +162,7 @@ class RatioBudget(_Accounts):
         super().__init__(reserve, -debt)
         self._earned = _tenths(ratio)
         self._clock = clock
-        self._failed_at = -math.inf
+        self._failed_at = self._succeeded_at = -math.inf
 
     @property
     def tokens(self) -> float:
@@ -194,7 +212,12 @@ class RatioBudget(_Accounts):
     def allows(self, failure: Failure) -> bool:
         return (self._rejected if self.is_rejection(failure) else self._others) > 0
 
+    def is_too_late(self, since: float, delay: float, base_backoff: float) -> bool:
+        patience = max(PATIENCE_S, PATIENCE_BACKOFFS * base_backoff)
+        return self._succeeded_at < since and self._clock.now() + delay - since > patience
+
     def succeeded(self, *, retried: bool, rejections: int = 0) -> None:  # noqa: ARG002
+        self._succeeded_at = self._clock.now()
         refund = 10 * rejections if rejections <= PYMONGO_RETRIES else 0
         self._add(self._earned + refund, self._earned)
 

@@ -33,8 +33,8 @@ NOT_REPEATED: Final[Mapping[Rule, str]] = {
     ),
     Rule.BREAKER: "{name}: no timeout leaves time for the circuit breaker's next probe",
     Rule.BUDGET: (
-        "{name}: the server is overloaded, and the client's retry budget is spent: send less until "
-        "it recovers"
+        "{name}: the server is overloaded, and the client's retry budget allows no more: send less "
+        "until it recovers"
     ),
 }
 _SENT_ONCE: Final = {

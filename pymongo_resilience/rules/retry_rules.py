@@ -59,7 +59,8 @@ class Rule(enum.StrEnum):
     BREAKER = "circuit_breaker"
     """Rule 7: the server's circuit breaker is open, and there is no time to wait for its probe."""
     BUDGET = "budget"
-    """Rule 8: the server is overloaded, and the client's retry budget is spent."""
+    """Rule 8: the server is overloaded, and the client's retry budget is spent, or has been patient
+    with this operation for long enough."""
 
 
 WITHHELD = frozenset({
@@ -155,7 +156,8 @@ class RetryRules:
         granted = must_end_transaction(state) or (
             state.in_grace and state.rejections <= PYMONGO_RETRIES
         )
-        if state.budget.is_rejection(failure) and not (granted or state.budget.allows(failure)):
+        allowed = state.budget.allows(failure) and not _is_too_late(state, delay, base)
+        if state.budget.is_rejection(failure) and not (granted or allowed):
             return GiveUp(Rule.BUDGET)
         if not wait > delay:
             return Retry(delay)
@@ -239,6 +241,14 @@ def must_end_transaction(state: RetryState) -> bool:
     """Return True for a commit or an abort. They are retried after rejections whatever the budget
     has left, and until the deadline: what the transaction did, or its locks, depend on it."""
     return state.kind is Kind.TRANSACTION_END and not follows_specification(state)
+
+
+def _is_too_late(state: RetryState, delay: float, base: float) -> bool:
+    """Return True if the budget ends the retries of this operation that pymongo would not make."""
+    since = state.rejected_since
+    if since is None or state.rejections <= PYMONGO_RETRIES:
+        return False
+    return state.budget.is_too_late(since, delay, base)
 
 
 def is_extra(state: RetryState) -> bool:

@@ -81,6 +81,8 @@ class RetryState:
     """Those of them that the server rejected as overloaded."""
     began: float | None = None
     """When the operation began, on the clock; None if it is not known."""
+    rejected_since: float | None = None
+    """When the first of those failed, on the clock; None if it is not known."""
     in_grace: bool = False
     """It may be retried as often as by pymongo, whatever the budget has left."""
     waited: float = 0.0
@@ -131,3 +133,4 @@ class RetryState:
         self.attempts = self.unattempted = self.rejections = 0
         self.unhurried_until = None
         self.overloaded = self.in_grace = False
+        self.rejected_since = None

@@ -173,8 +173,8 @@ CASES = {
     ),
     "a spent budget": Case(
         find_one_twice, overload("find"), Rule.BUDGET,
-        "find_one: the server is overloaded, and the client's retry budget is spent: send less "
-        "until it recovers", (),
+        "find_one: the server is overloaded, and the client's retry budget allows no more: send "
+        "less until it recovers", (),
         {"retry_budget": "tokens", "retry_token_capacity": 1, "base_backoff_ms": 1},
     ),
     "no room for the wait": Case(

@@ -21,6 +21,8 @@ from pymongo_resilience.rules.budget import (
     FORGOTTEN_S,
     GRACE_S,
     MOST_FAILED,
+    PATIENCE_BACKOFFS,
+    PATIENCE_S,
     PYMONGO_RETRIES,
     RATIO,
     RESERVE,
@@ -331,6 +333,39 @@ def test_the_grace_ends_once_it_does_not_help() -> None:
     for index, each in enumerate(states):
         assert in_overload(budget).in_grace == (index < MOST_FAILED)
         assert decided(each, OVERLOAD) == GiveUp(Rule.BUDGET), "the account is empty"
+
+
+@pytest.mark.parametrize(
+    ("base", "patience"), [(0.001, PATIENCE_S), (1.0, PATIENCE_BACKOFFS)], ids=["short", "long"]
+)
+def test_an_operation_is_retried_often_only_for_a_while(base: float, patience: float) -> None:
+    failure = replace(OVERLOAD, base_backoff=base)
+    one = operation(RatioBudget(clock := FakeClock()), timeout=None)
+    one.rejected_since = clock.now()
+    for _ in range(PYMONGO_RETRIES):
+        assert isinstance(decided(one, failure), Retry)
+    clock.advance(patience * 0.5)
+    assert isinstance(decided(one, failure), Retry)
+    clock.advance(patience * 0.6)
+    assert decided(one, failure) == GiveUp(Rule.BUDGET)
+    one.budget.succeeded(retried=False)
+    assert isinstance(decided(one, failure), Retry), "not all is rejected"
+
+
+def test_pymongos_own_retries_have_no_such_limit() -> None:
+    one = operation(RatioBudget(clock := FakeClock()), timeout=None)
+    one.rejected_since = clock.now()
+    for _ in range(PYMONGO_RETRIES):
+        clock.advance(PATIENCE_S)
+        assert isinstance(decided(one, OVERLOAD), Retry)
+    assert decided(one, OVERLOAD) == GiveUp(Rule.BUDGET)
+
+
+@pytest.mark.parametrize("make", [TokenBucket, RetryBudget])
+def test_other_budgets_have_no_such_limit(make: Callable[[], RetryBudget]) -> None:
+    one = operation(make(), timeout=None)
+    one.rejected_since = -1000.0
+    assert [type(decided(one, OVERLOAD)) for _ in range(5)] == [Retry] * 5
 
 
 @pytest.mark.parametrize("threads", [2, 16])

@@ -65,6 +65,8 @@ class ClientLimits:
         """Take note of a failed attempt, before ``state`` counts it."""
         if failure.overloaded:
             self.overloaded_at = self._clock.now()
+        if failure.rejected and state.rejections == 0:
+            state.rejected_since = self._clock.now()
         granted = self.budget.failed(
             failure, retried=state.attempts > 0, rejections=state.rejections, began=state.began
         )
