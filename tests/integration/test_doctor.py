@@ -37,6 +37,7 @@ from pymongo_resilience.testbed import (
     Election,
     Interception,
     Latency,
+    Overload,
     Refuse,
     ReplicaSet,
     ShardedCluster,
@@ -167,6 +168,27 @@ def test_a_load_balancer_s_option_for_a_replica_set_is_the_cause(replica_set: Re
     found = examine(with_another_name(replica_set) + "/?loadBalanced=true")
     assert not found.verdict.well
     assert "loadBalanced" in found.verdict.text
+
+
+@pytest.mark.parametrize(
+    ("command", "times", "check", "level"),
+    [
+        ("hello", 2, "hello", Level.WARNING),
+        ("ping", 100, "login", Level.WRONG),
+        ("serverStatus", 100, "limits", Level.WRONG),
+    ],
+)
+def test_an_overloaded_server_is_told_from_one_that_is_down(
+    world: World, command: str, times: int, check: str, level: Level
+) -> None:
+    with ReplicaSet(world.locked.address, members=1) as running:
+        running.inject(Overload(command, times=times))
+        uri = running.uri.replace("://", "://root:root@") + "&authSource=admin"
+        found = examine(uri)
+    rejected = {each.check for each in found.findings if each.symptom is Symptom.OVERLOADED}
+    assert rejected == {check}
+    assert level in levels(found, check)
+    assert found.verdict.symptom is Symptom.OVERLOADED
 
 
 def test_idle_connections_that_die_are_named(replica_set: ReplicaSet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
 import weakref
@@ -12,9 +13,10 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
-from pymongo.errors import WaitQueueTimeoutError
+from pymongo.errors import OperationFailure, WaitQueueTimeoutError
 from support.busy_pools import the_only_connection_taken
 from support.clients import POLLING, Side, wait_until
+from support.pool_connections import Closed
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testbed import Overload, Refuse, ReplicaSet
@@ -260,3 +262,23 @@ def test_a_client_whose_loop_was_given_up_while_somebody_waited_is_collected(
     gc.collect()
     assert client() is None
     assert waiting(telemetry) == []
+
+
+def test_handshakes_that_an_overloaded_server_rejects(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry, pools = instrument(base_backoff_ms=1), Closed()
+    client = side.do(side.client, proxy.uri, maxIdleTimeMS=1, event_listeners=[pools])
+    side.do(client.db.coll.find_one)
+
+    def rejected() -> int:
+        with contextlib.suppress(OperationFailure):
+            side.do(client.db.coll.find_one)
+        return pools.made - pools.ready
+
+    proxy.inject(Overload("hello", times=10))  # the monitors' are among them
+    side.wait_until(rejected)
+    name = "pymongo_resilience.rejected_handshakes"
+    assert shown(telemetry, name) == {name: [(pool_of(proxy), pools.made - pools.ready)]}
+    [(_, made)] = shown(telemetry, CONNECTION + "create_time")[CONNECTION + "create_time"]
+    assert made == pools.ready

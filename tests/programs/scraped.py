@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from typing import Any
 
 from common import client
@@ -23,7 +24,7 @@ from pymongo_resilience import Config, override
 from pymongo_resilience.testbed import BlackHole, CutAfter, Overload, Refuse, ReplicaSet, Slow
 
 
-def trouble(proxy: ReplicaSet, coll: Any, crowded: Any) -> None:
+def trouble(proxy: ReplicaSet, database: str, coll: Any, crowded: Any) -> None:
     """Retries, refusals to retry, errors, an overload, a missed deadline, timeouts of a pool."""
     coll.insert_one({"_id": 1})
     for each in (CutAfter("find"), Overload("find")):
@@ -37,8 +38,18 @@ def trouble(proxy: ReplicaSet, coll: Any, crowded: Any) -> None:
     ):
         with contextlib.suppress(PyMongoError):
             action()
+    be_rejected(proxy, database)
     proxy.inject(Refuse(0.1)).result()
     coll.delete_many({})
+
+
+def be_rejected(proxy: ReplicaSet, database: str) -> None:
+    """As a client that has no connection yet."""
+    with client(proxy.uri, maxIdleTimeMS=1) as new:
+        new.admin.command("ping")
+        time.sleep(0.01)
+        proxy.inject(Overload("hello", times=2))
+        new[database].coll.find_one()
 
 
 def wait_in_vain(crowded: Any) -> None:
@@ -87,7 +98,7 @@ def main(host: str, port: str, database: str, metrics_port: str) -> None:
         pair.inject(Slow(0.01))
         while not ended.is_set():
             hedge(slow[database].coll)
-            trouble(proxy, one[database].coll, small[database].crowded)
+            trouble(proxy, database, one[database].coll, small[database].crowded)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from support import fake_servers
 from support.fake_servers import BlackHolePort, Peer, with_tls
 from support.wait_helpers import NOBODY
 
-from pymongo_resilience.testbed import EmbeddedServer, Interception, ReplicaSet
+from pymongo_resilience.testbed import EmbeddedServer, Interception, Overload, ReplicaSet
 
 PASSWORD = "c4n/ary:p@ss?w#rd"
 """With every character that has a meaning in a URI."""
@@ -185,6 +185,13 @@ def _refuses(alert: bytes) -> Planted:
     return behind(lambda _: meet)
 
 
+@contextlib.contextmanager
+def _overloaded(world: World) -> Iterator[str]:
+    with ReplicaSet(world.server, members=1) as running:
+        running.inject(Overload(times=1_000_000))
+        yield running.uri
+
+
 READ_ELSEWHERE = [{"role": "read", "db": "elsewhere"}]
 
 MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
@@ -258,6 +265,7 @@ MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
     "missing unix socket": (
         Symptom.UNIX_SOCKET, lambda _: contextlib.nullcontext("mongodb://%2Ftmp%2Fnone.sock"),
     ),
+    "overloaded": (Symptom.OVERLOADED, _overloaded),
     "no client certificate": (Symptom.CLIENT_CERTIFICATE, _requires_one("TLSv1_3")),
     "no client certificate, TLS 1.2": (Symptom.CLIENT_CERTIFICATE, _requires_one("TLSv1_2")),
     "no user": (

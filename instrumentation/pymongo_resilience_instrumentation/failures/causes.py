@@ -20,7 +20,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED, RetryReason
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
@@ -120,6 +120,14 @@ def symptom_at(
     if found is Symptom.HANGS_UP and tls and not handshake:
         return Symptom.CLOSES_AFTER_TLS
     return found
+
+
+def is_rejection(error: object) -> bool:
+    """Return True if the server itself rejected a command as overloaded.
+
+    pymongo gives the same label to connections that cannot be made, which prove nothing.
+    """
+    return isinstance(error, OperationFailure) and error.has_error_label(SYSTEM_OVERLOADED)
 
 
 def hangs_up(error: Exception | None) -> bool:

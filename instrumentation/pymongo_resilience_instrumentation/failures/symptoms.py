@@ -135,6 +135,14 @@ class Symptom(enum.StrEnum):
         "the replica set names its members in a way that cannot be reached from here",
         "that clients reach the host names in rs.conf(); directConnection=true does without them",
     )
+    OVERLOADED = (
+        "overloaded",
+        "the server is overloaded and rejects requests; it is not down",
+        (
+            "what overloads it (its own metrics, and how much this application sends), and its "
+            "limits of requests and connections"
+        ),
+    )
     UNKNOWN_HOST = (
         "unknown_host",
         "a host name does not resolve here",

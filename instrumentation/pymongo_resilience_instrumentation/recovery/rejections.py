@@ -1,4 +1,4 @@
-"""Which errors may change what a client knows of a server, decided in one place: ``is_rejection``.
+"""Which errors may change what a client knows of a server, decided in one place.
 
 A server whose rate limiter has no tokens left rejects every command, hello and login of a new
 connection included. pymongo 4.20 takes a rejected handshake for a dead server: it marks the
@@ -11,24 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import OperationFailure
-
 from pymongo_resilience.config import RecoveryStep
-from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.failures.causes import is_rejection
 from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Topology
-
-
-def is_rejection(error: object) -> bool:
-    """Return True if the server itself rejected a command as overloaded.
-
-    pymongo gives the same label to connections that cannot be made, which prove nothing.
-    """
-    return isinstance(error, OperationFailure) and error.has_error_label(SYSTEM_OVERLOADED)
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:

@@ -18,10 +18,9 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.failures.causes import is_rejection
 from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
-
-from .rejections import is_rejection
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Monitor

@@ -24,6 +24,7 @@ from pymongo_resilience_instrumentation.failures.causes import (
     Found,
     cause_of,
     diagnose,
+    is_rejection,
     symptom_at,
 )
 from pymongo_resilience_instrumentation.failures.error_texts import local_text, safe_message
@@ -272,6 +273,8 @@ def _symptom(server: Any, client: Client) -> Symptom | None:
     if server.error is None:
         has_begun = driver.clients.server_at(topology, server.address) is not None
         return Symptom.NO_ANSWER if has_begun else None
+    if is_rejection(server.error):
+        return Symptom.OVERLOADED
     text = error_text(server.error, server.address)
     found = cause_of(server.error) or symptom_at(
         text,

@@ -148,6 +148,11 @@ class DriverMetrics:
         self.create_time = _seconds(
             meter, "db.client.connection.create_time", "TCP, TLS, hello and authentication."
         )
+        self.rejected_handshakes = meter.create_counter(
+            "pymongo_resilience.rejected_handshakes",
+            "{handshake}",
+            "New connections that an overloaded server rejected.",
+        )
         self.timeouts = meter.create_counter(
             "db.client.connection.timeouts", "{timeout}", "Waits for a connection, out of time."
         )

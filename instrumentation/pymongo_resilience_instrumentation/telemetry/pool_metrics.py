@@ -18,6 +18,7 @@ from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.deferred import defer
+from pymongo_resilience_instrumentation.failures.causes import is_rejection
 from pymongo_resilience_instrumentation.interceptor import Interceptor, Row
 from pymongo_resilience_instrumentation.operation import Operation
 
@@ -40,13 +41,20 @@ def _context() -> Context | None:
     return None if in_progress.current() else NO_CONTEXT
 
 
-def connected(clients: Clients, telemetry: Telemetry, pool: Pool, seconds: float) -> None:
-    """A pool has made a connection: TCP, TLS, hello and authentication."""
+def connected(
+    clients: Clients, telemetry: Telemetry, pool: Pool, seconds: float, error: BaseException | None
+) -> None:
+    """A pool has made a connection (TCP, TLS, hello and authentication), or failed to."""
     metrics = telemetry.driver_metrics
-    if metrics is not None and telemetry.records:
-        attributes = clients.attributes(pool)
-        if attributes is not None:
-            metrics.create_time.record(seconds, attributes, _context())
+    if metrics is None or not telemetry.records or not (error is None or is_rejection(error)):
+        return
+    attributes = clients.attributes(pool)
+    if attributes is None:
+        return
+    if error is None:
+        metrics.create_time.record(seconds, attributes, _context())
+    else:
+        metrics.rejected_handshakes.add(1, attributes, _context())
 
 
 class OutOfTime(Interceptor):

@@ -125,8 +125,9 @@ class Wait:
 Hopeless = Callable[[Operation], Exception | None]
 """Called before a wait for a server, with the topology's lock held; returns what the operation
 fails with at once where the wait could not help."""
-Connected = Callable[[Any, float], None]
-"""Called with the pool that has made a connection, and the seconds that it took."""
+Connected = Callable[[Any, float, BaseException | None], None]
+"""Called with the pool that has made a connection, or failed to, the seconds that it took, and the
+error."""
 
 
 def name_own_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
@@ -259,9 +260,18 @@ class MeasuredHandshake(MeasuredWait):
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
         self._add(waiting)
-        if self._connected is not None and not in_progress.reporting():
-            self._connected(waiting.instance, driver.csot.now() - waiting.began)
+        self._report(waiting)
         return connection
+
+    def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
+        if waiting is not None:
+            self._add(waiting)
+            self._report(waiting, error)
+        return error
+
+    def _report(self, waiting: _Waiting, error: BaseException | None = None) -> None:
+        if self._connected is not None and not in_progress.reporting():
+            self._connected(waiting.instance, driver.csot.now() - waiting.began, error)
 
 
 class Handshake(MeasuredHandshake):
@@ -294,7 +304,7 @@ class Handshake(MeasuredHandshake):
     def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
         if waiting is None:
             return error
-        self._add(waiting)
+        super().failed(waiting, error)
         if isinstance(error, OperationFailure):
             if cause_of(error) in LOGINS:
                 driver.connections.count_login(waiting.instance, refused=True)

@@ -42,6 +42,8 @@ SERVER = of('server_address=~"$server"')
 POOL = of('db_client_connection_pool_name=~"($server)(:[0-9]+)?#($client)"')
 SCHEDULED = of('pymongo_resilience_decision="scheduled"')
 DECLINED = of('pymongo_resilience_decision!="scheduled"')
+OVERLOADED = of('pymongo_resilience_reason="overloaded"')
+REJECTED = "pymongo_resilience_rejected_handshakes_total"
 BY_POOL = "db_client_connection_pool_name"
 BY_SERVER = "server_address, server_port"
 OPERATIONS = "db_client_operation_duration_seconds"
@@ -222,6 +224,36 @@ ROWS = {
         panel(
             "Create time (p95)", "s", "TCP, TLS, hello and authentication.",
             p95("db_client_connection_create_time_seconds", BY_POOL, POOL),
+        ),
+    ),
+    "Overload": (
+        panel(
+            "Rejected as overloaded", "ops",
+            "Attempts that were rejected, and those of them, and of connections for minPoolSize, "
+            "whose new connection was.",
+            Query(f"sum(rate({RETRIES}{OVERLOADED}{RATE}))", "attempts"),
+            Query(f"sum(rate({REJECTED}{POOL}{RATE}))", "handshakes"),
+        ),
+        panel(
+            "Balance of retry budgets", "short",
+            "Tokens that clients have left, on average, and the least. At 0 no retry after a "
+            "rejection is made; successes fill it.",
+            Query("avg(pymongo_resilience_retry_budget_tokens"
+                  + of('pymongo_resilience_client=~"$client"') + ")", "average"),
+            Query("min(pymongo_resilience_retry_budget_tokens"
+                  + of('pymongo_resilience_client=~"$client"') + ")", "least"),
+        ),
+        panel(
+            "Overloaded or gone", "short",
+            "Rejections per second of servers that are up: take load away. Clients that see a "
+            "server as Unknown, and failed heartbeats per second: it is gone, look at the server "
+            "and the network.",
+            Query(f"sum(rate({RETRIES}{OVERLOADED}{RATE}))", "overloaded: rejections"),
+            Query("sum(pymongo_resilience_server_state"
+                  + of('server_address=~"$server"', 'pymongo_resilience_server_type="Unknown"')
+                  + ")", "gone: clients that see it as Unknown"),
+            Query(f"sum(rate(pymongo_resilience_heartbeat_failures_total{SERVER}{RATE}))",
+                  "gone: failed heartbeats"),
         ),
     ),
 }  # fmt: skip

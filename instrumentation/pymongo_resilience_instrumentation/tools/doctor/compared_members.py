@@ -42,6 +42,9 @@ def of_probe(probe: Probe, target: Target, failed: Level) -> Iterator[Finding]:
     if probe.symptom is not None:
         more = f": {probe.said}" if probe.said else ""
         yield diagnosed(probe.stage, probe.symptom, more, level=failed, server=probe.name)
+    if probe.rejected and probe.hello is not None:
+        more = f": {probe.rejected} of its hellos"
+        yield diagnosed("hello", Symptom.OVERLOADED, more, level=Level.WARNING, server=probe.name)
     if probe.hello is not None:
         yield from _hello(probe, probe.hello, target)
         yield from _times(probe)

@@ -10,6 +10,7 @@ from pymongo import MongoClient, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.failures.causes import is_rejection
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.selection.selection_explained import diagnosis
@@ -94,6 +95,10 @@ class Login:
                 self.findings += check(client)
             except OperationFailure as error:
                 name = check.__name__.strip("_")
+                if is_rejection(error):
+                    more = ": it rejected a command"
+                    self.findings.append(diagnosed(name, Symptom.OVERLOADED, more))
+                    return
                 self._add(name, Level.NOTE, f"not checked: {safe_message(error)}")
 
     def _version(self, client: Client) -> Iterator[Finding]:
@@ -157,6 +162,9 @@ class Login:
         code = getattr(error, "code", None)
         if isinstance(error, OperationFailure) and code in _CODES:
             self.findings.append(diagnosed("login", _CODES[code]))
+            return
+        if is_rejection(error):
+            self.findings.append(diagnosed("login", Symptom.OVERLOADED, ": it rejected the login"))
             return
         if isinstance(error, ServerSelectionTimeoutError):
             found = diagnosis(driver.clients.topology_of(client), ReadPreference.PRIMARY)

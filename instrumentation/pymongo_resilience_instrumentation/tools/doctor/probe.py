@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pymongo_resilience.rules.failure import SYSTEM_OVERLOADED
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import symptom_of
 from pymongo_resilience_instrumentation.failures.error_texts import local_text
@@ -43,6 +44,10 @@ _CERTIFICATE: Final = {
 """By OpenSSL's code; the rest is about the authority."""
 
 
+class RejectedError(Exception):
+    """The server is overloaded, and says so in place of an answer."""
+
+
 @dataclass
 class Probe:
     """What is known of a server so far; written by the thread that tries it."""
@@ -58,6 +63,8 @@ class Probe:
     hello: dict[str, Any] | None = None
     version: str | None = None
     round_trips_ms: list[float] = field(default_factory=list)
+    rejected: int = 0
+    """Hellos that the server rejected as overloaded."""
     clock_ms: float | None = None
     """How far the server's clock is ahead of ours."""
 
@@ -170,11 +177,15 @@ class Prober:
         return wrapped
 
     def _measure(self, probe: Probe, connection: socket.socket) -> None:
-        for number in range(ROUND_TRIPS):
+        for _ in range(ROUND_TRIPS):
             began, wall = time.monotonic(), time.time()
-            hello = say_hello(connection, balanced=self._target.flag("loadbalanced"))
+            try:
+                hello = say_hello(connection, balanced=self._target.flag("loadbalanced"))
+            except RejectedError:
+                probe.rejected += 1
+                continue
             took = _ms(began)
-            if number == 0:
+            if probe.hello is None:
                 probe.hello = hello
             # The first one may include what the server does once for a connection.
             elif took:
@@ -184,6 +195,9 @@ class Prober:
                 probe.clock_ms = (there.replace(tzinfo=UTC).timestamp() - wall) * 1000 - took / 2
             if time.monotonic() + took / 1000 > self._deadline - SECOND_LOOK:
                 return
+
+        if probe.hello is None:
+            raise RejectedError
 
     def _look_again(self, probe: Probe) -> None:
         """With or without TLS, or without its checks: why the first try failed."""
@@ -253,6 +267,8 @@ def _symptom(error: Exception, stage: str) -> Symptom:
             return _CERTIFICATE.get(error.verify_code, Symptom.UNKNOWN_AUTHORITY)
         case TimeoutError():
             return unanswered(stage)
+        case RejectedError():
+            return Symptom.OVERLOADED
         case ConnectionRefusedError():
             return Symptom.REFUSED
         case ssl.SSLEOFError() | ConnectionError():
@@ -286,6 +302,9 @@ def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator
             connection.settimeout(IDLE_ANSWER)
             try:
                 say_hello(connection)
+            except RejectedError:
+                text = f"a connection lives after {seconds:.0f} s without use"
+                yield Finding("idle", Level.OK, text, server=server)
             except OSError:
                 text = f"a connection that was idle for {seconds:.0f} s is dead"
                 advice = (
@@ -298,7 +317,7 @@ def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator
 
 
 def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str, Any]:
-    """Raises OSError, a WireError where what answers is no MongoDB."""
+    """Raises OSError, RejectedError, a WireError where what answers is no MongoDB."""
     command: dict[str, Any] = {"hello": 1, "$db": "admin"}
     if balanced:
         command["loadBalanced"] = True
@@ -306,6 +325,8 @@ def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str,
     if reply.get("code") == COMMAND_NOT_FOUND:
         reply = exchange(connection, {"isMaster": 1, "$db": "admin"})
         reply.setdefault("isWritablePrimary", reply.get("ismaster"))
+    if SYSTEM_OVERLOADED in reply.get("errorLabels", ()):
+        raise RejectedError
     if reply.get("ok") != 1:
         raise WireError("the hello failed")
     return reply
