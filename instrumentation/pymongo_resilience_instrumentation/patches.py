@@ -32,6 +32,7 @@ from pymongo_resilience_instrumentation.public_api import client_setup, public_m
 from pymongo_resilience_instrumentation.public_operations import PublicOperation
 from pymongo_resilience_instrumentation.recovery import (
     lost_connections,
+    paused_dialing,
     rejections,
     silent_servers,
     woken_monitors,
@@ -211,3 +212,4 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
             dead_peers = lost_connections.DeadPeers(runtime, runtime.config.dead_peer_s)
             yield client, driver.clients.BACKGROUND, dead_peers
     yield from rejections.wrapped(runtime)
+    yield from paused_dialing.wrapped(runtime)

@@ -22,6 +22,7 @@ from . import (
     connections,
     csot,
     cursors,
+    dialing,
     finds,
     inserts,
     monitors,

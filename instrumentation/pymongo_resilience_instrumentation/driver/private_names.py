@@ -25,6 +25,7 @@ from .clients import (
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .csot import WRITE_CONCERN
 from .cursors import AGGREGATE, RUN_OPERATION
+from .dialing import PERISHED, WAITED_FOR
 from .finds import ADDRESS, OF_A_QUERY
 from .monitors import CANCEL, CHANGE, HANDLE_ERROR, READ, REQUEST
 from .selection import ASYNC_SEND, HANDSHAKE, SELECT
@@ -99,8 +100,8 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
     ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),
     (
         "{half}.pool:Pool",
-        (HANDSHAKE, f"{OUT_OF_TIME}(self, checkout_started_time)"),
-        ("active_contexts", "conns", "operation_count", "pid"),
+        (HANDSHAKE, PERISHED + "(self, conn)", f"{OUT_OF_TIME}(self, checkout_started_time)"),
+        ("active_contexts", "conns", "operation_count", "pid", WAITED_FOR),
     ),
     (
         "{half}.pool:{a}Connection",

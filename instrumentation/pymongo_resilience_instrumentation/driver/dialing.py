@@ -1,0 +1,81 @@
+"""pymongo's pools while they make connections for operations: what is idle, who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from .clients import ASYNC_HALF, SYNC_HALF
+
+T = TypeVar("T")
+
+PERISHED = "_perished"
+"""A pool's method: whether a connection was lost or is too old; then it has closed it."""
+WAITED_FOR = "_max_connecting_cond"
+_KEPT = "_pymongo_resilience_dialing"
+
+
+def is_monitors(pool: Any) -> bool:
+    """Return True for the pool of a server's monitor, which has one connection."""
+    return not pool.opts.pause_enabled
+
+
+def kept(pool: Any, make: Callable[[], T]) -> T:
+    """Return what is kept on the pool; made at the first call."""
+    found: T | None = getattr(pool, _KEPT, None)
+    if found is None:
+        found = make()
+        setattr(pool, _KEPT, found)
+    return found
+
+
+condition = attrgetter(WAITED_FOR)
+"""What operations wait for that need a connection: one is idle, or one more may be made. It has
+the pool's lock."""
+
+
+def has_others(pool: Any, making: int) -> bool:
+    """Return True if the pool has connections besides the ``making`` ones. The lock is held."""
+    return len(pool.conns) + len(pool.active_contexts) > making
+
+
+def take_idle(pool: Any) -> Any:
+    """Return an idle connection, for the caller alone; None if there is none. The lock is held."""
+    if not pool.conns:
+        return None
+    connection = pool.conns.popleft()
+    pool.active_contexts.add(connection.cancel_context)
+    return connection
+
+
+def wait(pool: Any, seconds: float) -> None:
+    """Wait until a connection was given back, or a dial has ended. The lock is held."""
+    getattr(SYNC_HALF.module("pool"), SYNC_HALF.wait)(condition(pool), seconds)
+
+
+async def wait_async(pool: Any, seconds: float) -> None:
+    """The same in a task."""
+    await getattr(ASYNC_HALF.module("pool"), ASYNC_HALF.wait)(condition(pool), seconds)
+
+
+def is_usable(pool: Any, connection: Any) -> bool:
+    """Return False if the connection was lost or is too old; then it is closed."""
+    if not pool._perished(connection):
+        return True
+    pool.active_contexts.discard(connection.cancel_context)
+    return False
+
+
+async def is_usable_async(pool: Any, connection: Any) -> bool:
+    """The same in a task."""
+    if not await pool._perished(connection):
+        return True
+    pool.active_contexts.discard(connection.cancel_context)
+    return False
+
+
+def own_limit(pool: Any) -> float | None:
+    """Return the seconds of ``waitQueueTimeoutMS``; None if it is not set."""
+    limit: float | None = pool.opts.wait_queue_timeout
+    return limit
