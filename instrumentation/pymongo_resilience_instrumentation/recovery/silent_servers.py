@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.reasons import LostConnectionError
 from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Row
-from pymongo_resilience_instrumentation.retries.failed_attempts import described
+from pymongo_resilience_instrumentation.retries.failed_attempts import retry_state_of
 from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -241,7 +241,7 @@ def would_be_retried(runtime: Runtime, attempt: RetryLoop) -> bool:
 
 
 def _state_of_first_attempt(runtime: Runtime, attempt: RetryLoop) -> RetryState:
-    state, operation = described(attempt), attempt.operation
+    state, operation = retry_state_of(attempt), attempt.operation
     if timeout := operation.limits.timeout:
         left = timeout - operation.elapsed()
         state.deadline = Deadline.after(runtime.executor.clock, left)

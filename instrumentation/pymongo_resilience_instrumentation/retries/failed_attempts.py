@@ -1,5 +1,5 @@
-"""What the retry rules decide on: the operation that a run of the loop is part of, and the facts of
-an attempt that has failed; and the error of the last one. ``loop``: a RetryLoop."""
+"""Between an error of pymongo and the retry rules: the facts that the rules decide on, and the
+error that the application gets in the end."""
 
 from __future__ import annotations
 
@@ -44,18 +44,20 @@ if TYPE_CHECKING:
     from .retry_loop import RetryLoop
 
 CLOSING = 0.5
-"""Seconds after its first failure in which endSessions is repeated, and that a repetition may stay
-unanswered: close() must not take long."""
+"""Seconds for which endSessions is retried after its first failure, and for which a retry waits for
+a reply. Short, because ``close()`` waits for it."""
 
 
-def described(loop: RetryLoop) -> RetryState:
-    """The operation for the retry rules. Reads nothing of the caller's context."""
+def retry_state_of(loop: RetryLoop) -> RetryState:
+    """Return the operation as the retry rules see it. Does not read the caller's context, because
+    another thread may call it."""
     operation, runtime, client = loop.operation, loop.runtime, loop.client
     call, policy = operation.call, operation.policy(runtime.rules)
     kind = Kind.READ if loop.hooks is not None else loop.attempts.kind()
     method = call.method
     if kind is Kind.GET_MORE and call.cursor_class is None and method:
-        method += "/getMore"  # a method fetches the batches of a cursor of its own
+        # The method fetches the batches of its own cursor.
+        method += "/getMore"
     return RetryState(
         name=call.name,
         namespace=call.namespace,
@@ -74,13 +76,15 @@ def described(loop: RetryLoop) -> RetryState:
 
 
 def deadlines(loop: RetryLoop) -> tuple[Deadline | None, Deadline | None]:
-    """The operation's deadline, and without one the end of repeating, by the caller's context."""
+    """Return the operation's deadline; without one, return when retries end. Reads the caller's
+    context."""
     operation, clock, timeout = (
         loop.operation,
         loop.runtime.executor.clock,
         driver.csot.timeout_in_force(),
     )
-    # This clock first, so never later: the driver would refuse an attempt the rules see time for.
+    # Read this clock first: a deadline that the rules see later than pymongo does would let them
+    # begin an attempt that pymongo refuses.
     now, left = clock.now(), driver.csot.remaining()
     if operation.name == driver.attempts.END_SESSIONS:
         command_limits.limit_attempts(operation.limits, CLOSING)
@@ -89,13 +93,13 @@ def deadlines(loop: RetryLoop) -> tuple[Deadline | None, Deadline | None]:
         return None, None
     if left is None:
         return None, Deadline.after(clock, loop.attempts.server_selection_timeout)
-    # Of two that are in force, the driver keeps the earlier end, but only the inner length.
+    # With nested timeouts, pymongo keeps the earlier deadline but reports the inner duration.
     return Deadline(clock, now + left, shorter(timeout, operation.limits.timeout or 0)), None
 
 
-def classified(loop: RetryLoop, error: Exception, state: RetryState) -> Failure:
-    """The facts of the attempt that ended with ``error``, whose own text is corrected where it
-    says too little, or what only the library has added."""
+def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Failure:
+    """Return the facts of the attempt that ended with ``error``. Corrects the error's text and
+    labels where pymongo's are misleading."""
     unselected = isinstance(error, ServerSelectionTimeoutError) and loop.connection is None
     if terminal_cause(error) is not None:
         driver.selection.forget_transient(error)
@@ -113,7 +117,7 @@ def classified(loop: RetryLoop, error: Exception, state: RetryState) -> Failure:
         classify.Attempt(
             reached_connection=loop.connection is not None,
             carried_txn_number=loop.attempts.carries_txn_number(),
-            # The loop still has that of the attempt before.
+            # If no server was selected, pymongo's loop still holds that of the attempt before.
             server=None if unselected else loop.attempts.server_address(),
             min_rtt=driver.csot.min_rtt(),
         ),
@@ -129,7 +133,7 @@ def classified(loop: RetryLoop, error: Exception, state: RetryState) -> Failure:
         stopped_bulks.show_as_answered(error)
     if failure.timed_out and failure.code is not None:
         failure = command_limits.with_limit(loop.operation, failure, state)
-    return failure if loop.hooks is None else loop.hooks.reclassified(loop, failure, state)
+    return failure if loop.hooks is None else loop.hooks.reclassify(loop, failure, state)
 
 
 MAY_BE_ITS_OWN = (
@@ -141,8 +145,8 @@ SERVER_LOST = frozenset({
     RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.SOCKET_NOT_AVAILABLE,
     RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.NOT_PRIMARY,
 })  # fmt: skip
-"""After these, pymongo makes its one retry once it has checked the server again. After any other
-error it retries at once, and so does the library."""
+"""After these, pymongo checks the server again before it makes its one retry. After any other error
+it retries at once, and so does the library."""
 WAITS = 2
 """How often pymongo alone may wait for a check: before its first attempt, if another operation has
 lost the server, and before its retry."""
@@ -151,7 +155,8 @@ LATE = 1.2
 
 
 def unhurried(loop: RetryLoop, failure: Failure) -> Deadline | None:
-    """Until when pymongo alone might have waited for the failed attempt's server."""
+    """Return until when plain pymongo might have waited for the failed attempt's server; None if it
+    would not have waited."""
     if failure.reason not in SERVER_LOST:
         return None
     clock = loop.runtime.executor.clock
@@ -166,14 +171,15 @@ def unhurried(loop: RetryLoop, failure: Failure) -> Deadline | None:
 
 
 def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState) -> Exception:
-    """What the application gets once no attempt follows: which error, and what is added to it."""
-    # The loop's own client: a task may outlive the operation that it was started in.
+    """Return the error that the application gets after the last attempt, and add to it why there
+    was no further one. ``rule``: the rule that declined a retry."""
+    # Not the operation's client: a task may outlive the operation that it was started in.
     client = loop.client
     clients = loop.runtime.clients
     if failure.stage is Stage.NOT_SENT and clients.closed(client):
         closed = failure.error
         if not isinstance(closed, InvalidOperation):
-            # The driver's own error, whatever the wait was for that its client's close() ended.
+            # Raise pymongo's own error for a closed client, whichever wait ``close()`` has ended.
             closed = InvalidOperation(closed_text(client))
             closed.__cause__ = failure.error
         return closed
@@ -185,7 +191,7 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
     ):
         session = loop.session
         clients.of(client).leave_open(driver.sessions.open_transaction(session))
-    raised = _chosen(loop.last, failure)
+    raised = error_to_raise(loop.last, failure)
     error = raised.error
     if not isinstance(error, PyMongoError):
         return error
@@ -215,9 +221,9 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
 
 
 def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:
-    """Whether a statement of a transaction failed for a cause that passes. Routers leave the label
-    TransientTransactionError out, for example with code 133, so that with_transaction would not
-    repeat the transaction; nothing of it can have been committed."""
+    """Return True if a statement of a transaction failed for a passing cause, so that the whole
+    transaction may be retried: nothing of it can have been committed. Routers omit the label
+    TransientTransactionError, for example with code 133."""
     return (
         state.in_transaction
         and state.kind is not Kind.TRANSACTION_END
@@ -228,30 +234,30 @@ def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:
     )
 
 
-def _chosen(before: Failure | None, failure: Failure) -> Failure:
-    """Whose error is raised. Retryable Reads and Writes: the newer, but for those that say less
-    than the earlier one."""
+def error_to_raise(before: Failure | None, failure: Failure) -> Failure:
+    """Return the failure whose error is raised: the newer one, unless the earlier one is more
+    informative (Retryable Reads and Retryable Writes, "If a retry attempt fails")."""
     if before is None or before.error is failure.error:
         return failure
     if TRANSIENT_TRANSACTION in failure.labels - before.labels:
-        # The runner of the transaction must see that it can be repeated.
+        # with_transaction must see that it can retry the transaction.
         return failure
     if failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN:
-        # An attempt that was made, and failed, says more.
-        says_less = before.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
+        # An attempt that was made is more informative than one that was refused.
+        is_less_informative = before.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
     else:
-        # What the driver came to by itself does not tell that an attempt was made.
+        # Other errors of pymongo do not show that an attempt was made.
         of_an_attempt = isinstance(
             failure.error, (ConnectionFailure, OperationFailure, ProtocolError)
         )
-        says_less = (
+        is_less_informative = (
             failure.no_writes_performed
             or failure.selection
             or failure.pool_paused
             or (failure.timed_out and failure.stage is Stage.NOT_SENT)
             or (isinstance(failure.error, PyMongoError) and not of_an_attempt)
         )
-    if not says_less:
+    if not is_less_informative:
         return failure
     if failure.no_writes_performed:
         before.error.__cause__ = failure.error

@@ -1,5 +1,5 @@
-"""The driver's retry loop as the engine's executors use it: its attempts, the facts of their
-failures, and what an outcome means for the client's limits."""
+"""One run of pymongo's retry loop, as the engine's executors use it: its attempts, the facts of
+their failures, and what an outcome means for the client's limits."""
 
 from __future__ import annotations
 
@@ -103,21 +103,21 @@ class LoopHooks:
     retried as any read is. Features add more in a subclass."""
 
     def begin(self, loop: RetryLoop) -> None:
-        """Before its first attempt."""
+        """Called before the first attempt."""
 
     def gives_up(self, loop: RetryLoop, error: Exception) -> bool:  # noqa: ARG002 - for others
-        """After the first attempt has failed: whether that error ends the loop, unrepeated."""
+        """Return True if the error of the first attempt ends the loop without a retry."""
         return False
 
-    def reclassified(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002 - for others
-        """The failure that the rules are to see."""
+    def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002 - for others
+        """Return the failure that the rules see."""
         return failure
 
     def prepare(self, loop: RetryLoop) -> None:
-        """Before an attempt that is made after a failure."""
+        """Called before each retry."""
 
     def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:  # noqa: ARG002 - for others
-        """What is still to be done, awaited in tasks, once the loop has succeeded."""
+        """Return what is called once the loop has succeeded, in tasks awaited; None for nothing."""
         return None
 
 
@@ -267,7 +267,7 @@ class RetryLoop:
         clock = self.runtime.executor.clock
         self.txn_number = TxnNumber(clock)
         self.began = clock.now() - self.operation.elapsed()
-        state = failed_attempts.described(self)
+        state = failed_attempts.retry_state_of(self)
         state.began = self.began
         state.deadline, state.retry_window = failed_attempts.deadlines(self)
         self.state = state
@@ -289,7 +289,7 @@ class RetryLoop:
                 return earlier
         if isinstance(error, TxnNumberLostError):
             error = AutoReconnect(str(error))
-        return failed_attempts.classified(self, error, state)
+        return failed_attempts.classify_error(self, error, state)
 
     def _attempt_ends(self, error: Exception, state: RetryState) -> None:
         self.runtime.in_flight.pop(id(self), None)

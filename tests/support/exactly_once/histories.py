@@ -25,7 +25,7 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.failures.classify import Attempt, failure_of
 from pymongo_resilience_instrumentation.failures.reasons import unsent
-from pymongo_resilience_instrumentation.retries.failed_attempts import _chosen
+from pymongo_resilience_instrumentation.retries.failed_attempts import error_to_raise
 from pymongo_resilience_instrumentation.retries.txn_number import (
     TxnNumber,
     TxnNumberLostError,
@@ -378,7 +378,7 @@ class Run:
         self.txn_number.bind(failure, state)
 
     def final_error(self, failure: Failure, rule: Rule, _state: RetryState, /) -> Exception:
-        return GaveUp(_chosen(self.last, failure), rule)
+        return GaveUp(error_to_raise(self.last, failure), rule)
 
     def failed_before_sending(self, error: Exception, /) -> bool:
         return False

@@ -257,7 +257,7 @@ class Fetch(LoopHooks):
             names.note(driver.finds.run_command(query, names.command(), given))
         return names.found
 
-    def reclassified(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:
+    def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:
         if not self._later:
             return failure
         unknown = replace(failure, reason=RetryReason.UNKNOWN)
