@@ -45,6 +45,8 @@ DIFFER: dict[str, tuple[set[str], set[str]]] = {
     "driver": (set(), set()),
 }
 """The operations that differ by a documented deviation: healthy ones, and those that fail once."""
+CONNECTIONS = 4
+"""More than are in use at once, those of background tasks included: no call has to make one."""
 LIMIT = re.compile(r"(, )?'maxTimeMS': #")
 """What a command has under a timeout; the first one of a cursor has none by iteration."""
 
@@ -54,9 +56,12 @@ def behavior(
 ) -> dict[str, Any]:
     """By operation. With a bed, its command fails once."""
     recorder = Recorder()
-    client = side.do(side.client, uri, event_listeners=[recorder, Pool(recorder)], **options)
+    pool = Pool(recorder)
+    options = {"minPoolSize": CONNECTIONS, **options}
+    client = side.do(side.client, uri, event_listeners=[recorder, pool], **options)
     scene = Scene(side, uri, client, name)
     scene.prepare()
+    side.wait_until(lambda: pool.connections >= CONNECTIONS)
     found = {}
     with recording(recorder):
         for label, operation in CALLS.items():

@@ -65,12 +65,17 @@ class Pool(monitoring.ConnectionPoolListener):
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self.connections = 0
+
+    def connection_ready(self, event: Any) -> None:
+        self.connections += 1
+        self._note(event)
 
     def _note(self, event: Any) -> None:
         self._recorder.note(f"{type(event).__name__} {getattr(event, 'reason', '')}")
 
     pool_created = pool_ready = pool_cleared = pool_closed = _note
-    connection_created = connection_ready = connection_closed = _note
+    connection_created = connection_closed = _note
     connection_check_out_started = connection_check_out_failed = _note
     connection_checked_out = connection_checked_in = _note
 
