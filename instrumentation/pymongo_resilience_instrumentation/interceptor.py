@@ -281,7 +281,7 @@ def _has_sent(
 ) -> bool:
     """Return True if what sends in the driver's place has called the driver, or refuses to.
     Otherwise it is a bug of ours, and the driver's method is called; see ``_refuses``."""
-    if call.was_made or isinstance(error, PyMongoError):
+    if call.was_made or isinstance(error, (PyMongoError, *REFUSED)):
         return True
     _log(interceptor, "before", error)
     _check_nothing_is_dropped(interceptor, entered, error, given)
