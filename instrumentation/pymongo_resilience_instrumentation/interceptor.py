@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from pymongo.errors import (
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.internal_errors import __file__ as engine_file, faults, logger, raised_in
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE
@@ -36,6 +37,19 @@ Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
 FEATURES = ("atomic", "idempotent", "resumable", "hedge", "timeout_ms")
 REFUSED = (ConfigurationError, InvalidOperation, DriversConfigurationError)
 """What the library refuses is no fault of its own."""
+
+
+FOLDERS = tuple(str(Path(file).parent) for file in (engine_file, __file__))
+"""Those of the engine and of this package."""
+
+
+def raised_by_library(error: BaseException) -> bool:
+    """Return True if our own code raised the error: a bug of ours.
+
+    What the driver, a signal handler or the application's code raises is none.
+    """
+    is_fault = isinstance(error, faults()) and not isinstance(error, PyMongoError)
+    return is_fault and raised_in(error, *FOLDERS)
 
 
 class Entered:
@@ -281,7 +295,7 @@ def _has_sent(
 ) -> bool:
     """Return True if what sends in the driver's place has called the driver, or refuses to.
     Otherwise it is a bug of ours, and the driver's method is called; see ``_refuses``."""
-    if call.was_made or isinstance(error, (PyMongoError, *REFUSED)):
+    if call.was_made or isinstance(error, REFUSED) or not raised_by_library(error):
         return True
     _log(interceptor, "before", error)
     _check_nothing_is_dropped(interceptor, entered, error, given)

@@ -210,7 +210,7 @@ def test_closing_passes_over_a_back_off_whose_event_loop_is_gone(waiting: Any) -
     loop = asyncio.new_event_loop()
 
     async def waits() -> None:
-        CURRENT.set(Operation(client, "find", ("db", "coll")))
+        CURRENT.set(Operation(Call(client, "find", ("db", "coll"))))
         await clock.sleep_async(ENDS)
 
     task = loop.create_task(waits())

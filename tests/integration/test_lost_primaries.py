@@ -15,8 +15,9 @@ from weakref import ref
 import pytest
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.recovery.silent_servers import THREAD
-from support.clients import Side, retry_loops, wait_until
+from support.clients import Side, wait_until
 from support.engine.retry_strategies import REFUSES
 
 import pymongo_resilience
@@ -167,8 +168,10 @@ def test_the_fault_of_one_attempt_does_not_end_the_watch_for_the_others(
 ) -> None:
     coll = connected(side, replica_set)[database].coll
     faulty = [Faulty() for _ in range(50)]
-    for loop in retry_loops():
-        loop.runtime.in_flight.update((id(each), ref(each)) for each in faulty)
+    runtime = PymongoResilienceInstrumentor()._runtime
+    assert runtime is not None
+    in_flight: dict[int, Any] = runtime.in_flight
+    in_flight.update((id(each), ref(each)) for each in faulty)
     is_set_free(side, replica_set, coll, recording)
     assert "internal error in pymongo-resilience" in caplog.text
 

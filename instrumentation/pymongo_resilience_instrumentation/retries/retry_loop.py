@@ -7,16 +7,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from pymongo.errors import AutoReconnect, PyMongoError
+from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.breakers import Permit
 from pymongo_resilience.errors import CircuitBreakerOpenError, ConfigurationError
-from pymongo_resilience.executor import UndecidedError, __file__ as engine_file
-from pymongo_resilience.internal_errors import faults, logger, raised_in
+from pymongo_resilience.executor import UndecidedError
+from pymongo_resilience.internal_errors import faults, logger
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
 from pymongo_resilience.rules.outcome import Outcome
 from pymongo_resilience.rules.retry_rules import Retry
@@ -29,6 +28,7 @@ from pymongo_resilience_instrumentation.driver.attempts import (
     RetryPlan,
     Txn,
 )
+from pymongo_resilience_instrumentation.interceptor import raised_by_library
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
@@ -40,27 +40,18 @@ from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-FOLDERS = tuple(str(Path(file).parents[up]) for file, up in ((engine_file, 0), (__file__, 1)))
-"""Those of the engine and of this package."""
 ROUTER_WAIT = 1.0
 """Seconds, from the first failure on, in which the router of an open transaction may become usable
 again. A longer wait would only delay the repetition of the whole transaction on another router."""
 
 
 def is_internal(error: Exception) -> bool:
-    """Return True for a bug of ours: the rules could not decide, or our own code raised it.
-
-    What the driver, a signal handler or the application's code raises is none.
-    """
+    """Return True for a bug of ours: the rules could not decide, or our own code raised it."""
     if isinstance(error, UndecidedError):
         return True
     if isinstance(error, ConfigurationError):
         return False  # what the library refuses is no fault of its own
-    return (
-        isinstance(error, faults())
-        and not isinstance(error, PyMongoError)
-        and raised_in(error, *FOLDERS)
-    )
+    return raised_by_library(error)
 
 
 def release(retry_loop: RetryLoop, error: BaseException | None) -> None:
