@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context
-from opentelemetry.context import Context
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 
 from pymongo_resilience.closing import kept_variables
@@ -33,7 +31,7 @@ from .driver.attempts import END_SESSIONS, KILL_CURSORS
 from .driver.sessions import OpenTransaction
 from .failures import classify
 from .interceptor import Function, Interceptor, OperationInterceptor
-from .operation import CURRENT, Operation
+from .operation import Operation
 from .public_operations import Target
 from .recovery.silent_servers import look_for_silent_servers
 from .runtime import Runtime
@@ -158,14 +156,13 @@ class BackgroundRun(Interceptor):
         if not closed and (pending or kept_variables):
             run_deferred()
         operation = BackgroundOperation(given[0])
-        operation.token = CURRENT.set(operation)
+        operation.activate()
         if RecoveryStep.INTERRUPTIONS not in self._runtime.config.disabled_recovery:
             with shielded("in the background task"):
                 look_for_silent_servers(self._runtime, given[0])
         if not closed:
             # The task of an async client inherits the span of the client's first caller.
-            operation.outer_context = context.get_current()
-            context.attach(Context())
+            operation.leave_context()
         return operation
 
     def succeeded(self, operation: BackgroundOperation, result: object) -> Any:

@@ -86,7 +86,7 @@ def recover(entered: object, around: Operation | None) -> None:
         if operation.outer_context is not None:
             context.attach(operation.outer_context)
         CURRENT.set(around)
-    operation.ended = True
+    operation.abandon()
     if operation.span is not None and operation.span.is_recording():
         reported(operation.span.end)
 

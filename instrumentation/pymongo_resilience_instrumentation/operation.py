@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
+from opentelemetry.context import Context
 
 from pymongo_resilience.closing import keep_variables
 from pymongo_resilience.policies.policy import NOTHING
@@ -21,7 +22,6 @@ from pymongo_resilience_instrumentation.limits import NO_DEADLINE, PAST_DEADLINE
 from pymongo_resilience_instrumentation.public_operations import WRITES
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
@@ -147,6 +147,17 @@ class Operation:
 
     # While it runs.
 
+    def activate(self) -> None:
+        """Make it the operation in progress. The runtime does the same for a public operation,
+        without this call, since it is on the way of every healthy operation."""
+        self.token = CURRENT.set(self)
+
+    def leave_context(self) -> None:
+        """Leave OpenTelemetry's current context until the operation is left: its span is not the
+        parent of what follows."""
+        self.outer_context = context.get_current()
+        context.attach(Context())
+
     def elapsed(self) -> float:
         """Return the seconds since it began."""
         return time.perf_counter() - self.started
@@ -215,6 +226,10 @@ class Operation:
         return isinstance(error, GeneratorExit) or CURRENT.get() is not self
 
     # Its end.
+
+    def abandon(self) -> None:
+        """After a bug of ours kept it from ending as usual: it is over."""
+        self.ended = True
 
     def _restore(self) -> None:
         """Put back what was there before, if the current context still holds this operation.

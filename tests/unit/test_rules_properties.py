@@ -65,6 +65,9 @@ def permitted(call: Call, fault: Fault) -> bool:
         return True
     if fault.reason is RetryReason.UNKNOWN or call.kind is Kind.CLEANUP:
         return False
+    if fault.reason is RetryReason.POOL_EXHAUSTED:
+        # A full pool is waited for once more by a read, as by pymongo.
+        return call.kind is Kind.READ and not call.in_transaction
     if fault.stage is Stage.NOT_SENT:
         return True
     if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE}:
