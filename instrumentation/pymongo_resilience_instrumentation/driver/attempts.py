@@ -100,10 +100,8 @@ class Txn(Enum):
 
     AS_DECIDED = "as pymongo decides"
     """The first attempt, and every attempt of anything except a retryable write."""
-    REQUIRED = "with its transaction number or not at all"
-    """An earlier attempt may have been applied."""
-    IF_SUPPORTED = "with its transaction number if the server supports it"
-    """No attempt was sent yet."""
+    CHECKED = "as the library decides"
+    """A retry of a retryable write: ``check_txn`` decides whether it carries its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ class DriverAttempts:
         return loop._write()
 
     def again(self) -> Any:
-        """Make one more attempt, as the last ``prepare`` has planned it."""
+        """Make one more attempt, as ``follow`` was told to make it."""
         self.connection = None
         return self.loop._read() if self.loop._is_read else self.loop._write()
 
@@ -168,7 +166,7 @@ class DriverAttempts:
             self._pin_to_router(connection)
         # pymongo takes the number back on a server that does not support it.
         took_back = loop._retryable is not self._first_retryable
-        if (took_back or self.txn is not Txn.AS_DECIDED) and loop.owner is not None:
+        if (took_back or self.txn is Txn.CHECKED) and loop.owner is not None:
             args = (session, connection, loop.owner.check_txn(connection, args[2]))
         self.connection = connection
         return loop.driver_func(*args)

@@ -163,15 +163,21 @@ class PausedDialing(Interceptor):
         return error
 
 
+def _look(pool: Any, dialing: Dialing, ends: float) -> tuple[Any, float]:
+    """Return an idle connection, if there is one, and the seconds to wait for one; 0 or less if it
+    is time to dial. The lock is held."""
+    if not driver.dialing.has_others(pool, len(dialing.making)):
+        return None, 0.0
+    return driver.dialing.take_idle(pool), ends - time.monotonic()
+
+
 def _wait_for_idle(pool: Any, dialing: Dialing, ends: float) -> Any:
     """Return a connection that another operation has given back; None if it is time to dial."""
     while True:
         with driver.dialing.condition(pool):
-            if not driver.dialing.has_others(pool, len(dialing.making)):
-                return None
-            connection = driver.dialing.take_idle(pool)
+            connection, seconds = _look(pool, dialing, ends)
             if connection is None:
-                if (seconds := ends - time.monotonic()) <= 0:
+                if seconds <= 0:
                     return None
                 driver.dialing.wait(pool, seconds)
                 continue
@@ -183,11 +189,9 @@ async def _wait_for_idle_async(pool: Any, dialing: Dialing, ends: float) -> Any:
     """The same in a task."""
     while True:
         async with driver.dialing.condition(pool):
-            if not driver.dialing.has_others(pool, len(dialing.making)):
-                return None
-            connection = driver.dialing.take_idle(pool)
+            connection, seconds = _look(pool, dialing, ends)
             if connection is None:
-                if (seconds := ends - time.monotonic()) <= 0:
+                if seconds <= 0:
                     return None
                 await driver.dialing.wait_async(pool, seconds)
                 continue

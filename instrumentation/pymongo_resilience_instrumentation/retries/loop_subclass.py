@@ -137,6 +137,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
             # The two refer to each other.
             loop.owner, loop.send = None, loop.driver_func
             del failed, alone
+        # Not by release(): a healthy operation makes no further call for it.
         try:
             retry_loop.release(None)
         except faults() as fault:
@@ -200,6 +201,7 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
             # The two refer to each other.
             loop.owner, loop.send = None, loop.driver_func
             del failed, alone
+        # Not by release(): a healthy operation makes no further call for it.
         try:
             retry_loop.release(None)
         except faults() as fault:

@@ -219,7 +219,7 @@ class RetryLoop:
         Raises:
             TxnNumberLostError: the write must not be sent.
         """
-        if self.attempts.txn is not Txn.AS_DECIDED:
+        if self.attempts.txn is Txn.CHECKED:
             return self.txn_number.take(self.attempts, connection)
         if not retryable:
             refuse_lost(self.attempts, connection)
@@ -321,11 +321,9 @@ class RetryLoop:
         self.attempts.follow(plan)
 
     def _plan(self, failure: Failure) -> RetryPlan:
-        """How the attempt after ``failure`` is made."""
-        attempts, txn = self.attempts, Txn.AS_DECIDED
-        if attempts.is_numbered_write():
-            is_bound = self.txn_number.bound_to is not None
-            txn = Txn.REQUIRED if is_bound else Txn.IF_SUPPORTED
+        """Return how the attempt after ``failure`` is made."""
+        attempts = self.attempts
+        txn = Txn.CHECKED if attempts.is_numbered_write() else Txn.AS_DECIDED
         stay_pinned = attempts.stays_pinned(failure)
         avoids = not stay_pinned and self._avoids_server(failure)
         return RetryPlan(txn, stay_pinned, attempts.server if avoids else None)

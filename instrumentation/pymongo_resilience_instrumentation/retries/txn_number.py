@@ -39,7 +39,7 @@ def refuse_lost(attempts: DriverAttempts, connection: Any) -> None:
 
 
 class TxnNumber:
-    """What is known of it after a failure. Belongs to one run of the attempts."""
+    """What is known of it after a failure. Belongs to one run of the retry loop."""
 
     bound_to: Failure | None = None
     """After it, no attempt may be sent without the number."""
