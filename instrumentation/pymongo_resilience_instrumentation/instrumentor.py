@@ -157,8 +157,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         deferred.run_deferred()
         deferred.do_not_run_at_exit()
         runtime, self._runtime = self._runtime, None
-        if runtime is not None and runtime.telemetry.gauges is not None:
-            runtime.telemetry.gauges.show(None)
+        if runtime is not None:
+            for client in runtime.clients.living():
+                driver.clients.publish_commands(client, publish=False)
+            if runtime.telemetry.gauges is not None:
+                runtime.telemetry.gauges.show(None)
         if self._patches is not None:
             self._patches.remove()
             self._patches = None

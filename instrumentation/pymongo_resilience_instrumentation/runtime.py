@@ -40,10 +40,10 @@ from pymongo_resilience_instrumentation.telemetry.setup import Telemetry, end_sp
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, precedence, timeout_errors
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
-from . import in_progress
+from . import driver, in_progress
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.call import Call
+    from pymongo_resilience_instrumentation.call import AnyClient, Call
 
 FURTHER = "a sampler or span processor raised; further errors are not logged"
 ANY_STRATEGY = NAMED["fast_fail"]
@@ -99,6 +99,11 @@ class Runtime:
         """Whether attempts may be refused, once their server is selected."""
         self.senders: dict[str, list[Sender]] = {}
         """By the method of the public API, or ``_run_operation``: what features put around it."""
+        self._publishes_commands = False
+        """Whether pymongo publishes the events of commands to our listeners."""
+        self._names_slow_servers = not self.owns_retries and config.slow_ms is not None
+        """Where pymongo's own loop decides, only a command's event shows which server a slow
+        operation went to."""
         self.in_flight: dict[int, ref[Any]] = {}
         """The runs of the retry loop that are making an attempt, each a RetryLoop (retries/).
         Weakly: a client whose event loop was given up must be collected with its operations."""
@@ -108,6 +113,31 @@ class Runtime:
         if text not in self._warned:
             self._warned.add(text)
             logger.warning(text)
+
+    def look_for_sdk(self, now: float) -> None:
+        """See ``Telemetry``. Once somebody reads the events of commands, clients publish them."""
+        self.telemetry.look_for_sdk(now)
+        if not self._publishes_commands and self._reads_commands():
+            self._publishes_commands = True
+            for client in self.clients.living():
+                driver.clients.publish_commands(client)
+
+    def _reads_commands(self) -> bool:
+        telemetry = self.telemetry
+        measures = telemetry.records and not self.owns_retries
+        return telemetry.records_spans or measures or self._names_slow_servers
+
+    def publish_commands(self, client: AnyClient) -> None:
+        """Have a client, new or of an earlier runtime, publish events of commands if they are read.
+
+        Called after the client is among ``clients``: if an SDK is found by another thread just
+        then, either that thread or this one has the client publish them.
+        """
+        now = time.perf_counter()
+        if now >= self.telemetry.looks_at:
+            self.look_for_sdk(now)
+        if self._publishes_commands:
+            driver.clients.publish_commands(client)
 
     def attempts_in_flight(self) -> list[Any]:
         """In whatever thread or task."""
@@ -156,7 +186,7 @@ class Runtime:
         operation.token = CURRENT.set(operation)
         telemetry = self.telemetry
         if operation.started >= telemetry.looks_at:
-            telemetry.look_for_sdk(operation.started)
+            self.look_for_sdk(operation.started)
         if span and telemetry.records:
             for recorder in telemetry.recorders:
                 try:

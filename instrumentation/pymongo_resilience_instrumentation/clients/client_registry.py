@@ -147,7 +147,7 @@ class ClientState:
     task's: it is pymongo's alone, and an abort is the background task's."""
 
     def __init__(self, client: Client) -> None:
-        self._client = weakref.ref(client)
+        self.client = weakref.ref(client)
         self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MOST_TRANSACTIONS)
         """What the background task is to abort, and until when it tries."""
         self.lost_cursors = deque[LostCursor](maxlen=MOST_CURSORS)
@@ -195,7 +195,7 @@ class ClientState:
     def pools(self) -> dict[Address, Any]:
         """The driver's, by server: none of a client that is closed, that was collected, or that
         has not been used yet in this process."""
-        client = self._client()
+        client = self.client()
         return {} if client is None else driver.connections.open_pools(client)
 
     def attributes(self, address: Address) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class ClientState:
 
     def servers(self) -> tuple[str, dict[Address, ServerDescription | None]]:
         """The topology's type, and each server as the client describes it now or None."""
-        client = self._client()
+        client = self.client()
         if client is None:
             return "Unknown", {}
         description = client.topology_description
@@ -222,6 +222,11 @@ class Clients(ByClient[ClientState]):
         """In a forked child: a thread that is no more may have held the lock."""
         self._lock = threading.RLock()
         super().reset_after_fork()
+
+    def living(self) -> list[Client]:
+        """Return the clients that were not collected."""
+        clients = [each.client() for each in list(self.values())]
+        return [each for each in clients if each is not None]
 
     def closed(self, client: object) -> bool:
         known = self.known(client)

@@ -191,6 +191,7 @@ FROM_OPTIONS = "_init_based_on_options"
 """A client's method that uses its options, once they are parsed and before anything connects. One
 with an SRV name calls it again once the name is resolved."""
 _LISTENERS = "_pymongo_resilience_listeners"
+_EVENTS = "_pymongo_resilience_events"
 
 
 def keep_listeners(client: Client, listeners: list[Any]) -> None:
@@ -205,14 +206,33 @@ def listeners_of(client: Client) -> list[Any]:
 
 
 def add_listeners(client: Client) -> None:
-    """Have the client call our listeners after its own. Its options show only the application's,
-    so that a client can be made from another one's options or ``repr``."""
+    """Have the client call our listeners after its own; the listener of commands once
+    ``publish_commands`` is called. The client's options show only the application's listeners, so
+    that a client can be made from another one's options or ``repr``."""
     options = client._options
     known = options.pool_options._event_listeners
     shown = known.event_listeners()
-    own = options._options.get("event_listeners", ())
-    vars(known).update(vars(monitoring._EventListeners([*own, *listeners_of(client)])))
+    own, ours = options._options.get("event_listeners", ()), listeners_of(client)
+    others = [each for each in ours if not isinstance(each, monitoring.CommandListener)]
+    silent = vars(monitoring._EventListeners([*own, *others]))
+    publishing = vars(monitoring._EventListeners([*own, *ours]))
+    vars(known).update(silent)
     vars(known)["event_listeners"] = lambda: list(shown)
+    changed = [name for name, value in silent.items() if publishing[name] != value]
+    vars(client)[_EVENTS] = tuple(
+        {name: state[name] for name in changed} for state in (silent, publishing)
+    )
+
+
+def publish_commands(client: Client, *, publish: bool = True) -> None:
+    """Have pymongo publish the events of the client's commands to our listener, or stop it.
+
+    Building the events costs more than anything else that happens to a healthy operation. pymongo
+    asks before each command whether anyone listens (4.19 and 4.20). Thread-safe.
+    """
+    states = vars(client).get(_EVENTS)
+    if states is not None:
+        vars(client._options.pool_options._event_listeners).update(states[publish])
 
 
 def set_selector(client: Client, make: Callable[[Any], Any]) -> None:

@@ -119,6 +119,7 @@ class FromOptions(Interceptor):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         if driver.clients.listeners_of(given[0]):
             driver.clients.add_listeners(given[0])
+            self._runtime.publish_commands(given[0])
         return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
@@ -163,6 +164,8 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
             each.enabled_flag = EnabledFlag()
         else:
             vars(each).update(vars(made))
+    driver.clients.publish_commands(client, publish=False)
+    runtime.publish_commands(client)
     return not wanted
 
 

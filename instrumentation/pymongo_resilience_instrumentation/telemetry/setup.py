@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from opentelemetry import context, metrics, trace
 
 from pymongo_resilience._version import __version__
@@ -36,50 +38,64 @@ class Telemetry:
 
     def __init__(self, settings: Settings) -> None:
         config = settings.config
-        self._providers = settings.tracer_provider, settings.meter_provider
         self._listeners = Broadcast([EventLog(), *settings.listeners])
         self._timelines = Timelines(config.slow_ms)
         self.recorders: list[Observer] = []
+        """Those of the observers that an SDK records for."""
         self.records = False
-        """Whether there is an SDK, for which ``recorders`` observe operations."""
+        """Whether there are ``recorders``."""
+        self.records_spans = False
+        """Whether one of them records spans."""
+        self._without_sdk: dict[Observer, Callable[[], object]] = {}
+        """The other observers, each with what returns OpenTelemetry's provider for it."""
         if config.metrics:
             meter = metrics.get_meter(SCOPE, __version__, settings.meter_provider)
             everything = config.metrics == MetricDetail.ALL
             by_collection = config.metrics != MetricDetail.BY_DATABASE
             self.driver_metrics = DriverMetrics(meter, everything=everything)
             self.gauges = server_gauges(meter, settings.meter_provider)
-            self.recorders.append(
-                OperationMetrics(meter, by_collection=by_collection, everything=everything)
-            )
+            measured = OperationMetrics(meter, by_collection=by_collection, everything=everything)
+            meters = settings.meter_provider
+            self._without_sdk[measured] = lambda: meters or metrics.get_meter_provider()
         if config.traces:
             tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
             hooks = {name: hook for name in HOOKS if (hook := getattr(settings, name)) is not None}
             self.command_spans = CommandSpans(tracer, config.command_spans, hooks)
-            self.recorders.append(OperationSpans(tracer))
-        self.looks_at = 0.0 if self.recorders else NEVER
+            spans, tracers = OperationSpans(tracer), settings.tracer_provider
+            self._without_sdk[spans] = lambda: tracers or trace.get_tracer_provider()
+        self._observers = tuple(self._without_sdk)
+        self.looks_at = 0.0 if self._observers else NEVER
         """When an SDK is looked for next, on the clock of ``Operation.started``: one may be set up
         at any time."""
         self.shows_healthy = config.slow_ms is not None
         """Whether an observer wants to know of operations that end without an error."""
 
     def look_for_sdk(self, now: float) -> None:
+        """Have an SDK record spans, metrics, or both, from when it is set up."""
         self.looks_at = now + LOOKS_EVERY
-        tracers, meters = self._providers
         try:
-            tracers = type(tracers or trace.get_tracer_provider()).__module__
-            meters = type(meters or metrics.get_meter_provider()).__module__
+            modules = {
+                observer: type(provider()).__module__
+                for observer, provider in list(self._without_sdk.items())
+            }
         except Exception:  # a provider that the environment names and that cannot be loaded
             self.looks_at = NEVER
             logger.exception("OpenTelemetry has no provider: nothing is recorded")
             return
-        # OpenTelemetry's API alone records nothing.
-        if not (tracers.startswith(API) and meters.startswith(API)):
+        for observer, module in modules.items():
+            # OpenTelemetry's API alone records nothing.
+            if not module.startswith(API):
+                self._without_sdk.pop(observer, None)
+        if not self._without_sdk:
             self.looks_at = NEVER
-            self.records = self.shows_healthy = True
+        self.recorders = [each for each in self._observers if each not in self._without_sdk]
+        self.records_spans = any(isinstance(each, OperationSpans) for each in self.recorders)
+        self.records = bool(self.recorders)
+        self.shows_healthy = self.shows_healthy or self.records
 
     def on_event(self, event: Event, /) -> None:
         """Of the engine: what the application's listeners send meanwhile is not reported."""
-        for observer in (self._timelines, *self.recorders):
+        for observer in (self._timelines, *self._observers):
             try:
                 observer.on_event(event)
             except faults():
