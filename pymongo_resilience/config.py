@@ -119,121 +119,125 @@ class Config:
     Raises :class:`ConfigurationError` that names every value out of range.
     """
 
-    enabled: bool = _option(True, BOOLEAN, "Whether instrument() does anything at all.")
+    enabled: bool = _option(True, BOOLEAN, "Whether instrument() has any effect.")
     strategy: str = _option(
         "fast_fail",
         one_of(*NAMED, PYMONGO_DECIDES),
-        "Which failures are repeated and when; driver leaves retries to pymongo.",
+        "Which failures are retried, and when. driver leaves all retries to pymongo.",
     )
     timeout_ms: int | None = _option(
         None,
         integer(0, LONGEST_MS),
-        "The time an operation has, its retries included, unless the client or pymongo.timeout "
-        "sets one; 0 disables the timeout, unset leaves one retry.",
+        "Milliseconds for a whole operation, including its retries, unless the client or "
+        "pymongo.timeout sets a timeout. 0 means no limit. If unset, an operation is retried once.",
     )
     timeout_mode: str | None = _option(
         None,
         TIMEOUT_MODE,
-        "Whether a cursor's timeout is for its whole life or for each batch; unset, for its life "
-        "where the application sets one.",
+        "Whether a cursor's timeout covers its whole life or each batch. If unset, it covers the "
+        "whole life if the application sets the timeout, otherwise each batch.",
         has_variable=False,
     )
     attempt_timeout_ms: int | None = _option(
         None,
         integer(1, LONGEST_MS),
-        "How long an attempt may wait for its reply before it is repeated, where that is safe.",
+        "Milliseconds that one attempt may wait for its reply. After that, it is retried if that "
+        "is safe.",
     )
     max_retries: int = _option(
         5,
         integer(0, 1000),
-        "How often a command is repeated once an overload error was seen.",
+        "Most retries of a command that has met an overload error.",
     )
     base_backoff_ms: int = _option(
         100,
         integer(1, 60_000),
-        "The base of the back-off after an overload error; it doubles with each retry.",
+        "Base of the delay after an overload error, in milliseconds. It doubles with each retry.",
         has_variable=False,
     )
     max_backoff_ms: int = _option(
         10_000,
         integer(1, 600_000),
-        "The longest back-off after an overload error.",
+        "Longest delay after an overload error, in milliseconds.",
         has_variable=False,
     )
     retry_budget: str = _option(
         BudgetKind.RATIO.value,
         one_of(*BudgetKind),
-        "What limits a client's retries: ratio, its successes, whatever the reason; tokens, the "
-        "specification's bucket, after overload errors; or nothing.",
+        "What limits the retries of a client. ratio: its successes. tokens: the token bucket of "
+        "MongoDB's specification, after overload errors only. off: no budget.",
     )
     overload_retargeting: bool | None = _option(
         None,
         BOOLEAN,
-        "Whether retries avoid an overloaded server; unset, all but reads that prefer a member do.",
+        "Whether retries avoid an overloaded server. If unset, all do except reads with "
+        "primaryPreferred or secondaryPreferred.",
         has_variable=False,
     )
     circuit_breaker: str = _option(
         BreakerMode.OFF.value,
         one_of(*BreakerMode),
-        "Whether a server that keeps failing gets no operations for a time: with on where they "
-        "may go elsewhere, with always in any case.",
+        "Whether to stop sending operations to a server that keeps failing. on: only operations "
+        "that another server can handle. always: all operations.",
     )
     circuit_breaker_failure_rate: float = _option(
         0.5,
         number(0.01, 1),
-        "The fraction of a server's calls that must fail to open its circuit breaker.",
+        "Fraction of a server's calls that must fail to open its circuit breaker.",
         has_variable=False,
     )
     circuit_breaker_window_s: float = _option(
         10.0,
         number(0.1, 3600),
-        "The time over which a circuit breaker counts calls and failures.",
+        "Seconds over which a circuit breaker counts calls and failures.",
         has_variable=False,
     )
     circuit_breaker_minimum_calls: int = _option(
         20,
         integer(1, 1_000_000),
-        "The calls in that time without which no circuit breaker opens.",
+        "Number of calls in that time below which no circuit breaker opens.",
         has_variable=False,
     )
     circuit_breaker_open_s: float = _option(
         5.0,
         number(0.1, 3600),
-        "How long a circuit breaker stays open before it lets three probes through.",
+        "Seconds that a circuit breaker stays open before it allows three probes.",
         has_variable=False,
     )
     disabled_recovery: tuple[str, ...] = _option(
         (),
         several_of(*RecoveryStep),
-        "Which ways to recover sooner than pymongo are disabled.",
+        "Which ways of recovering sooner than pymongo are turned off.",
         has_variable=False,
     )
     dead_peer_s: int = _option(
         5,
         integer(0, 3600),
-        "How long a server's kernel may acknowledge nothing on a connection; 0 is for ever.",
+        "Seconds without any acknowledgment from a server's kernel after which a connection counts "
+        "as lost. 0 disables the check.",
     )
     traces: bool = _option(True, BOOLEAN, "Whether operations and commands are recorded as spans.")
     command_spans: str = _option(
         CommandSpanMode.ON_RETRY.value,
         one_of(*CommandSpanMode),
-        "Which commands have spans of their own; on_retry: where an operation has several.",
+        "Which commands get their own spans. on_retry: those of operations with several commands.",
     )
     slow_ms: int | None = _option(
         None,
         integer(0, LONGEST_MS),
-        "Operations that take this long are logged with their timeline; unset, timeouts alone.",
+        "Operations that take at least this many milliseconds are logged with a timeline. If "
+        "unset, only operations that time out.",
     )
     command_comment: bool = _option(
         False,
         BOOLEAN,
-        "Whether commands carry their operation's trace as a comment, for the server's logs.",
+        "Whether commands carry the operation's trace in a comment, for the server's logs.",
     )
     metrics: bool | str = _option(
         True,
         one_of(*MetricDetail, or_boolean=True),
-        "Whether metrics are recorded: with all also of each attempt and wait; with by_database "
-        "durations have no collection's name.",
+        "Whether metrics are recorded. all: also for each attempt and wait. by_database: without "
+        "the collection's name in durations.",
     )
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy], hash=False)
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""

@@ -53,13 +53,13 @@ FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
 def options_table() -> str:
     rows = [
-        "| option | default | legal | meaning |",
+        "| option | default | values | meaning |",
         "|---|---|---|---|",
         *(_option_row(option) for option in OPTIONS if option.has_variable),
         "",
-        "In code and in a file alone:",
+        "You can set these options only in code or in a file:",
         "",
-        "| option | default | legal | meaning |",
+        "| option | default | values | meaning |",
         "|---|---|---|---|",
         *(_option_row(option) for option in OPTIONS if not option.has_variable),
     ]
@@ -87,7 +87,7 @@ def _default(option: Option) -> str:
 
 def causes_table() -> str:
     rows = [
-        "| `terminal_cause` | what it is | check |",
+        "| `terminal_cause` | what is wrong | what to check |",
         "|---|---|---|",
         *(f"| {_attribute(cause)} | {cause.says} | {cause.check} |" for cause in TERMINAL),
     ]

@@ -66,7 +66,7 @@ def test_every_rule_has_its_row() -> None:
 
 
 def test_every_strategy_has_its_row() -> None:
-    tables = section(read(RETRIES), "How often, and how long between").split("\n\n")
+    tables = section(read(RETRIES), "How often, and after what delay").split("\n\n")
     listed = [cells[0] for table in tables if "| strategy" in table for cells in rows(table)]
     assert [re.findall(r"`(\w+)`", cell)[0] for cell in listed] == [*NAMED, "driver"]
 
@@ -85,7 +85,7 @@ DEVIATION_TESTS: dict[str, list[str]] = tomllib.loads(read("tests/deviations.tom
 
 
 def test_every_deviation_has_its_tests() -> None:
-    numbers = re.findall(r"^\| (D\d+) \| .+ \|$", read(DEVIATIONS), re.MULTILINE)
+    numbers = re.findall(r"^- \*\*(D\d+)\. ", read(DEVIATIONS), re.MULTILINE)
     assert set(numbers) == {f"D{number}" for number in range(1, len(numbers) + 1)}
     assert {name for name in DEVIATION_TESTS if name.startswith("D")} == set(numbers)
 

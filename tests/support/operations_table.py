@@ -8,7 +8,7 @@ from pathlib import Path
 RETRIES = Path(__file__).parents[2] / "docs" / "retries.md"
 
 READ = "Reads"
-WRITE = "Writes that the server recognises"
+WRITE = "Writes that the server recognizes"
 UNSENT = "Other writes"
 NEVER = "Never retried once sent"
 SECTIONS = (READ, WRITE, UNSENT, NEVER)
