@@ -18,12 +18,12 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import (
     BOOLEAN,
-    LONGEST_MS,
+    MAX_MS,
     PREFIX,
     TIMEOUT_MODE,
     OptionType,
+    check_field_names,
     integer,
-    names_its_fields,
     number,
     one_of,
     problems_in,
@@ -111,7 +111,7 @@ def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> A
     return field(default=default, metadata={"kind": kind, "sentence": sentence, **more})
 
 
-@names_its_fields
+@check_field_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What holds for the whole process. Immutable, so thread- and task-safe.
@@ -127,7 +127,7 @@ class Config:
     )
     timeout_ms: int | None = _option(
         None,
-        integer(0, LONGEST_MS),
+        integer(0, MAX_MS),
         "Milliseconds for a whole operation, including its retries, unless the client or "
         "pymongo.timeout sets a timeout. 0 means no limit. If unset, an operation is retried once.",
     )
@@ -140,7 +140,7 @@ class Config:
     )
     attempt_timeout_ms: int | None = _option(
         None,
-        integer(1, LONGEST_MS),
+        integer(1, MAX_MS),
         "Milliseconds that one attempt may wait for its reply. After that, it is retried if that "
         "is safe.",
     )
@@ -224,7 +224,7 @@ class Config:
     )
     slow_ms: int | None = _option(
         None,
-        integer(0, LONGEST_MS),
+        integer(0, MAX_MS),
         "Operations that take at least this many milliseconds are logged with a timeline. If "
         "unset, only operations that time out.",
     )

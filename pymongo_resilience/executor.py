@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.internal_errors import faults, logger
-from pymongo_resilience.rules.explanations import why_not_repeated
+from pymongo_resilience.internal_errors import internal_error_types, logger
+from pymongo_resilience.rules.explanations import why_not_retried
 from pymongo_resilience.rules.outcome import AttemptRecord
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, ask_strategy
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
@@ -136,7 +136,7 @@ class _Retries:
         facts = state.name, state.namespace, failure.reason, failure.server, state.attempts
         if isinstance(verdict, GiveUp):
             outcome.declined(record, verdict.rule)
-            why = why_not_repeated(verdict.rule, state, failure)
+            why = why_not_retried(verdict.rule, state, failure)
             executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
             outcome.final_error = self.work.final_error(failure, verdict.rule, state)
             return outcome.final_error
@@ -152,7 +152,7 @@ class _Retries:
         state = self.state
         try:
             state.budget.succeeded(retried=True, rejections=state.rejections)
-        except faults():
+        except internal_error_types():
             logger.exception("internal error in pymongo-resilience after a retry")
 
     def _checked(self, answer: Any) -> RetryAction | None:
@@ -198,9 +198,9 @@ class Executor:
                     if release is not None:
                         release()
                     end = retries.decide(retries.ask())
-                except faults() as fault:
-                    if fault is not error:
-                        raise UndecidedError(error) from fault
+                except internal_error_types() as internal_error:
+                    if internal_error is not error:
+                        raise UndecidedError(error) from internal_error
                     end = error  # its coroutine is being closed
                 if isinstance(end, Exception):
                     raise end
@@ -233,9 +233,9 @@ class AsyncExecutor(Executor):
                     if release is not None:
                         await release()
                     end = retries.decide(await retries.awaited(retries.ask()))
-                except faults() as fault:
-                    if fault is not error:
-                        raise UndecidedError(error) from fault
+                except internal_error_types() as internal_error:
+                    if internal_error is not error:
+                        raise UndecidedError(error) from internal_error
                     end = error  # its coroutine is being closed
                 if isinstance(end, Exception):
                     raise end

@@ -12,7 +12,7 @@ from pymongo_resilience.redaction import RedactionFilter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_faults: tuple[type[Exception], ...] = (
+_internal_error_types: tuple[type[Exception], ...] = (
     ArithmeticError, AttributeError, ImportError, LookupError, NameError, ReferenceError,
     RuntimeError, StopIteration, TypeError, ValueError,
 )  # fmt: skip
@@ -22,17 +22,17 @@ OUR_FRAMES = 3
 """Between who logs and logging."""
 
 
-def faults() -> tuple[type[Exception], ...]:
+def internal_error_types() -> tuple[type[Exception], ...]:
     """What a bug of ours raises, and so what is caught around our own code. What a signal handler
     raises must reach the application: Celery's SoftTimeLimitExceeded, or a TimeoutError, an OSError
     or an AssertionError of others."""
-    return _faults
+    return _internal_error_types
 
 
 def catch_also(*classes: type[Exception]) -> None:
     """Take errors of these classes for a bug of ours, too: those of the driver."""
-    global _faults  # noqa: PLW0603 - one for the process
-    _faults += classes
+    global _internal_error_types  # noqa: PLW0603 - one for the process
+    _internal_error_types += classes
 
 
 def raised_in(error: BaseException, *folders: str) -> bool:
@@ -52,8 +52,8 @@ class ForeignError(RuntimeError):
         self.foreign = foreign
 
 
-def foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call foreign code inside of a block that catches ``faults()``.
+def wrap_foreign_error(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call foreign code inside of a block that catches ``internal_error_types()``.
 
     Raises ForeignError.
     """
@@ -91,8 +91,11 @@ logger = _Logger(logging.getLogger("pymongo_resilience"), {})
 logger.logger.addFilter(RedactionFilter())
 
 
-class shielded:  # noqa: N801 - as contextlib's own
-    """A block of our code whose ``faults()`` fail nothing; ``what`` says where, in the log."""
+class contain_internal_errors:  # noqa: N801 - as contextlib's own
+    """Contain the internal errors of a block of our code: log them, and go on after the block.
+
+    ``what`` ends the log line: where the error was raised.
+    """
 
     __slots__ = ("_what",)
 
@@ -102,7 +105,7 @@ class shielded:  # noqa: N801 - as contextlib's own
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if error is None or not isinstance(error, faults()):
+        if error is None or not isinstance(error, internal_error_types()):
             return False
         text = "internal error in pymongo-resilience %s"
         logger.error(text, self._what, exc_info=error, stacklevel=2)

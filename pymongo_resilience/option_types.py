@@ -14,7 +14,7 @@ from pymongo_resilience.internal_errors import logger
 T = TypeVar("T")
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
 PREFIX = "PYMONGO_RESILIENCE_"
-LONGEST_MS = 2_147_483_647
+MAX_MS = 2_147_483_647
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ def _not_as_text(text: str) -> Any:
 MAPPING = OptionType(
     "a mapping", lambda value: isinstance(value, Mapping), _not_as_text, confidential=True
 )
-ATTEMPT_TIMEOUT_MS = integer(1, LONGEST_MS)
-TIMEOUT_MS = integer(0, LONGEST_MS)
+ATTEMPT_TIMEOUT_MS = integer(1, MAX_MS)
+TIMEOUT_MS = integer(0, MAX_MS)
 """0 disables the timeout."""
 HEDGE = OptionType(
-    f"true, false or an integer from 1 to {LONGEST_MS}",
+    f"true, false or an integer from 1 to {MAX_MS}",
     lambda value: isinstance(value, bool) or ATTEMPT_TIMEOUT_MS.legal(value),
     lambda text: _BOOLEANS[text.lower()] if text.lower() in _BOOLEANS else int(text),
 )
@@ -193,7 +193,7 @@ def check_keywords(owner: str, given: Iterable[str], known: Collection[str]) -> 
         raise TypeError(f"{owner} has no {', no '.join(unknown)} (it has {', '.join(known)})")
 
 
-def names_its_fields(cls: type[T]) -> type[T]:
+def check_field_names(cls: type[T]) -> type[T]:
     """A dataclass whose constructor checks its keywords with :func:`check_keywords`."""
     construct = cls.__init__
     known = tuple(each.name for each in fields(cls))  # type: ignore[arg-type]  # a dataclass

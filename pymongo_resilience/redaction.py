@@ -10,7 +10,7 @@ from typing import cast
 _withheld: frozenset[str] = frozenset()
 """See ``withhold_texts_of``."""
 WITHHELD = "text withheld, it may quote documents"
-LONGEST_CODE_NAME = 100
+MAX_CODE_NAME_LENGTH = 100
 """Characters; the longest of mongod's own has about half as many."""
 _USER_INFO = re.compile(r"://\S+@")
 _SECRET_PARAMETER = re.compile(
@@ -27,7 +27,7 @@ def withhold_texts_of(*packages: str) -> None:
 
 def code_name(name: object) -> str | None:
     """A server's name of its error code; None for any other text, which may quote documents."""
-    if isinstance(name, str) and len(name) <= LONGEST_CODE_NAME and name.isidentifier():
+    if isinstance(name, str) and len(name) <= MAX_CODE_NAME_LENGTH and name.isidentifier():
         return name
     return None
 

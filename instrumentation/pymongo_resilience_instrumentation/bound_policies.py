@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
 
 T = TypeVar("T")
 ATTRIBUTE = "_pymongo_resilience_policy"
@@ -22,23 +22,23 @@ def can_be_bound(target: object) -> bool:
 
 
 def policy_of(target: object) -> Policy:
-    """The policy that ``target`` carries; NOTHING where it carries none."""
+    """The policy that ``target`` carries; EMPTY_POLICY where it carries none."""
     if not isinstance(target, Bound):
-        return NOTHING
+        return EMPTY_POLICY
     policy: Policy = vars(target)[ATTRIBUTE]
     return policy
 
 
 def attach_policy(policy: Policy, cursor: object) -> None:
     """Keep ``policy`` on a cursor or change stream that was created under it."""
-    if policy is not NOTHING:
+    if policy is not EMPTY_POLICY:
         setattr(cursor, ATTRIBUTE, policy)
 
 
 def policy_of_cursor(cursor: object) -> Policy:
-    """The policy that it carries; NOTHING where it carries none."""
+    """The policy that it carries; EMPTY_POLICY where it carries none."""
     # Not by vars(), which makes attributes slower on CPython 3.11: this runs for each document.
-    policy: Policy = getattr(cursor, ATTRIBUTE, NOTHING)
+    policy: Policy = getattr(cursor, ATTRIBUTE, EMPTY_POLICY)
     return policy
 
 

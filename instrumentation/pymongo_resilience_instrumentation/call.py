@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
-from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT, Target
 
@@ -39,9 +39,9 @@ class Call(NamedTuple):
     """The collection, database, client or session whose method was called."""
     session: AnySession | None = None
     """The session that was passed, or that is bound around the call."""
-    block_policy: Policy = NOTHING
+    block_policy: Policy = EMPTY_POLICY
     """The policy of the ``override`` blocks around the call."""
-    bound_policy: Policy = NOTHING
+    bound_policy: Policy = EMPTY_POLICY
     """The policy that the collection, database, session or cursor carries."""
     is_public: bool = True
     """False for what pymongo sends on its own account: it has no telemetry."""
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
     def option(self, rules: NamespaceRules, name: str) -> Any:
         """Return one option of the merged policy, without merging; None if no policy has it."""
-        rule = self.rule(rules) if rules.any else NOTHING
+        rule = self.rule(rules) if rules.any else EMPTY_POLICY
         for policy in (self.block_policy, self.bound_policy, rule):
             value = getattr(policy, name)
             if value is not None:

@@ -20,7 +20,7 @@ from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 from pymongo_resilience.closing import kept_variables
 from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.errors import Rule
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.policies import blocks
 
 from . import driver, in_progress
@@ -40,9 +40,9 @@ from .timeouts.precedence import transaction_of
 if TYPE_CHECKING:
     from .call import AnyClient, AnySession
 
-MOST_REPETITIONS = 5
+MAX_RETRIES = 5
 """How often the background task kills one cursor again."""
-MOST_SESSIONS = 10_000
+MAX_SESSIONS = 10_000
 """How many of them one endSessions may name."""
 ABORT_WITHIN = 5.0
 """Seconds that one run of the task has for a transaction."""
@@ -52,9 +52,9 @@ ABORT_WITHIN = 5.0
 def _aborting(client: ClientState) -> Iterator[OpenTransaction]:
     """Around the abort of the transaction that waits longest; what fails has the next run."""
     opened, until = client.open_transactions.popleft()
-    with shielded("in the background task"):
+    with contain_internal_errors("in the background task"):
         try:
-            with driver.csot.InForce(ABORT_WITHIN):
+            with driver.csot.ActiveTimeout(ABORT_WITHIN):
                 yield opened
         except PyMongoError as error:
             # An answer of the server's says that it has ended.
@@ -132,7 +132,7 @@ class BackgroundRun(Interceptor):
                     _try_again(state, *state.open_transactions.popleft())
 
     def send(self, run: BackgroundOperation, original: Function, client: Any) -> Any:
-        with shielded("in the background task"):
+        with contain_internal_errors("in the background task"):
             self._hand_over(run)
         for abort in self._aborts(client):
             with abort as opened:
@@ -140,26 +140,26 @@ class BackgroundRun(Interceptor):
         return original(client)
 
     async def send_async(self, run: BackgroundOperation, original: Function, client: Any) -> Any:
-        with shielded("in the background task"):
+        with contain_internal_errors("in the background task"):
             self._hand_over(run)
         for abort in self._aborts(client):
             with abort as opened:
                 await driver.sessions.abort_async(client, opened)
         return await original(client)
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundOperation:
-        state = self._clients.known(given[0])
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundOperation:
+        state = self._clients.known(args[0])
         closed = state is not None and state.closed
         if state is not None and not closed:
             state.coroutine_closed = False
         # Closing a client runs the task once more, perhaps in a coroutine that is closed itself.
         if not closed and (pending or kept_variables):
             run_deferred()
-        operation = BackgroundOperation(given[0])
+        operation = BackgroundOperation(args[0])
         operation.activate()
         if RecoveryStep.INTERRUPTIONS not in self._runtime.config.disabled_recovery:
-            with shielded("in the background task"):
-                look_for_silent_servers(self._runtime, given[0])
+            with contain_internal_errors("in the background task"):
+                look_for_silent_servers(self._runtime, args[0])
         if not closed:
             # The task of an async client inherits the span of the client's first caller.
             operation.leave_context()
@@ -186,14 +186,18 @@ class KillCursors(OperationInterceptor):
 
     runtime: Runtime
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupOperation | None:
-        _, address, session = driver.clients.kill_arguments(given, kwargs)
-        client, outer = given[0], in_progress.current()
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CleanupOperation | None:
+        _, address, session = driver.clients.kill_arguments(args, kwargs)
+        client, outer = args[0], in_progress.current()
         if outer is not None and outer.client is not client:
             outer = None
         if self.runtime.clients.left_by_coroutine(client):
             return None
-        if address is None or isinstance(outer, BackgroundOperation) or in_progress.reporting():
+        if (
+            address is None
+            or isinstance(outer, BackgroundOperation)
+            or in_progress.in_foreign_call()
+        ):
             return None
         namespace = driver.clients.cursor_namespace(address)
         operation = CleanupOperation(client, KILL_CURSORS, namespace, session)
@@ -207,30 +211,30 @@ class KillCursors(OperationInterceptor):
         return operation
 
     def send(
-        self, operation: CleanupOperation, _original: Function, *given: Any, **kwargs: Any
+        self, operation: CleanupOperation, _original: Function, *args: Any, **kwargs: Any
     ) -> Any:
-        ids, address, session = driver.clients.kill_arguments(given, kwargs)
+        ids, address, session = driver.clients.kill_arguments(args, kwargs)
         return driver.clients.kill_cursors(operation.client, ids, address, session)
 
     def failed(
-        self, operation: Any, error: BaseException, given: tuple[Any, ...], kwargs: dict[str, Any]
+        self, operation: Any, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
-        ids, address, _ = driver.clients.kill_arguments(given, kwargs)
-        around = in_progress.current()
+        ids, address, _ = driver.clients.kill_arguments(args, kwargs)
+        outer = in_progress.current()
         if operation is None:
             # An error of a closed client ends the task; any other would be a traceback on stderr.
-            if not isinstance(around, BackgroundOperation) or isinstance(error, InvalidOperation):
+            if not isinstance(outer, BackgroundOperation) or isinstance(error, InvalidOperation):
                 return error
             if not isinstance(error, PyMongoError):
                 return error
-            with shielded("after killCursors"):
-                self._kill_again(around, error, ids, address)
+            with contain_internal_errors("after killCursors"):
+                self._kill_again(outer, error, ids, address)
             return None
         if not isinstance(error, Exception):
             # The driver leaves the cursor to its background task after its own errors alone.
             for cursor_id in ids:
-                driver.clients.kill_later(given[0], cursor_id, address)
-        raised = super().failed(operation, error, given, kwargs)
+                driver.clients.kill_later(args[0], cursor_id, address)
+        raised = super().failed(operation, error, args, kwargs)
         # The server's own timeout ends it then; the driver would go on in the background.
         return None if getattr(error, "retry_rule", None) is Rule.ATTEMPTS else raised
 
@@ -243,7 +247,7 @@ class KillCursors(OperationInterceptor):
         facts = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
         again = facts.retryable_overload and client.options.retry_reads
         own = driver.clients.max_retries(client)
-        most = min(MOST_REPETITIONS, self.runtime.executor.retry_rules.most_retries(own))
+        most = min(MAX_RETRIES, self.runtime.executor.retry_rules.max_retries_of(own))
         state = self.runtime.clients.of(client)
         for cursor_id in ids if again and not state.closed else ():
             lost = run.handed_over.get(cursor_id) or LostCursor.new(cursor_id, address)
@@ -256,24 +260,24 @@ class EndSessions(OperationInterceptor):
 
     runtime: Runtime
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupOperation | None:
-        if in_progress.reporting() or self.runtime.clients.left_by_coroutine(given[0]):
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> CleanupOperation | None:
+        if in_progress.in_foreign_call() or self.runtime.clients.left_by_coroutine(args[0]):
             return None
-        operation = CleanupOperation(given[0], END_SESSIONS, ("admin", None))
+        operation = CleanupOperation(args[0], END_SESSIONS, ("admin", None))
         self.runtime.begin(operation)
         return operation
 
     def send(
         self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
     ) -> None:
-        for at in range(0, len(ids), MOST_SESSIONS):
-            driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
+        for at in range(0, len(ids), MAX_SESSIONS):
+            driver.clients.end_sessions(client, ids[at : at + MAX_SESSIONS])
 
     async def send_async(
         self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
     ) -> None:
-        for at in range(0, len(ids), MOST_SESSIONS):
-            await driver.clients.end_sessions(client, ids[at : at + MOST_SESSIONS])
+        for at in range(0, len(ids), MAX_SESSIONS):
+            await driver.clients.end_sessions(client, ids[at : at + MAX_SESSIONS])
 
     def failed(self, operation: Any, error: BaseException, *rest: Any) -> BaseException | None:
         raised = super().failed(operation, error, *rest)

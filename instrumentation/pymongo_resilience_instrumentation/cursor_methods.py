@@ -13,7 +13,7 @@ from pymongo.errors import ConnectionFailure
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import NOTHING, shorter
+from pymongo_resilience.policies.policy import EMPTY_POLICY, shorter
 from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress, public_operations
 from pymongo_resilience_instrumentation.bound_policies import (
@@ -24,11 +24,11 @@ from pymongo_resilience_instrumentation.bound_policies import (
 )
 from pymongo_resilience_instrumentation.call import Call
 from pymongo_resilience_instrumentation.interceptor import (
+    ContextInterceptor,
     Entered,
     Function,
     Interceptor,
     OperationInterceptor,
-    Within,
     Wrapper,
     outside_of_operations,
 )
@@ -40,7 +40,7 @@ from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.precedence import keep, kept_by, transaction_of
 
 
-class Made(Interceptor):
+class CursorInit(Interceptor):
     """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
     which may be bound before this is put on."""
 
@@ -54,7 +54,7 @@ class Made(Interceptor):
         return result
 
 
-class Clone(Interceptor):
+class CursorClone(Interceptor):
     """What copies a cursor: the copy has what the original was made with."""
 
     def succeeded(self, entered: Entered, copied: Any) -> Any:
@@ -65,10 +65,10 @@ class Clone(Interceptor):
         return copied
 
 
-def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def batch_wrapper(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """A client's ``_run_operation``. What an operation reads inside is no operation of its own."""
-    fetch = Batch(runtime, asynchronous).wrapper(runtime.enabled_flag, asynchronous)
-    found = in_progress.found
+    fetch = CursorBatch(runtime, asynchronous).wrapper(runtime.enabled_flag, asynchronous)
+    found = in_progress.current_or_ended
 
     def wrapper(
         original: Function, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -81,7 +81,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
     return wrapper
 
 
-class Batch(OperationInterceptor):
+class CursorBatch(OperationInterceptor):
     """One batch of a cursor: the first, or a getMore."""
 
     runtime: Runtime
@@ -91,8 +91,8 @@ class Batch(OperationInterceptor):
         self.asynchronous = asynchronous
         self.plug_in(runtime.senders.get(driver.cursors.RUN_OPERATION, ()))
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
-        client, query, method = driver.cursors.run_operation_arguments(given, kwargs)
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+        client, query, method = driver.cursors.run_operation_arguments(args, kwargs)
         cursor = getattr(method, "__self__", None)
         name = str(getattr(query.name, "value", query.name))
         runtime = self.runtime
@@ -104,7 +104,7 @@ class Batch(OperationInterceptor):
             (query.db, query.coll),
             session=query.session,
             block_policy=blocks.current(),
-            bound_policy=NOTHING if cursor is None else policy_of_cursor(cursor),
+            bound_policy=EMPTY_POLICY if cursor is None else policy_of_cursor(cursor),
             cursor_class=type(cursor) if name == "getMore" else None,
         )
         operation = Operation(call)
@@ -121,11 +121,11 @@ class Batch(OperationInterceptor):
         return operation
 
     def failed(
-        self, operation: Operation | None, error: BaseException, given: tuple[Any, ...], kwargs: Any
+        self, operation: Operation | None, error: BaseException, args: tuple[Any, ...], kwargs: Any
     ) -> BaseException | None:
-        instead = super().failed(operation, error, given, kwargs)
+        instead = super().failed(operation, error, args, kwargs)
         if isinstance(error, ConnectionFailure) and self.runtime.owns_retries:
-            _kill_later(self.runtime, given, kwargs)
+            _kill_later(self.runtime, args, kwargs)
         return instead
 
 
@@ -150,22 +150,22 @@ def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) 
         precedence.limit_batch(operation.limits, kept)
 
 
-def _kill_later(runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _kill_later(runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A getMore without an answer leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): have the background task kill it."""
-    client, query, _ = driver.cursors.run_operation_arguments(given, kwargs)
-    address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
+    client, query, _ = driver.cursors.run_operation_arguments(args, kwargs)
+    address = args[3] if len(args) > 3 else kwargs.get("address")  # noqa: PLR2004
     if query.cursor_id and query.conn_mgr is None:
         cursor_address = driver.cursors.cursor_address(query, address)
         runtime.clients.of(client).kill_later(query.cursor_id, cursor_address)
 
 
-def to_list(runtime: Runtime, asynchronous: bool) -> Within:
+def to_list(runtime: Runtime, asynchronous: bool) -> ContextInterceptor:
     """All batches of one ``to_list`` have one timeout together, also by iteration, unless the
     configuration gives it."""
 
     def begin(cursor: Any) -> AbstractContextManager[None]:
-        if cursor.cursor_id == 0 or driver.csot.timeout_in_force() is not None:
+        if cursor.cursor_id == 0 or driver.csot.active_timeout() is not None:
             return NO_DEADLINE
         transaction = transaction_of(cursor.session or driver.sessions.BOUND[asynchronous].get())
         if transaction is not None:
@@ -173,7 +173,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
             return transaction.timeout.resume(transaction.source)
         return _for_all(runtime, cursor)
 
-    return Within(begin)
+    return ContextInterceptor(begin)
 
 
 def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
@@ -212,7 +212,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins. What an operation
     closes by itself, as each find_one does, is within that one's own time.
     """
-    refreshed = Within(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
+    refreshed = ContextInterceptor(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
     return outside_of_operations(refreshed)
 
 
@@ -220,13 +220,13 @@ def _refreshed(closed: Any) -> AbstractContextManager[None]:
     kept = kept_by(closed)
     if kept is None or not getattr(closed, "cursor_id", True):
         return NO_DEADLINE
-    if blocks.current().timeout_ms is not None or driver.csot.timeout_in_force() is not None:
+    if blocks.current().timeout_ms is not None or driver.csot.active_timeout() is not None:
         return NO_DEADLINE
     timeout = driver.csot.Timeout.from_now(kept.to_close)
     return timeout.resume(kept.source)
 
 
-def next_of_stream(runtime: Runtime) -> Within:
+def next_of_stream(runtime: Runtime) -> ContextInterceptor:
     """A change stream's ``next`` in a block, of ``override`` or of ``pymongo.timeout``: one timeout
     for all that it sends, which the block can only shorten.
 
@@ -235,25 +235,25 @@ def next_of_stream(runtime: Runtime) -> Within:
     """
 
     def begin(stream: Any) -> AbstractContextManager[None]:
-        around, in_force = blocks.current().timeout_ms, driver.csot.timeout_in_force()
-        if around is None and (in_force is None or not runtime.owns_retries):
+        outer, in_force = blocks.current().timeout_ms, driver.csot.active_timeout()
+        if outer is None and (in_force is None or not runtime.owns_retries):
             return NO_DEADLINE
         own = driver.cursors.timeout_of_each_next(stream)
-        seconds = shorter((around or 0) / 1000, own or 0)
+        seconds = shorter((outer or 0) / 1000, own or 0)
         longer = in_force is not None and shorter(seconds, in_force) == in_force
-        return NO_DEADLINE if longer else driver.csot.InForce(seconds)
+        return NO_DEADLINE if longer else driver.csot.ActiveTimeout(seconds)
 
-    return Within(begin)
+    return ContextInterceptor(begin)
 
 
-class Resume(OperationInterceptor):
+class StreamResume(OperationInterceptor):
     """The aggregate of a change stream: nested in ``watch`` the first time, an operation when
     it resumes, under the policy that the stream carries."""
 
     runtime: Runtime
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Operation | None:
-        stream = given[0]
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Operation | None:
+        stream = args[0]
         client = driver.cursors.client_of_stream(stream)
         if self.runtime.nested(client):
             return None

@@ -17,7 +17,7 @@ from contextvars import Context
 from opentelemetry import metrics, trace
 
 from pymongo_resilience.closing import kept_variables
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 
 from . import in_progress
 
@@ -38,8 +38,8 @@ def run_deferred() -> None:
             work = pending.popleft()
         except IndexError:  # another thread was faster
             return
-        with shielded("in deferred work"):
-            Context().run(in_progress.reported, work)
+        with contain_internal_errors("in deferred work"):
+            Context().run(in_progress.call_foreign, work)
 
 
 at_exit: list[Callable[[], object]] = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation.recovery import silent_servers
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
@@ -49,7 +49,7 @@ def _in_child() -> None:
         if part is not None:
             steps.append(part.reset_after_fork)
     for step in steps:
-        with shielded("in a forked child"):
+        with contain_internal_errors("in a forked child"):
             step()
 
 

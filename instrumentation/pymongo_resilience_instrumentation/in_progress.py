@@ -15,12 +15,12 @@ from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 
 T = TypeVar("T")
 
-REPORTING = Operation(ENDED)
+FOREIGN_CALL = Operation(ENDED)
 """In place of an operation, while foreign code is called."""
-REPORTING.detach()
-REPORTING.reporting = True
+FOREIGN_CALL.detach()
+FOREIGN_CALL.in_foreign_call = True
 
-found = CURRENT.get
+current_or_ended = CURRENT.get
 """The operation around the caller, one that has ended included."""
 
 
@@ -30,20 +30,23 @@ def current() -> Operation | None:
     return None if operation is None or operation.ended else operation
 
 
-def reporting() -> bool:
+def in_foreign_call() -> bool:
     """Whether the library called the caller: a listener, hook, log handler or span processor.
 
     Its own operations are left to the driver, or it would be called for those as well.
     """
     operation = CURRENT.get()
-    return operation is not None and operation.reporting
+    return operation is not None and operation.in_foreign_call
 
 
-def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call foreign code; ``reporting()`` is true inside. A task that it starts reports nothing."""
+def call_foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call foreign code, in which ``in_foreign_call()`` is true.
+
+    A task that it starts reports nothing.
+    """
     before = CURRENT.get()
     try:
-        CURRENT.set(REPORTING)
+        CURRENT.set(FOREIGN_CALL)
         return function(*args, **kwargs)
     finally:
         CURRENT.set(before)
@@ -61,34 +64,34 @@ def holds(operation: Operation) -> bool:
     return inner is not None
 
 
-def unwind(around: Operation | None) -> None:
+def unwind(outer: Operation | None) -> None:
     """What was begun inside of ``around``, by this thread or task, was interrupted before it was
     stored: restore what was before."""
     operation = CURRENT.get()
-    if operation is None or operation is around:
+    if operation is None or operation is outer:
         return
     operation.leave()
     if CURRENT.get() is operation:
-        CURRENT.set(around)
+        CURRENT.set(outer)
 
 
-def recover(entered: object, around: Operation | None) -> None:
+def recover(entered: object, outer: Operation | None) -> None:
     """Restore what was before ``entered`` began inside of ``around``, and end its span, after an
     internal error kept it from ending as usual."""
     operation = entered if isinstance(entered, Operation) else None
     if operation is None or holds(operation):
         timeout = getattr(entered, "deadline", None)
-        if isinstance(timeout, driver.csot.InForce):
+        if isinstance(timeout, driver.csot.ActiveTimeout):
             driver.csot.restore(timeout)
     if operation is None:
         return
     if holds(operation):
         if operation.outer_context is not None:
             context.attach(operation.outer_context)
-        CURRENT.set(around)
+        CURRENT.set(outer)
     operation.abandon()
     if operation.span is not None and operation.span.is_recording():
-        reported(operation.span.end)
+        call_foreign(operation.span.end)
 
 
 def detach_in_child() -> None:
@@ -112,4 +115,4 @@ def clear_inherited() -> None:
     CURRENT.set(None)
 
 
-logger.within = reported
+logger.within = call_foreign

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Client
 
 SUPPORTED = ("pymongo >= 4.19, < 5",)
-IN_FORCE = (
+ACTIVE_PATCHES = (
     "instrument() was called before, with other arguments, and those stay in force; "
     "instrument(..., replace=True) puts these in their place"
 )
@@ -79,7 +79,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             if not differences:
                 return
             if self._explicit and not kwargs.get("replace"):
-                raise ConfigurationError([IN_FORCE, *differences])
+                raise ConfigurationError([ACTIVE_PATCHES, *differences])
         if not settings.config.enabled:
             logger.info(
                 "pymongo-resilience %s stays off: enabled=False, configuration from %s",
@@ -106,12 +106,12 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         """All of it, or nothing: then the next call begins anew."""
         runtime: Runtime = kwargs["runtime"]
         try:
-            self._put_on(runtime)
+            self._apply_patches(runtime)
         except BaseException:
             self._uninstrument()
             raise
 
-    def _put_on(self, runtime: Runtime) -> None:
+    def _apply_patches(self, runtime: Runtime) -> None:
         config, strategy = runtime.config, runtime.settings.strategy
         self._runtime = runtime
         self._patches = Patches()
@@ -165,7 +165,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
-            driver.monitors.look_as_the_driver_does()
+            driver.monitors.restore_check_frequency()
 
 
 def _check_client(client: object, function: str) -> None:

@@ -25,7 +25,12 @@ from pymongo.errors import (
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import __file__ as engine_file, faults, logger, raised_in
+from pymongo_resilience.internal_errors import (
+    __file__ as engine_file,
+    internal_error_types,
+    logger,
+    raised_in,
+)
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE
@@ -48,7 +53,7 @@ def raised_by_library(error: BaseException) -> bool:
 
     What the driver, a signal handler or the application's code raises is none.
     """
-    is_fault = isinstance(error, faults()) and not isinstance(error, PyMongoError)
+    is_fault = isinstance(error, internal_error_types()) and not isinstance(error, PyMongoError)
     return is_fault and raised_in(error, *FOLDERS)
 
 
@@ -82,12 +87,12 @@ class Interceptor:
     sends_by_policy = False
     """``send`` does nothing for an operation that no policy holds for."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - others
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - others
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
         is in ``REFUSED`` for what the application gave; anything else is an internal error."""
-        return Entered(given[0] if given else None)
+        return Entered(args[0] if args else None)
 
-    def asked_for(self, given: tuple[Any, ...], entered: Any) -> str:  # noqa: ARG002 - for others
+    def requested_features(self, args: tuple[Any, ...], entered: Any) -> str:  # noqa: ARG002 - for others
         """Return what the application asked for that pymongo does not do by itself, for an error
         text; empty if nothing would be missed. ``entered`` is None if ``enter`` has raised."""
         return ""
@@ -101,7 +106,7 @@ class Interceptor:
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
         return _async_wrapper(self, flag) if asynchronous else _wrapper(self, flag)
 
-    def around(self, function: Function, flag: EnabledFlag, asynchronous: bool) -> Function:
+    def wrap(self, function: Function, flag: EnabledFlag, asynchronous: bool) -> Function:
         """A function with the steps around it, that is called in place of ``function``."""
         made: Function = wrapt.FunctionWrapper(function, self.wrapper(flag, asynchronous))
         return made
@@ -133,31 +138,31 @@ class DriverCall:
         self.was_made = False
         """Once it was, the command may have been sent."""
 
-    def __call__(self, *given: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.was_made = True
-        return self._original(*given[self._skipped :], **kwargs)
+        return self._original(*args[self._skipped :], **kwargs)
 
 
 # The steps are in the wrappers themselves: a healthy operation makes no further call for them.
 def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
-    found, by_policy = in_progress.found, interceptor.sends_by_policy
+    found, by_policy = in_progress.current_or_ended, interceptor.sends_by_policy
 
     def wrapper(  # noqa: PLR0912 - one boundary after the other
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not flag.on:
             return original(*args, **kwargs)
-        given = args if instance is None else (instance, *args)
-        entered, around, call = None, found(), None
+        all_args = args if instance is None else (instance, *args)
+        entered, outer, call = None, found(), None
         try:
-            entered = enter(given, kwargs)
+            entered = enter(all_args, kwargs)
             if entered is not None:
                 entered.deadline.__enter__()
                 if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
-            if _refuses(interceptor, entered, around, error, given):
+            if _refuses(interceptor, entered, outer, error, all_args):
                 raise
             entered = None
         try:
@@ -167,9 +172,9 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 result = original(*args, **kwargs)
             else:
                 try:
-                    result = send(entered, call, *given, **kwargs)
-                except faults() as error:
-                    if _has_sent(interceptor, entered, call, error, given):
+                    result = send(entered, call, *all_args, **kwargs)
+                except internal_error_types() as error:
+                    if _has_sent(interceptor, entered, call, error, all_args):
                         raise
                     call = None
                 if call is None:
@@ -177,14 +182,14 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             try:
                 entered.deadline.__exit__(None, None, None)
                 return result if succeeded is None else succeeded(entered, result)
-            except faults() as error:
-                _recover(interceptor, entered, around, error)
+            except internal_error_types() as error:
+                _recover(interceptor, entered, outer, error)
                 return result
         except BaseException as error:
             try:
-                instead = _error_to_raise(interceptor, entered, around, error, given, kwargs)
-            except faults() as fault:
-                _recover(interceptor, entered, around, fault)
+                instead = _error_to_raise(interceptor, entered, outer, error, all_args, kwargs)
+            except internal_error_types() as internal_error:
+                _recover(interceptor, entered, outer, internal_error)
                 instead = error
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
@@ -203,23 +208,23 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
 def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded = interceptor.enter, interceptor.succeeded
     send = interceptor.send_async or interceptor.send
-    found, by_policy = in_progress.found, interceptor.sends_by_policy
+    found, by_policy = in_progress.current_or_ended, interceptor.sends_by_policy
 
     async def wrapper(  # noqa: PLR0912 - one boundary after the other
         original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not flag.on:
             return await original(*args, **kwargs)
-        given = args if instance is None else (instance, *args)
-        entered, around, call = None, found(), None
+        all_args = args if instance is None else (instance, *args)
+        entered, outer, call = None, found(), None
         try:
-            entered = enter(given, kwargs)
+            entered = enter(all_args, kwargs)
             if entered is not None:
                 entered.deadline.__enter__()
                 if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
-            if _refuses(interceptor, entered, around, error, given):
+            if _refuses(interceptor, entered, outer, error, all_args):
                 raise
             entered = None
         try:
@@ -229,9 +234,9 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 result = await original(*args, **kwargs)
             else:
                 try:
-                    result = await send(entered, call, *given, **kwargs)
-                except faults() as error:
-                    if _has_sent(interceptor, entered, call, error, given):
+                    result = await send(entered, call, *all_args, **kwargs)
+                except internal_error_types() as error:
+                    if _has_sent(interceptor, entered, call, error, all_args):
                         raise
                     call = None
                 if call is None:
@@ -239,16 +244,16 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
             try:
                 entered.deadline.__exit__(None, None, None)
                 return result if succeeded is None else succeeded(entered, result)
-            except faults() as error:
-                _recover(interceptor, entered, around, error)
+            except internal_error_types() as error:
+                _recover(interceptor, entered, outer, error)
                 return result
         except BaseException as error:
             try:
                 instead = _error_to_raise(
-                    interceptor, entered, around, error, given, kwargs, asynchronous=True
+                    interceptor, entered, outer, error, all_args, kwargs, asynchronous=True
                 )
-            except faults() as fault:
-                _recover(interceptor, entered, around, fault)
+            except internal_error_types() as internal_error:
+                _recover(interceptor, entered, outer, internal_error)
                 instead = error
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
@@ -267,9 +272,9 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
 def _refuses(
     interceptor: Interceptor,
     entered: Any,
-    around: Operation | None,
+    outer: Operation | None,
     error: BaseException,
-    given: tuple[Any, ...],
+    args: tuple[Any, ...],
 ) -> bool:
     """Return True if the caller gets what was raised before the driver ran. Otherwise it is a bug
     of ours, and pymongo runs alone.
@@ -277,12 +282,12 @@ def _refuses(
     Raises InvalidOperation if pymongo alone would not do what the application asked for.
     """
     if entered is not None:
-        in_progress.recover(entered, around)
-    in_progress.unwind(around)
-    if isinstance(error, REFUSED) or not isinstance(error, faults()):
+        in_progress.recover(entered, outer)
+    in_progress.unwind(outer)
+    if isinstance(error, REFUSED) or not isinstance(error, internal_error_types()):
         return True
     _log(interceptor, "before", error)
-    _check_nothing_is_dropped(interceptor, None, error, given)
+    _check_nothing_is_dropped(interceptor, None, error, args)
     return False
 
 
@@ -291,21 +296,21 @@ def _has_sent(
     entered: Any,
     call: DriverCall,
     error: BaseException,
-    given: tuple[Any, ...],
+    args: tuple[Any, ...],
 ) -> bool:
     """Return True if what sends in the driver's place has called the driver, or refuses to.
     Otherwise it is a bug of ours, and the driver's method is called; see ``_refuses``."""
     if call.was_made or isinstance(error, REFUSED) or not raised_by_library(error):
         return True
     _log(interceptor, "before", error)
-    _check_nothing_is_dropped(interceptor, entered, error, given)
+    _check_nothing_is_dropped(interceptor, entered, error, args)
     return False
 
 
 def _check_nothing_is_dropped(
-    interceptor: Interceptor, entered: Any, error: BaseException, given: tuple[Any, ...]
+    interceptor: Interceptor, entered: Any, error: BaseException, args: tuple[Any, ...]
 ) -> None:
-    asked = interceptor.asked_for(given, entered)
+    asked = interceptor.requested_features(args, entered)
     if asked:
         raise InvalidOperation(
             "nothing was sent: an internal error of pymongo-resilience "
@@ -316,7 +321,7 @@ def _check_nothing_is_dropped(
 def _error_to_raise(
     interceptor: Interceptor,
     entered: Any,
-    around: Operation | None,
+    outer: Operation | None,
     error: BaseException,
     *arguments: Any,
     asynchronous: bool = False,
@@ -331,19 +336,19 @@ def _error_to_raise(
         return interceptor.failed(entered, error, *arguments)
     finally:
         if not asynchronous:
-            if in_progress.found() is not around:
-                in_progress.unwind(around)
+            if in_progress.current_or_ended() is not outer:
+                in_progress.unwind(outer)
         elif isinstance(entered, Operation) and in_progress.holds(entered):
             # A coroutine may have been closed from another context: the operation that is in
             # progress there is another task's.
-            in_progress.unwind(around)
+            in_progress.unwind(outer)
 
 
 def _recover(
-    interceptor: Interceptor, entered: Any, around: Operation | None, error: BaseException
+    interceptor: Interceptor, entered: Any, outer: Operation | None, error: BaseException
 ) -> None:
     """After a bug of ours behind the driver's answer: log it, and restore what was before."""
-    in_progress.recover(entered, around)
+    in_progress.recover(entered, outer)
     _log(interceptor, "after", error)
 
 
@@ -355,7 +360,7 @@ def _log(interceptor: Interceptor, when: str, error: BaseException) -> None:
 
 def outside_of_operations(wrapper: Wrapper) -> Wrapper:
     """Return a wrapper that does nothing inside of an operation, and costs it no further call."""
-    found = in_progress.found
+    found = in_progress.current_or_ended
 
     def gate(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
         operation = found()
@@ -366,17 +371,17 @@ def outside_of_operations(wrapper: Wrapper) -> Wrapper:
     return gate
 
 
-class Within(Interceptor):
+class ContextInterceptor(Interceptor):
     """``begin`` returns the context, from the instance; it raises ConfigurationError to refuse."""
 
     def __init__(self, begin: Callable[[Any], AbstractContextManager[None]]) -> None:
         self._begin = begin
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        if in_progress.reporting():
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        if in_progress.in_foreign_call():
             return None
-        context = self._begin(given[0])
-        return None if context is NO_DEADLINE else Entered(given[0], context)
+        context = self._begin(args[0])
+        return None if context is NO_DEADLINE else Entered(args[0], context)
 
 
 Send = Callable[..., Any]
@@ -394,8 +399,8 @@ class Sender(NamedTuple):
 
 
 def _chained(outer: Send, inner: Send) -> Send:
-    def send(operation: Operation, original: Any, *given: Any, **kwargs: Any) -> Any:
-        return outer(operation, partial(inner, operation, original), *given, **kwargs)
+    def send(operation: Operation, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return outer(operation, partial(inner, operation, original), *args, **kwargs)
 
     return send
 

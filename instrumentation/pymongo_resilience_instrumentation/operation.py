@@ -13,7 +13,7 @@ from opentelemetry import context
 from opentelemetry.context import Context
 
 from pymongo_resilience.closing import keep_variables
-from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.policies.policy import EMPTY_POLICY
 from pymongo_resilience.rules.outcome import Outcome
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
@@ -61,7 +61,7 @@ class Operation:
     interruption: Exception | None = None
     """An exception of a signal handler, raised in a listener of ours. It is raised again when the
     operation ends, since pymongo drops it there."""
-    reporting = False
+    in_foreign_call = False
     """Foreign code is being called for it: see ``in_progress.reported``."""
     ended = False
     ended_ns: int | None = None
@@ -122,7 +122,7 @@ class Operation:
 
     def policy(self, rules: NamespaceRules) -> Policy:
         """Return the merged policy; see ``Call.policy``."""
-        return self.call.policy(rules) if self.has_policy else NOTHING
+        return self.call.policy(rules) if self.has_policy else EMPTY_POLICY
 
     # The server of its last attempt.
 
@@ -239,7 +239,7 @@ class Operation:
         if CURRENT.get() is not self:
             return
         deadline = self.limits.deadline
-        if isinstance(deadline, driver.csot.InForce) and deadline.before is not None:
+        if isinstance(deadline, driver.csot.ActiveTimeout) and deadline.before is not None:
             deadline.__exit__(None, None, None)
         if self.outer_context is not None:
             # Not by detaching, which takes any exception for its own fault.
@@ -262,7 +262,7 @@ class Operation:
         self.outcome, self.call = ENDED_OUTCOME, ENDED
         self.loop = self.hooks = self.interruption = self.terminal_detector = None
         # A task that was started inside, and goes on, is treated like any other.
-        self.reporting = False
+        self.in_foreign_call = False
 
     def leave_unfinished(self) -> None:
         """Leave it because its coroutine is closed; what telemetry has to report is kept: see

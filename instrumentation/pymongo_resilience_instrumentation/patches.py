@@ -62,8 +62,11 @@ FEATURES = (
     "atomic_writes", "command_comments", "gridfs", "hedged_reads", "resumable_finds",
     "single_documents",
 )  # fmt: skip
-"""The folder ``features``; nothing else imports them. Each has ``plug_in(runtime, put_on)``: it
-registers senders, before the core's own patches are made, or puts on rows of its own."""
+"""The modules of the folder ``features``, which nothing else imports.
+
+Each has ``plug_in(runtime, apply_patches)``, which is called before the core's own patches are
+applied. It registers senders, or applies patches of its own.
+"""
 
 
 class Patches:
@@ -81,14 +84,14 @@ class Patches:
         if runtime.state is State.ALL:
             for name in FEATURES:
                 feature = import_module(f".features.{name}", __package__)
-                feature.plug_in(runtime, self.put_on)
-        self.put_on(_for_telemetry(runtime))
+                feature.plug_in(runtime, self.apply_patches)
+        self.apply_patches(_for_telemetry(runtime))
         if runtime.state is State.ALL:
-            self.put_on(_for_operations(runtime))
+            self.apply_patches(_for_operations(runtime))
         if runtime.owns_retries:
-            self.put_on(_for_retries(runtime))
+            self.apply_patches(_for_retries(runtime))
 
-    def put_on(self, rows: Iterable[Row]) -> None:
+    def apply_patches(self, rows: Iterable[Row]) -> None:
         """All or nothing; and without a lock, which a forked child could find locked for ever."""
         for owner, name, wrapper in list(rows):
             self._wrap(owner, name, wrapper)
@@ -120,18 +123,18 @@ class Patches:
                 ", ".join(covered),
             )
 
-    def _wrap(self, owner: Owner, name: str, around: Replacement) -> None:
+    def _wrap(self, owner: Owner, name: str, outer: Replacement) -> None:
         # The attribute itself, without the descriptor's binding.
         original = vars(owner).get(name)
         if original is None:
             logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
             return
-        if isinstance(around, Interceptor):
-            around = around.wrapper(self._flag, is_async(original))
-        if not isinstance(around, Subclass):
-            made: Any = wrapt.FunctionWrapper(original, around)
+        if isinstance(outer, Interceptor):
+            outer = outer.wrapper(self._flag, is_async(original))
+        if not isinstance(outer, Subclass):
+            made: Any = wrapt.FunctionWrapper(original, outer)
         elif type(original) is type:
-            made = around.derive(original)
+            made = outer.derive(original)
         else:
             logger.warning("another library replaced pymongo's %s.%s: not wrapped", owner, name)
             return
@@ -164,8 +167,8 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
         yield from command_limits.of_cursors(runtime.enabled_flag)
         return
     dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
-    hopeless = fast_fail.TerminalWaits(runtime.rules, runtime.attempts_in_flight)
-    yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, hopeless, connected)
+    terminal_check = fast_fail.TerminalWaits(runtime.rules, runtime.attempts_in_flight)
+    yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, terminal_check, connected)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)
     configured = runtime.config.timeout_ms is not None or runtime.rules.have_timeouts
@@ -174,18 +177,18 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
 
 def _of_cursors(runtime: Runtime) -> Iterator[Row]:
     for client in CLIENTS:
-        fetch = cursor_methods.batch(runtime, client is AsyncMongoClient)
+        fetch = cursor_methods.batch_wrapper(runtime, client is AsyncMongoClient)
         yield client, driver.cursors.RUN_OPERATION, fetch
     for name in ("clone", "__copy__", "__deepcopy__"):
         for owner in driver.clients.defining(name, Cursor, AsyncCursor):
-            yield owner, name, cursor_methods.Clone()
+            yield owner, name, cursor_methods.CursorClone()
     for owner in driver.clients.defining("__init__", Cursor, AsyncCursor):
-        yield owner, "__init__", cursor_methods.Made()
+        yield owner, "__init__", cursor_methods.CursorInit()
     for owner in driver.clients.defining("to_list", *driver.cursors.cursor_classes()):
         asynchronous = is_async(vars(owner)["to_list"])
         yield owner, "to_list", cursor_methods.to_list(runtime, asynchronous)
     for stream in driver.clients.classes("change_stream", "*ChangeStream"):
-        yield stream, driver.cursors.AGGREGATE, cursor_methods.Resume(runtime)
+        yield stream, driver.cursors.AGGREGATE, cursor_methods.StreamResume(runtime)
         step = "__anext__" if is_async(vars(stream)["next"]) else "__next__"
         for name in ("next", "try_next", step):
             yield stream, name, cursor_methods.next_of_stream(runtime)
@@ -194,7 +197,7 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
 def _for_retries(runtime: Runtime) -> Iterator[Row]:
     """Unless pymongo's own loop decides."""
     clients = runtime.clients
-    for module, asynchronous in driver.clients.both("mongo_client"):
+    for module, asynchronous in driver.clients.each_api("mongo_client"):
         yield module, driver.attempts.LOOP, loop_subclass.subclass(runtime, asynchronous)
     yield from stopped_bulks.wrapped(runtime)
     for client in CLIENTS:

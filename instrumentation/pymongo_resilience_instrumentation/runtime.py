@@ -17,9 +17,9 @@ from pymongo_resilience.closing import keep_variables
 from pymongo_resilience.config import PYMONGO_DECIDES, BreakerMode, BudgetKind, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.internal_errors import contain_internal_errors, internal_error_types, logger
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.policies.policy import EMPTY_POLICY
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED, RetryStrategy
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.call import AnyClient, Call
 
 FURTHER = "a sampler or span processor raised; further errors are not logged"
-ANY_STRATEGY = NAMED["fast_fail"]
+UNUSED_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
 
@@ -146,9 +146,9 @@ class Runtime:
     def nested(self, client: object) -> bool:
         """Whether the caller is inside of an operation of the same client: the outermost wins. Or
         inside of what the library publishes of one."""
-        operation = in_progress.found()
+        operation = in_progress.current_or_ended()
         if operation is None or operation.ended:
-            return operation is not None and operation.reporting
+            return operation is not None and operation.in_foreign_call
         return operation.client is client and operation.has_operations
 
     def begin(
@@ -170,10 +170,10 @@ class Runtime:
             keep_variables()
         elif pending:
             run_deferred()
-        if in_progress.found() is not None:
+        if in_progress.current_or_ended() is not None:
             in_progress.clear_inherited()
         call, limits = operation.call, operation.limits
-        is_bare = call.block_policy is NOTHING is call.bound_policy
+        is_bare = call.block_policy is EMPTY_POLICY is call.bound_policy
         has_policy = self.rules.any or not is_bare
         operation.has_policy = has_policy
         self.timeouts.set_timeout(call, limits)
@@ -191,14 +191,16 @@ class Runtime:
             for recorder in telemetry.recorders:
                 try:
                     recorder.begins(operation)
-                except faults() as fault:  # a sampler's, too: see ``foreign``
-                    self._log_once(recorder, fault)
+                except (
+                    internal_error_types()
+                ) as internal_error:  # a sampler's, too: see ``foreign``
+                    self._log_once(recorder, internal_error)
 
-    def _log_once(self, recorder: object, fault: Exception) -> None:
+    def _log_once(self, recorder: object, internal_error: Exception) -> None:
         """Log the first error of an observer at the begin of an operation, which is in progress."""
         if recorder not in self._faulty:
             self._faulty.add(recorder)
-            logger.error("operations have no span or record: %s", FURTHER, exc_info=fault)
+            logger.error("operations have no span or record: %s", FURTHER, exc_info=internal_error)
 
     def _warn_of_unused(self, call: Call) -> None:
         """Log what a block or a binding asks for that pymongo's own loop does not do."""
@@ -222,15 +224,15 @@ class Runtime:
         if error is None or isinstance(error, Exception):
             error = operation.interruption or error
         try:
-            operation.reporting = operation.ended = True
+            operation.in_foreign_call = operation.ended = True
             if operation.limits.waits:
-                bounded_waits.over(operation, error)
+                bounded_waits.end_waits(operation, error)
             if error is not None:
                 error = self._ends_with(operation, error)
             operation.seconds = time.perf_counter() - operation.started
             if error is not None or self.telemetry.shows_healthy:
                 self.telemetry.end(operation, error)
-        except faults():
+        except internal_error_types():
             end_spans(operation)
             raise
         finally:
@@ -245,7 +247,7 @@ class Runtime:
         """Its coroutine is closed unfinished; see ``deferred``."""
         if (state := self.clients.known(operation.client)) is not None:
             state.coroutine_closed = True
-        with suppress(*faults()):  # not even a log may be written here
+        with suppress(*internal_error_types()):  # not even a log may be written here
             operation.note_server(operation.address)
         operation.leave_unfinished()
         if self.telemetry.shows_healthy:
@@ -254,12 +256,12 @@ class Runtime:
     def _publish_unfinished(self, operation: Operation) -> None:
         # Without the frames of the error that closed it: they hold all that the coroutine did.
         error = GeneratorExit()
-        bounded_waits.over(operation, error)
+        bounded_waits.end_waits(operation, error)
         self.telemetry.end(operation, error)
 
     def _ends_with(self, operation: Operation, error: BaseException) -> BaseException | None:
         raised: BaseException | None = error
-        with shielded(f"while preparing the error of {operation.name}"):
+        with contain_internal_errors(f"while preparing the error of {operation.name}"):
             if self.owns_retries:
                 raised = timeout_errors.as_timeout(operation, error)
             if isinstance(raised, OperationFailure) and operation.selected is not None:
@@ -287,4 +289,4 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
     ):
         if chosen:
             logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)
-    return NamespaceRules(ANY_STRATEGY, {})
+    return NamespaceRules(UNUSED_STRATEGY, {})

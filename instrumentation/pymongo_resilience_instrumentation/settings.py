@@ -36,11 +36,11 @@ class Settings:
     response_hook: Hook | None = None
     failed_hook: Hook | None = None
 
-    def differences(self, given: Settings) -> list[str]:
+    def differences(self, args: Settings) -> list[str]:
         """Each value that ``given`` has and these settings have not, with both."""
         names = [each.name for each in fields(self.config)]
-        places: list[tuple[str, Any, Any]] = [(name, self.config, given.config) for name in names]
-        places += [(name, self, given) for name in ("listeners", *OBJECTS)]
+        places: list[tuple[str, Any, Any]] = [(name, self.config, args.config) for name in names]
+        places += [(name, self, args) for name in ("listeners", *OBJECTS)]
         found = []
         for name, mine, theirs in places:
             one, other = getattr(mine, name), getattr(theirs, name)
@@ -51,10 +51,10 @@ class Settings:
         return found
 
 
-def settings_of(given: Mapping[str, Any], *, tolerant: bool) -> Settings:
+def settings_of(args: Mapping[str, Any], *, tolerant: bool) -> Settings:
     """From the arguments of ``instrument()``. Raises ConfigurationError; ``tolerant`` as ``load``
     has it."""
-    code = given.get("config") or given.get("options") or None
+    code = args.get("config") or args.get("options") or None
     loaded = load(code=code, tolerant=tolerant)
     if loaded.ignored:
         problems = ConfigurationError(loaded.ignored)
@@ -65,12 +65,12 @@ def settings_of(given: Mapping[str, Any], *, tolerant: bool) -> Settings:
     places = sorted(sources, key=lambda each: not each.startswith(PREFIX))
     named = [f"{'variable' if each.startswith(PREFIX) else 'file'} {each}" for each in places]
     source = ", ".join([*(["code"] if code else []), *named]) or "defaults"
-    if given.get("policies") is not None:
-        config = replace(config, policies=given["policies"])
-    objects = {name: given.get(name) for name in OBJECTS}
+    if args.get("policies") is not None:
+        config = replace(config, policies=args["policies"])
+    objects = {name: args.get(name) for name in OBJECTS}
     if loaded.sources.get("strategy") == BY_NAME["strategy"].variable:
         objects["strategy"] = None  # the emergency switch wins over an object as well
-    return Settings(config, source, tuple(given.get("listeners") or ()), **objects)
+    return Settings(config, source, tuple(args.get("listeners") or ()), **objects)
 
 
 def _text(value: object) -> str:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Unpack, cast
 
 from pymongo_resilience.closing import keep_variables
 
-from .policy import NOTHING, Policy, PolicyFields, policy_from_keywords
+from .policy import EMPTY_POLICY, Policy, PolicyFields, policy_from_keywords
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -63,7 +63,7 @@ def current() -> Policy:
     """The policy that the blocks around the caller make together."""
     block = _innermost.get()
     if block is None:
-        return NOTHING
+        return EMPTY_POLICY
     if block.ended:
         block = next(_chain(block), None)
         _innermost.set(block)
@@ -87,7 +87,7 @@ def _chain(block: Block | None) -> Iterator[Block]:
 
 
 def _policy_of(block: Block | None) -> Policy:
-    policy = NOTHING
+    policy = EMPTY_POLICY
     for each in reversed(list(_chain(block))):
         policy = each.within(policy)
     return policy

@@ -12,7 +12,7 @@ from typing import Any, cast
 from pymongo_resilience.option_types import shown, warn_unknown, wrong_type
 from pymongo_resilience.rules.strategy import NAMES, RetryStrategy
 
-from .policy import FIELDS, NOTHING, Policy
+from .policy import EMPTY_POLICY, FIELDS, Policy
 
 REMEMBERED = 1024
 """Namespaces whose policy is kept; an application may name collections by the day."""
@@ -102,7 +102,7 @@ class NamespaceRules:
     def policy_of(self, database: str, collection: str | None) -> Policy:
         """What the rules say on one namespace. Without a collection, those hold whose collection is
         ``*``; where the database is not known either, it is empty, and ``*.*`` alone holds."""
-        return self._of(database, collection) if self._policies else NOTHING
+        return self._of(database, collection) if self._policies else EMPTY_POLICY
 
     def strategy_of(self, policy: Policy) -> RetryStrategy:
         """The policy's, or else the process's."""
@@ -112,7 +112,7 @@ class NamespaceRules:
     def _combined(self, database: str, collection: str | None) -> Policy:
         policies = self._policies.items()
         found = [policy for pattern, policy in policies if _covers(pattern, database, collection)]
-        return reduce(Policy.over, found, NOTHING)
+        return reduce(Policy.over, found, EMPTY_POLICY)
 
 
 def _covers(pattern: str, database: str, collection: str | None) -> bool:

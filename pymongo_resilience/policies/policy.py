@@ -18,8 +18,8 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MS,
     OptionType,
     TimeoutMode,
+    check_field_names,
     check_keywords,
-    names_its_fields,
     problems_in,
 )
 from pymongo_resilience.rules.strategy import NAMED, NAMES, RetryStrategy, check_strategy
@@ -41,7 +41,7 @@ class PolicyFields(TypedDict, total=False):
     atomic: bool | None
 
 
-@names_its_fields
+@check_field_names
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A field left at None inherits. Immutable, so thread- and task-safe.
@@ -83,8 +83,8 @@ class Policy:
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""
-        if self is NOTHING or outer is NOTHING:
-            return outer if self is NOTHING else self
+        if self is EMPTY_POLICY or outer is EMPTY_POLICY:
+            return outer if self is EMPTY_POLICY else self
         mine = {each.name: getattr(self, each.name) for each in fields(self)}
         return replace(outer, **{name: said for name, said in mine.items() if said is not None})
 
@@ -105,7 +105,7 @@ FIELDS: Mapping[str, OptionType] = {
     each.name: each.metadata["kind"] for each in fields(Policy) if each.metadata
 }
 """The types of all but the strategy."""
-NOTHING = Policy()
+EMPTY_POLICY = Policy()
 
 
 def policy_from_keywords(function: str, keywords: PolicyFields) -> Policy:

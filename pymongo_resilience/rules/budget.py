@@ -30,7 +30,7 @@ PYMONGO_RETRIES = 2
 GRACE_S = 1.0
 """Seconds after the first rejection of a full account. What began before their end may be retried
 as often as by pymongo, whatever is left: so many operations may be in progress at once."""
-MOST_FAILED = 4
+MAX_FAILED = 4
 """So many operations rejected once more than pymongo retries show that this is no blip."""
 PATIENCE_S, PATIENCE_BACKOFFS = 2.0, 20.0
 """Seconds after its first rejection in which an operation is retried more often than by pymongo, or
@@ -149,7 +149,7 @@ class RatioBudget(_Accounts):
     Two rules keep a blip from becoming an error where pymongo has none. An operation that succeeds
     after at most ``PYMONGO_RETRIES`` rejections gets its tokens back. And the first rejection of a
     full account begins a grace period: operations that began before its end may be retried so often
-    whatever is left, until ``MOST_FAILED`` operations were rejected again after that.
+    whatever is left, until ``MAX_FAILED`` operations were rejected again after that.
 
     A client that is new, or quiet, has a full account however long the overload has lasted. So its
     operations are retried for ``PATIENCE_S`` only, unless another one succeeds in that time:
@@ -205,7 +205,7 @@ class RatioBudget(_Accounts):
                 self._grace_ends, self._failed_in_grace = now + GRACE_S, 0
             return began < self._grace_ends
         self._failed_in_grace += rejections == PYMONGO_RETRIES
-        if self._failed_in_grace >= MOST_FAILED:
+        if self._failed_in_grace >= MAX_FAILED:
             self._grace_ends = -math.inf
         return False
 

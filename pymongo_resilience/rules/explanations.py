@@ -13,9 +13,9 @@ from .failure import Failure, Stage
 from .retry_rules import Rule
 from .retry_state import Kind, RetryState
 
-NOT_REPEATED: Final[Mapping[Rule, str]] = {
+NOT_RETRIED: Final[Mapping[Rule, str]] = {
     Rule.SELECTION: "{name}: a failed server selection is not repeated",
-    Rule.NEVER_REPEATED: "{name} {never}",
+    Rule.NEVER_RETRIED: "{name} {never}",
     Rule.TRANSACTION_OVER: (
         "{name}: the transaction has ended: repeat all of it, as with_transaction does"
     ),
@@ -53,9 +53,9 @@ _SWITCHES: Final = {
 }
 
 
-def why_not_repeated(rule: Rule, state: RetryState, failure: Failure) -> str:
+def why_not_retried(rule: Rule, state: RetryState, failure: Failure) -> str:
     """The sentence of NOT_REPEATED for one failed operation."""
-    return NOT_REPEATED[rule].format(
+    return NOT_RETRIED[rule].format(
         name=state.method or state.name,
         never=_never(state, failure),
         reason=failure.reason.value,
@@ -86,7 +86,7 @@ def _never(state: RetryState, failure: Failure) -> str:
 
 
 def _unsafe(state: RetryState, failure: Failure) -> str:
-    if failure.session_ends is not None and failure.forgotten:
+    if failure.session_ends is not None and failure.session_expired:
         minutes = failure.session_ends.timeout / 60
         return f"over {minutes:g} minutes ago, and its session may have ended"
     if not state.acknowledged:

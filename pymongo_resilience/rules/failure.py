@@ -167,7 +167,7 @@ class Failure:
         return error_name(self.error, self.code, self.code_name)
 
     @property
-    def forgotten(self) -> bool:
+    def session_expired(self) -> bool:
         """The server may have ended the session of what may be applied: it would take a repetition
         for a first attempt."""
         return self.session_ends is not None and self.session_ends.expired()

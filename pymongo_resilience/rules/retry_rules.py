@@ -23,7 +23,7 @@ from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt: sleeps end late."""
-NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
+NEVER_RETRIED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
 """Once sent, these are retried only if the server rejected them."""
 
 
@@ -32,7 +32,7 @@ class Rule(enum.StrEnum):
 
     SELECTION = "selection"
     """No server could be selected: reported, never retried."""
-    NEVER_REPEATED = "never_repeated"
+    NEVER_RETRIED = "never_repeated"
     """Rule 0: an operation that is retried only if it was not sent, or was rejected."""
     TRANSACTION_OVER = "transaction_over"
     """Rule 0: a commit or abort of an aborted transaction; its caller repeats the transaction."""
@@ -94,7 +94,7 @@ def ask_strategy(state: RetryState, failure: Failure) -> Any:
     return state.strategy.retry_after(state, failure)
 
 
-MOST_ATTEMPTS = 100_000
+MAX_ATTEMPTS = 100_000
 """Of one command, whatever the clock shows: more than fit into a minute at 1 ms each."""
 
 
@@ -164,7 +164,7 @@ class RetryRules:
         room = math.inf if limit is None else _room(limit, failure)
         return Retry(max(delay, min(wait, room - LAST_ATTEMPT)), held_back)
 
-    def most_retries(self, own: int | None) -> int:
+    def max_retries_of(self, own: int | None) -> int:
         """How often a command is repeated once an overload error was seen; ``own``: the number of
         the client, where it has one."""
         return self.max_retries if own is None else own
@@ -186,18 +186,18 @@ class RetryRules:
         if failure.timed_out and _deadline_is_over(state, failure):
             return Rule.DEADLINE
         if failure.router_lost:
-            return Rule.NEVER_REPEATED
+            return Rule.NEVER_RETRIED
         if failure.selection:
             return Rule.TERMINAL if failure.terminal else Rule.SELECTION
-        if failure.forgotten and not (state.kind is Kind.WRITE and state.declared_idempotent):
+        if failure.session_expired and not (state.kind is Kind.WRITE and state.declared_idempotent):
             return Rule.NOT_SAFE
         if state.kind is Kind.TRANSACTION_END and failure.transaction_over:
             return Rule.TRANSACTION_OVER
         if not failure.retryable_overload:
             if failure.stopped_by_server and failure.reason is RetryReason.UNKNOWN:
                 return Rule.TIME_LIMIT
-            if _is_never_repeated(state, failure):
-                return Rule.NEVER_REPEATED
+            if _is_never_retried(state, failure):
+                return Rule.NEVER_RETRIED
             if failure.reason is RetryReason.UNKNOWN:
                 return Rule.UNKNOWN_REASON
             if failure.reason is RetryReason.POOL_EXHAUSTED and not _waits_again(state):
@@ -224,11 +224,11 @@ class RetryRules:
         """Rule 4."""
         must_end = state.overloaded and must_end_transaction(state)
         if state.overloaded and not (must_end and state.deadline is not None):
-            most = self.most_retries(state.max_retries)
+            most = self.max_retries_of(state.max_retries)
             return Rule.ATTEMPTS if state.retries >= most else None
         if state.deadline is not None and (must_end or not state.once):
             # A clock that stands still, as a test's may, passes no deadline.
-            over = state.waited > state.deadline.timeout or state.attempts >= MOST_ATTEMPTS
+            over = state.waited > state.deadline.timeout or state.attempts >= MAX_ATTEMPTS
             return Rule.DEADLINE if over else None
         if state.retry_window is not None and not state.once:
             return Rule.ATTEMPTS if state.retry_window.expired() else None
@@ -257,7 +257,7 @@ def is_extra(state: RetryState) -> bool:
     The library finds a lost server within milliseconds, and the driver within half a second. So the
     driver's one retry outlives a short outage in which the library's would fail."""
     excluded = state.time_limit is not None or state.once or follows_specification(state)
-    return not (excluded or state.overloaded or state.is_unhurried)
+    return not (excluded or state.overloaded or state.waits_like_pymongo)
 
 
 def _waits_again(state: RetryState) -> bool:
@@ -269,10 +269,10 @@ def _waits_again(state: RetryState) -> bool:
     return is_read and state.reasons.count(RetryReason.POOL_EXHAUSTED) == 1
 
 
-def _is_never_repeated(state: RetryState, failure: Failure) -> bool:
+def _is_never_retried(state: RetryState, failure: Failure) -> bool:
     """Rule 0 for errors without both overload labels."""
     statement = state.in_transaction and state.kind is not Kind.TRANSACTION_END
-    if not statement and state.kind not in NEVER_REPEATED:
+    if not statement and state.kind not in NEVER_RETRIED:
         return False
     # MongoDB's specifications make no exception for what was not sent, and nobody waits for a
     # cleanup that a server does by itself later.

@@ -122,7 +122,7 @@ class RetryState:
         return self.attempts - 1 - self.unattempted
 
     @property
-    def is_unhurried(self) -> bool:
+    def waits_like_pymongo(self) -> bool:
         """Whether the driver alone would have made its one retry by now."""
         until = self.unhurried_until
         # The waits are compared as well: a clock that stands still, as a test's may, never expires.

@@ -20,7 +20,7 @@ from .retry_state import Kind, RetryState
 TERMINAL = frozenset(
     {RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR}
 )
-LONGEST_DELAY = 86_400.0
+MAX_DELAY = 86_400.0
 """Seconds. A longer wait is a mistake; infinity and NaN cannot be waited for at all."""
 
 
@@ -37,8 +37,8 @@ class RetryAction:
     def __post_init__(self) -> None:
         if not isinstance(self.delay, (float, int)):
             raise TypeError(f"delay={self.delay!r}: expected seconds as a float")
-        if not self.delay <= LONGEST_DELAY:
-            raise ValueError(f"delay={self.delay!r}: expected seconds, at most {LONGEST_DELAY:g}")
+        if not self.delay <= MAX_DELAY:
+            raise ValueError(f"delay={self.delay!r}: expected seconds, at most {MAX_DELAY:g}")
 
 
 Answer = RetryAction | None

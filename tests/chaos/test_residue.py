@@ -135,7 +135,7 @@ def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
 
 OF_A_CALL = (
     r"_instrumentation\.(operation\.Operation|limits\.Limits|.*\.SpanState|.*\.CleanupOperation|.*\.CursorTimeout)"
-    r"|timeline\.Run|driver\.csot\.InForce"
+    r"|timeline\.Run|driver\.csot\.ActiveTimeout"
 )
 """A context keeps the call that was current in it, its timeout, and what it says of a cursor."""
 

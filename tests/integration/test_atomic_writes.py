@@ -160,7 +160,7 @@ def test_it_is_repeated_as_a_whole_and_counts_once(
     assert below.count("commitTransaction") == 1
     assert operation.attributes[semconv.OUTCOME] == "ok"
     declined = [each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]
-    reasons = [each.reason.value for each in declined if each.rule is Rule.NEVER_REPEATED]
+    reasons = [each.reason.value for each in declined if each.rule is Rule.NEVER_RETRIED]
     assert reasons == [reason] * times
 
 
@@ -402,7 +402,7 @@ def test_an_error_of_the_application_s_own_is_raised_and_nothing_left(
     assert "1 attempt" not in str(caught.value), "an ordinary answer stays as it is"
     declined, *_ = telemetry.decisions.events  # and of the abort of what the server has aborted
     assert isinstance(declined, RetryDeclined)
-    assert (declined.rule, declined.operation) == (Rule.NEVER_REPEATED, "update")
+    assert (declined.rule, declined.operation) == (Rule.NEVER_RETRIED, "update")
     assert numbers() == {1: 0, 2: 0, 3: 0}
 
 

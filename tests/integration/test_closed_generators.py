@@ -224,7 +224,7 @@ def _state() -> tuple[Any, ...]:
     return (
         pymongo_csot.get_timeout(),
         pymongo_csot.get_deadline(),
-        in_progress.found(),
+        in_progress.current_or_ended(),
         trace.get_current_span(),
     )
 

@@ -113,7 +113,7 @@ def test_after_any_other_error_it_is_left_to_the_background_as_ever(
     side.do(cursor.close)
     assert killed(sent) == [[cursor_id]]
     assert [entry[1] for entry in client._kill_cursors_queue] == [cursor_id]
-    assert [event.rule for event in telemetry.decisions.events] == [Rule.NEVER_REPEATED]
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.NEVER_RETRIED]
 
 
 @pytest.mark.parametrize(("option", "attempts"), [("retryReads", 1), ("retryWrites", 2)])

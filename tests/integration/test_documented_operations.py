@@ -19,7 +19,7 @@ from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
 
-SECTION_OF_RULE = {Rule.NOT_SAFE: UNSENT, Rule.NEVER_REPEATED: NEVER}
+SECTION_OF_RULE = {Rule.NOT_SAFE: UNSENT, Rule.NEVER_RETRIED: NEVER}
 
 
 class Cut(CutBefore):

@@ -110,7 +110,7 @@ def test_any_other_error_is_ignored_as_ever(
     proxy.inject(fault())
     side.do(client.close)
     assert len(sent.named("endSessions")) == 1
-    assert [event.rule for event in telemetry.decisions.events] == [Rule.NEVER_REPEATED]
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.NEVER_RETRIED]
 
 
 def test_without_a_server_it_is_ignored_as_ever(

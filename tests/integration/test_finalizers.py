@@ -348,7 +348,11 @@ def test_what_was_in_force_for_a_closed_coroutine_is_not_for_what_follows_it(
             # pymongo's own cleanup waits for its connection to be closed.
             with pytest.raises(RuntimeError) as closing:
                 operation.close()
-            at_once = in_progress.found(), pymongo_csot.get_timeout(), pymongo_csot.get_deadline()
+            at_once = (
+                in_progress.current_or_ended(),
+                pymongo_csot.get_timeout(),
+                pymongo_csot.get_deadline(),
+            )
             await client[database].coll.find_one()
             return type(closing.value).__name__, at_once
 

@@ -104,7 +104,7 @@ def hedges(coll: Any) -> ClientHedges:
     return found
 
 
-def save_up(coll: Any, hedged: int = hedge_budget.MOST_HEDGES) -> None:
+def save_up(coll: Any, hedged: int = hedge_budget.MAX_HEDGES) -> None:
     """As after so many reads that were not hedged."""
     Policy(hedge=True)
     for _ in range(hedged * hedge_budget.READS_PER_HEDGE):
@@ -122,12 +122,12 @@ def is_quiet(coll: Any) -> bool:
     return not any(in_flight) and not kept.tasks and is_free(kept)
 
 
-def is_free(kept: ClientHedges, threads: int = workers.MOST_THREADS) -> bool:
+def is_free(kept: ClientHedges, threads: int = workers.MAX_THREADS) -> bool:
     return kept.threads._free._value == threads
 
 
 def limit_threads(coll: Any, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MOST_THREADS", threads)
+    monkeypatch.setattr(workers, "MAX_THREADS", threads)
     hedges(coll).threads.reset_after_fork()
 
 
@@ -386,12 +386,12 @@ def test_the_percentile_is_that_of_the_reads_before(
     side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     with override(hedge=True):
-        for _ in range(hedge_budget.LEAST_READS):
+        for _ in range(hedge_budget.MIN_READS):
             side.do(coll.find_one)
         assert hedges(coll).budget.sent == 0
         assert hedges(coll).delay(True, coll.full_name) is not None
         hedges(coll)._latencies.clear()
-        for _ in range(hedge_budget.LEAST_READS):
+        for _ in range(hedge_budget.MIN_READS):
             hedges(coll).observe(coll.full_name, 0.03)
         replica_set.inject(slow())
         side.do(coll.find_one)
@@ -718,7 +718,7 @@ def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
 
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MOST_THREADS", 1)
+    monkeypatch.setattr(workers, "MAX_THREADS", 1)
     clock = Clock()
     limits = ClientLimits(None, clock, Broadcast([]), None)
     registry = ByClient(lambda _: ClientHedges(clock, limits))

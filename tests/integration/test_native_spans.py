@@ -39,7 +39,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
         with around(loop):
             return await loop._run()
 
-    for module, asynchronous in driver.clients.both("mongo_client"):
+    for module, asynchronous in driver.clients.each_api("mongo_client"):
         base = getattr(module, driver.attempts.LOOP)
         own = {"__slots__": (), "_run": base.run, "run": async_run if asynchronous else run}
         native = type(base.__name__, (base,), own)

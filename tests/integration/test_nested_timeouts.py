@@ -20,7 +20,7 @@ from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, override, uninstrument
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import NOTHING as NO_POLICY
+from pymongo_resilience.policies.policy import EMPTY_POLICY as NO_POLICY
 from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]

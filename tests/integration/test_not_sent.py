@@ -263,7 +263,7 @@ def test_a_transaction_whose_router_is_gone_begins_anew_on_another(
     assert len(runs) == 2
     assert side.do(coll.find_one, {"_id": 0}) == {"_id": 0, "n": 2}
     declined = [e for e in telemetry.decisions.events if isinstance(e, RetryDeclined)]
-    assert {each.rule for each in declined if each.operation == "update"} <= {Rule.NEVER_REPEATED}
+    assert {each.rule for each in declined if each.operation == "update"} <= {Rule.NEVER_RETRIED}
 
 
 def test_plain_pymongo_fails_of_a_paused_pool(

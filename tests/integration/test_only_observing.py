@@ -93,7 +93,7 @@ def test_by_default_more_is_patched(plain: Places, instrument: Instrument) -> No
     patched = {named(place) for place in differences(plain, patched_places())}
     assert {place.rpartition(".")[2] for place in patched if reason(place) is None} >= {
         driver.attempts.LOOP, driver.monitors.CANCEL, driver.monitors.CHANGE,
-        driver.clients.SYNC_HALF.connect, driver.connections.FAILED, driver.connections.HELLO,
+        driver.clients.SYNC_API.connect, driver.connections.FAILED, driver.connections.HELLO,
     }  # fmt: skip
 
 
@@ -155,11 +155,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return wait
 
-    for half in (driver.clients.SYNC_HALF, driver.clients.ASYNC_HALF):
+    for half in (driver.clients.SYNC_API, driver.clients.ASYNC_API):
         for module in ("topology", "pool"):
             place = half.module(module)
             original = noted(getattr(place, half.wait))
-            if half is driver.clients.ASYNC_HALF:
+            if half is driver.clients.ASYNC_API:
 
                 def wait(condition: Any, timeout: Any, original: Any = original) -> Any:
                     return original(condition, timeout)

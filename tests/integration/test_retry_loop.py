@@ -174,4 +174,4 @@ def test_an_interruption_while_a_call_ends_ends_it(
     with pytest.raises(KeyboardInterrupt):
         side.do(coll.find_one)
     assert [call.ended for call in ended] == [True]
-    assert in_progress.found() is None
+    assert in_progress.current_or_ended() is None

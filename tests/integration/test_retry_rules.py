@@ -62,7 +62,7 @@ def _in_a_transaction(method: str, *args: Any) -> Callable[[Side, Any], None]:
     return call
 
 
-NEVER = Rule.NEVER_REPEATED
+NEVER = Rule.NEVER_RETRIED
 CALLS: dict[str, tuple[Callable[[Side, Any], Any], str, Rule | None]] = {
     "a read": (lambda side, coll: side.do(coll.find_one), "find", None),
     "a write with a number": (lambda side, coll: side.do(coll.insert_one, {}), "insert", None),

@@ -34,7 +34,7 @@ from support.telemetry import Instrument
 import pymongo_resilience
 from pymongo_resilience.events import Broadcast
 from pymongo_resilience.executor import _Retries
-from pymongo_resilience.internal_errors import foreign
+from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience.rules.retry_rules import ask_strategy
 from pymongo_resilience.testbed import ReplicaSet
 
@@ -52,7 +52,8 @@ LONG = 5.0
 CALLING_FOREIGN_CODE = {
     each.__code__
     for each in (
-        foreign, attribute, ask_strategy, _Retries.awaited, _Retries._checked, Broadcast.on_event
+        wrap_foreign_error, attribute, ask_strategy, _Retries.awaited, _Retries._checked,
+        Broadcast.on_event,
     )
 }  # fmt: skip
 """Of functions that catch whatever a span processor, an error's property, a strategy or a listener

@@ -101,17 +101,17 @@ def overload(command: str) -> Callable[[], Fault]:
 
 
 CASES = {
-    "a batch": Case(get_more, cut("getMore"), Rule.NEVER_REPEATED, f"find/getMore {MOVED}"),
+    "a batch": Case(get_more, cut("getMore"), Rule.NEVER_RETRIED, f"find/getMore {MOVED}"),
     "a batch of an aggregate": Case(
-        get_more_of_an_aggregate, cut("getMore"), Rule.NEVER_REPEATED, f"getMore {MOVED}"
+        get_more_of_an_aggregate, cut("getMore"), Rule.NEVER_RETRIED, f"getMore {MOVED}"
     ),
     "a command": Case(
         lambda side, coll: side.do(coll.database.command, "ping"),
-        cut("ping"), Rule.NEVER_REPEATED,
+        cut("ping"), Rule.NEVER_RETRIED,
         "command is never repeated once it was sent: what a command runs is not known",
     ),
     "an aggregate that writes": Case(
-        aggregate_out, lambda: CutAfter("aggregate"), Rule.NEVER_REPEATED,
+        aggregate_out, lambda: CutAfter("aggregate"), Rule.NEVER_RETRIED,
         "aggregate is never repeated once it was sent: $out or $merge may have written a part of "
         "its result",
     ),
@@ -121,7 +121,7 @@ CASES = {
         (RetryReason.NOT_PRIMARY,), {}, {"serverSelectionTimeoutMS": 300},
     ),
     "a transaction": Case(
-        in_transaction, cut("find"), Rule.NEVER_REPEATED,
+        in_transaction, cut("find"), Rule.NEVER_RETRIED,
         "find_one is never repeated once it was sent: a transaction is repeated as a whole",
     ),
     "another write": Case(

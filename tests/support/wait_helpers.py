@@ -17,7 +17,7 @@ PLENTY_MS = 20_000
 
 
 def half_of(side: Side) -> Any:
-    return driver.clients.SYNC_HALF if side.runner is None else driver.clients.ASYNC_HALF
+    return driver.clients.SYNC_API if side.runner is None else driver.clients.ASYNC_API
 
 
 def wait_for_server(side: Side, client: Any) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import current, override, timed
-from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.policies.policy import EMPTY_POLICY
 
 
 def declared() -> bool | None:
@@ -49,7 +49,7 @@ def test_a_block_that_a_generator_holds_open_ends_with_it() -> None:
     assert (next(first), next(second)) == (True, True)
     first.close()  # type: ignore[attr-defined]  # a generator
     assert list(second) == [None]
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 def test_blocks_that_are_left_out_of_order() -> None:
@@ -61,7 +61,7 @@ def test_blocks_that_are_left_out_of_order() -> None:
     third.__exit__(None, None, None)
     assert current().data == {"0": 1}
     first.__exit__(None, None, None)
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
     assert innermost() is None
 
 
@@ -95,8 +95,8 @@ def test_a_block_that_is_left_anywhere_holds_nowhere(leave: Callable[[override],
         leave(block)
         assert (declared(), current().data, timed()) == (None, {"outer": 1}, None)
         assert inherited[0].run(declared) is None
-    assert current() is NOTHING
-    assert inherited[0].run(current) is NOTHING
+    assert current() is EMPTY_POLICY
+    assert inherited[0].run(current) is EMPTY_POLICY
 
 
 def test_leaving_once_more_is_without_effect() -> None:
@@ -123,7 +123,7 @@ def test_a_generator_that_is_collected_elsewhere_leaves_nothing_in_force(
         assert block.ended
         assert current().data == {"outer": 1}
         assert declared() is None
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 def test_a_finalizer_sets_no_context_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +189,10 @@ def test_a_context_manager_of_the_applications_own(manager: Any) -> None:
     with manager():
         assert declared() is True
         assert contextvars.copy_context().run(declared) is True
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
     assert decorated() is True
     assert asyncio.run(main()) is True
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 def test_an_async_context_manager_of_the_applications_own() -> None:
@@ -203,7 +203,7 @@ def test_an_async_context_manager_of_the_applications_own() -> None:
         async with patient_async():
             assert declared() is True
             assert await asyncio.gather(child(), child()) == [True, True]
-        assert current() is NOTHING
+        assert current() is EMPTY_POLICY
 
     asyncio.run(main())
 
@@ -254,7 +254,7 @@ def test_a_decorated_generator_function_holds_for_each_step() -> None:
     next(steps)
     steps.close()
     assert closed == [True, True, True], "what close() runs included"
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 def test_a_decorated_async_generator_function_holds_for_each_step() -> None:
@@ -293,7 +293,7 @@ def test_a_decorated_async_generator_function_holds_for_each_step() -> None:
         await anext(steps)
         with pytest.raises(ValueError, match="thrown"):
             await steps.athrow(ValueError("thrown"))
-        assert current() is NOTHING
+        assert current() is EMPTY_POLICY
 
     assert inspect.isasyncgenfunction(pages)
     assert pages.__doc__ == "Pages."
@@ -335,7 +335,7 @@ def test_ended_blocks_are_not_kept() -> None:
         before.__exit__(None, None, None)
         assert chain() <= 2
     blocks_[-1].__exit__(None, None, None)
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
     assert innermost() is None
 
 
@@ -373,7 +373,7 @@ def test_a_signal_in_the_middle_leaves_nothing_in_force(method: str) -> None:
             finally:
                 sys.settrace(before)
         except Signal:
-            assert current() is NOTHING, lines
+            assert current() is EMPTY_POLICY, lines
             lines += 1
         else:
             assert seen <= lines
@@ -381,4 +381,4 @@ def test_a_signal_in_the_middle_leaves_nothing_in_force(method: str) -> None:
     if method == "__enter__":
         block.__exit__(None, None, None)
     assert lines > 3
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY

@@ -20,7 +20,7 @@ from pymongo_resilience.rules.budget import (
     DISTRESS,
     FORGOTTEN_S,
     GRACE_S,
-    MOST_FAILED,
+    MAX_FAILED,
     PATIENCE_BACKOFFS,
     PATIENCE_S,
     PYMONGO_RETRIES,
@@ -180,7 +180,7 @@ TestBuckets, TestRatios = Buckets.TestCase, Ratios.TestCase
 def test_the_numbers_of_the_text_and_those_that_the_simulation_chose() -> None:
     assert (CAPACITY, RETURN_RATE, TokenBucket().tokens) == (1000, 0.1, 1000)
     assert (RESERVE, DEBT, RATIO) == (8, 8, 0.2)
-    assert (PYMONGO_RETRIES, GRACE_S, MOST_FAILED) == (2, 1, 4)
+    assert (PYMONGO_RETRIES, GRACE_S, MAX_FAILED) == (2, 1, 4)
 
 
 def test_one_operation_of_a_quiet_client_has_its_five_retries() -> None:
@@ -331,7 +331,7 @@ def test_the_grace_ends_once_it_does_not_help() -> None:
     for _ in range(PYMONGO_RETRIES):
         assert all(isinstance(decided(each, OVERLOAD), Retry) for each in states)
     for index, each in enumerate(states):
-        assert in_overload(budget).in_grace == (index < MOST_FAILED)
+        assert in_overload(budget).in_grace == (index < MAX_FAILED)
         assert decided(each, OVERLOAD) == GiveUp(Rule.BUDGET), "the account is empty"
 
 

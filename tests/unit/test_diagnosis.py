@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pymongo_resilience_instrumentation.failures.causes import Found, diagnose, symptom_of
+from pymongo_resilience_instrumentation.failures.causes import ObservedServer, diagnose, symptom_of
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 pytestmark = pytest.mark.oldest
@@ -62,12 +62,12 @@ def test_what_an_error_says(text: str, symptom: Symptom) -> None:
     assert symptom_of(text) is symptom
 
 
-def down(address: str, symptom: Symptom | None = Symptom.REFUSED) -> Found:
-    return Found(address, symptom)
+def down(address: str, symptom: Symptom | None = Symptom.REFUSED) -> ObservedServer:
+    return ObservedServer(address, symptom)
 
 
-def member(address: str, *, is_primary: bool = False) -> Found:
-    return Found(address, None, is_primary, is_member=True)
+def member(address: str, *, is_primary: bool = False) -> ObservedServer:
+    return ObservedServer(address, None, is_primary, is_member=True)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,9 @@ def member(address: str, *, is_primary: bool = False) -> Found:
         ([down("out:1")], {"seeds": ["out:1"]}, Symptom.REFUSED),
     ],
 )
-def test_the_cause(servers: list[Found], facts: dict[str, object], symptom: Symptom | None) -> None:
+def test_the_cause(
+    servers: list[ObservedServer], facts: dict[str, object], symptom: Symptom | None
+) -> None:
     diagnosis = diagnose(servers, **facts)  # type: ignore[arg-type]
     assert (diagnosis and diagnosis.symptom) is symptom
 

@@ -12,7 +12,7 @@ from pymongo_resilience import internal_errors
 def test_a_shielded_fault_is_logged_where_it_was_and_goes_no_further(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with internal_errors.shielded("here"):
+    with internal_errors.contain_internal_errors("here"):
         {}["a"]
     (record,) = caplog.records
     assert record.getMessage() == "internal error in pymongo-resilience here"
@@ -25,6 +25,6 @@ def test_a_shielded_fault_is_logged_where_it_was_and_goes_no_further(
 def test_no_shield_holds_what_is_no_fault(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(error), internal_errors.shielded("here"):
+    with pytest.raises(error), internal_errors.contain_internal_errors("here"):
         raise error
     assert not caplog.records

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import (
-    LEAST_READS,
+    MIN_READS,
     READS_PER_HEDGE,
     REMEMBERED_READS,
     HedgeBudget,
@@ -64,7 +64,7 @@ def test_the_delay_is_what_the_policy_names_or_what_was_observed(clock: FakeCloc
     hedging = ClientHedges(clock, ClientLimits(None, clock, Broadcast([]), None))
     assert hedging.delay(1, "a.b") == 0.001
     assert hedging.delay(True, "a.b") is None
-    for _ in range(LEAST_READS):
+    for _ in range(MIN_READS):
         hedging.observe("a.b", 0.01)
     found = hedging.delay(True, "a.b")
     assert found == 0.01
@@ -73,7 +73,7 @@ def test_the_delay_is_what_the_policy_names_or_what_was_observed(clock: FakeCloc
 
 def test_the_namespaces_that_are_kept_are_the_last_ones(clock: FakeClock) -> None:
     hedging = ClientHedges(clock, ClientLimits(None, clock, Broadcast([]), None))
-    for _ in range(LEAST_READS):
+    for _ in range(MIN_READS):
         hedging.observe("a.used", 0.01)
     for number in range(REMEMBERED_NAMESPACES):
         hedging.observe(f"a.{number}", 0.01)

@@ -13,7 +13,7 @@ from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policies import namespaces
 from pymongo_resilience.policies.namespaces import NamespaceRules, matches
-from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +118,7 @@ def test_all_rules_that_match_hold_field_by_field() -> None:
 
 def test_without_rules_nothing_is_looked_up() -> None:
     made = rules({})
-    assert made.policy_of("shop", "orders") is NOTHING
+    assert made.policy_of("shop", "orders") is EMPTY_POLICY
     assert made._of.cache_info().currsize == 0
 
 

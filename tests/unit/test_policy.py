@@ -16,7 +16,7 @@ from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 from pymongo_resilience import bind
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policies.blocks import current, override
-from pymongo_resilience.policies.policy import NOTHING, Policy, PolicyFields
+from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy, PolicyFields
 from pymongo_resilience.rules.strategy import BestEffort, FastFail
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_a_block_holds_inside_and_not_after() -> None:
     with override(idempotent=True, strategy=FAST_FAIL, data={"robot": True}) as policy:
         assert current() is policy
         assert policy == Policy(idempotent=True, strategy=FAST_FAIL, data={"robot": True})
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 def test_blocks_nest_field_by_field() -> None:
@@ -90,10 +90,10 @@ def test_one_instance_again_and_inside_itself() -> None:
         with block:
             assert current().idempotent is True
         assert current().idempotent is True
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
     with block:
         assert current().idempotent is True
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 def test_async_with() -> None:
@@ -102,11 +102,11 @@ def test_async_with() -> None:
             await asyncio.sleep(0)
             assert current() is policy
             assert policy.idempotent is True
-        assert current() is NOTHING
+        assert current() is EMPTY_POLICY
         with pytest.raises(LookupError):
             async with override(idempotent=True):
                 raise LookupError
-        assert current() is NOTHING
+        assert current() is EMPTY_POLICY
 
     asyncio.run(inside())
 
@@ -119,7 +119,7 @@ def test_as_a_decorator() -> None:
 
     for order in (1, 2):
         assert pay(order) == (order, Policy(True, None, {"job": 1}))
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
     assert (pay.__name__, pay.__doc__) == ("pay", "Pay.")
 
 
@@ -163,7 +163,7 @@ def test_nesting_does_not_depend_on_how_it_is_bracketed(
     one: Policy, two: Policy, three: Policy
 ) -> None:
     assert one.over(two).over(three) == one.over(two.over(three))
-    assert one.over(NOTHING) == NOTHING.over(one) == one
+    assert one.over(EMPTY_POLICY) == EMPTY_POLICY.over(one) == one
 
 
 def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
@@ -179,7 +179,7 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
     assert asyncio.iscoroutinefunction(inside)
     assert inside.__doc__ == "Of the application."
     assert asyncio.run(main()) == [(0, True), (1, True), (2, True)]
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 @pytest.mark.parametrize("make", [Policy, override])
@@ -216,7 +216,7 @@ def test_a_field_of_a_wrong_type_is_refused(
     with pytest.raises((TypeError, ConfigurationError), match=text) as caught:
         make(**{field: value})
     assert "secret" not in str(caught.value)
-    assert current() is NOTHING
+    assert current() is EMPTY_POLICY
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.clock import Deadline
-from pymongo_resilience.rules.explanations import why_not_repeated
+from pymongo_resilience.rules.explanations import why_not_retried
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
@@ -23,7 +23,7 @@ def why(rule: Rule, **facts: Any) -> str:
     made = RetryState(
         "update", SECRET, facts.pop("kind", Kind.WRITE), FAST_FAIL, data={"a": SECRET}, **facts
     )
-    return why_not_repeated(rule, made, FAILURE)
+    return why_not_retried(rule, made, FAILURE)
 
 
 @pytest.mark.parametrize("rule", Rule)
@@ -65,7 +65,7 @@ def test_no_two_rules_say_the_same() -> None:
          "update: the limit of retries is reached: 8 without timeout_ms: set it for more"),
         (Rule.ATTEMPTS, {"overloaded": True, "attempts": 2},
          "update: the limit of retries is reached: 1 after an overload error"),
-        (Rule.NEVER_REPEATED, {"kind": Kind.AGGREGATE_WRITE, "method": "aggregate"},
+        (Rule.NEVER_RETRIED, {"kind": Kind.AGGREGATE_WRITE, "method": "aggregate"},
          ("aggregate is never repeated once it was sent: $out or $merge may have written a part "
           "of its result")),
         (Rule.BREAKER, {"deadline": Deadline.after(FakeClock(), 1)},

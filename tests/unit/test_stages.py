@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL, MONGODB
 
-from pymongo_resilience.rules.explanations import why_not_repeated
+from pymongo_resilience.rules.explanations import why_not_retried
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule, Verdict
 from pymongo_resilience.rules.retry_state import Kind, RetryState
@@ -42,7 +42,7 @@ def decided(
     failure = Failure(ValueError(), stage, reason, listed_retryable=False)
     state.count(failure)
     verdict = RULES.decide(state, failure)
-    text = why_not_repeated(verdict.rule, state, failure) if isinstance(verdict, GiveUp) else ""
+    text = why_not_retried(verdict.rule, state, failure) if isinstance(verdict, GiveUp) else ""
     return verdict, text
 
 
@@ -67,7 +67,7 @@ def test_what_was_not_sent_is_retried(kind: Kind, acknowledged: bool, in_transac
 def test_what_may_have_been_sent_and_cannot_be_repeated_is_not(kind: Kind, stage: Stage) -> None:
     for reason in PASSING:
         verdict, _ = decided(kind, stage, reason)
-        assert verdict == GiveUp(Rule.NEVER_REPEATED)
+        assert verdict == GiveUp(Rule.NEVER_RETRIED)
 
 
 @pytest.mark.parametrize("stage", [Stage.IN_FLIGHT, Stage.ANSWERED])
@@ -79,7 +79,7 @@ def test_a_statement_that_may_have_been_sent_is_not_repeated_without_its_transac
         if kind is Kind.TRANSACTION_END:
             assert isinstance(verdict, Retry)
         else:
-            assert verdict == GiveUp(Rule.NEVER_REPEATED)
+            assert verdict == GiveUp(Rule.NEVER_RETRIED)
             assert "a transaction is repeated as a whole" in text
 
 
@@ -98,7 +98,7 @@ def test_no_text_about_what_was_not_sent_says_that_it_was(
 def test_a_strategy_that_follows_the_specification_makes_no_exception_for_it() -> None:
     for kind, reason in product(ONCE_SENT, PASSING):
         verdict, text = decided(kind, Stage.NOT_SENT, reason, MONGODB)
-        assert verdict == GiveUp(Rule.NEVER_REPEATED)
+        assert verdict == GiveUp(Rule.NEVER_RETRIED)
         assert text == "name was not sent, and the strategy MongoDB does not repeat it"
 
 

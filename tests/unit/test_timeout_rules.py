@@ -115,7 +115,7 @@ def test_the_first_row_that_applies_holds(row: str) -> None:
         with limits.deadline:
             assert driver.csot.DEADLINE.get() == ends
             if row != "a pymongo without CSOT":
-                assert driver.csot.timeout_in_force() == seconds
+                assert driver.csot.active_timeout() == seconds
     assert limits.timeout == seconds
     assert limits.source.is_configuration is by_iteration
     assert driver.csot.DEADLINE.get() == math.inf
@@ -176,4 +176,4 @@ def test_what_a_listener_sends_has_none() -> None:
     def several() -> tuple[float | None, TimeoutSource, bool]:
         return rules(default=9_000).timeout_for_group(client, ("shop", "orders"), Policy())
 
-    assert in_progress.reported(several) == (None, TimeoutSource.NONE, False)
+    assert in_progress.call_foreign(several) == (None, TimeoutSource.NONE, False)

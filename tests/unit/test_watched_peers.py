@@ -54,7 +54,7 @@ def test_on_macos_what_is_unacknowledged_and_what_is_idle_ends_in_that_time(
     seconds: int, idle: int, interval: int
 ) -> None:
     sock = Socket()
-    connections.watch_peer(SimpleNamespace(sock=sock), seconds, is_monitors=False)
+    connections.watch_peer(SimpleNamespace(sock=sock), seconds, is_monitor_pool=False)
     assert sock.options == {
         TCP_RXT_CONNDROPTIME: seconds,
         NAMES["TCP_KEEPALIVE"]: idle,
@@ -84,13 +84,13 @@ def test_on_macos_the_error_alone_tells_that_a_peer_was_silent() -> None:
     connection = SimpleNamespace(conn=SimpleNamespace(sock=Socket()))
     assert connections.peer_was_silent(connection, TimeoutError(errno.ETIMEDOUT, ""), 5)
     assert not connections.peer_was_silent(connection, ConnectionResetError(), 5)
-    assert connections.nothing_arrived_for(connection, 60), "nothing tells: a check has to"
+    assert connections.is_silent_for(connection, 60), "nothing tells: a check has to"
 
 
 def test_a_socket_of_the_file_system_has_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     sock: Any = Socket()
     sock.family = socket.AF_UNIX
-    connections.watch_peer(SimpleNamespace(sock=sock), 5, is_monitors=True)
+    connections.watch_peer(SimpleNamespace(sock=sock), 5, is_monitor_pool=True)
     assert sock.options == {}
 
 

@@ -22,7 +22,7 @@ from pymongo.errors import InvalidOperation
 from pymongo.server_description import ServerDescription
 
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.driver.attempts import END_SESSIONS
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
 
 T = TypeVar("T")
-MOST_TRANSACTIONS = 1000
+MAX_TRANSACTIONS = 1000
 """Of one client: where its background task does not run, nothing may grow for ever."""
-MOST_CURSORS = 1000
+MAX_CURSORS = 1000
 """The same of cursors that are left open."""
 LIFETIME = 60.0
 """Seconds after which the server has ended one (``transactionLifetimeLimitSeconds``)."""
@@ -148,9 +148,9 @@ class ClientState:
 
     def __init__(self, client: Client) -> None:
         self.client = weakref.ref(client)
-        self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MOST_TRANSACTIONS)
+        self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MAX_TRANSACTIONS)
         """What the background task is to abort, and until when it tries."""
-        self.lost_cursors = deque[LostCursor](maxlen=MOST_CURSORS)
+        self.lost_cursors = deque[LostCursor](maxlen=MAX_CURSORS)
         """What the background task is to kill, the one that waits longest first."""
         self.back_offs: set[BackOff] = set()
         """Those of its operations that wait now. Changed and copied in one step each, without a
@@ -242,7 +242,7 @@ class Clients(ByClient[ClientState]):
         states = [each for each in list(self.values()) if each.limits is not None]
         alive = []
         for each in states:
-            with shielded("while looking for a client's pools"):
+            with contain_internal_errors("while looking for a client's pools"):
                 alive += [each] if each.pools() else []
         with self._lock:
             for each in states:
@@ -324,5 +324,5 @@ class Close(Interceptor):
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        self._clients.of(given[0]).close()
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        self._clients.of(args[0]).close()

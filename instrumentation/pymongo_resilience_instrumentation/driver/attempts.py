@@ -367,8 +367,8 @@ class DriverAttempts:
             return False
         transaction = self.session._transaction
         if self.kind() is not Kind.TRANSACTION_END:
-            unsent = failure.stage is Stage.NOT_SENT and not transaction.starting()
-            return bool(transaction.sharded and (transaction.has_completed_command or unsent))
+            mark_unsent = failure.stage is Stage.NOT_SENT and not transaction.starting()
+            return bool(transaction.sharded and (transaction.has_completed_command or mark_unsent))
         return (
             transaction.pinned_address is not None
             and failure.retryable_overload

@@ -27,7 +27,7 @@ KILL, BACKGROUND, END_SESSIONS = "_kill_cursors", "_process_kill_cursors", "_end
 ``close()`` calls."""
 
 
-class Half(NamedTuple):
+class Api(NamedTuple):
     """One of pymongo's two APIs, with what its modules call by a name of their own."""
 
     name: str
@@ -38,20 +38,21 @@ class Half(NamedTuple):
         return importlib.import_module(f"pymongo.{self.name}.{name}")
 
 
-SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
-ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
+SYNC_API = Api("synchronous", "_cond_wait", "_configured_socket_interface")
+ASYNC_API = Api("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
 
 
-def both(name: str) -> Iterator[tuple[ModuleType, bool]]:
+def each_api(name: str) -> Iterator[tuple[ModuleType, bool]]:
     """pymongo's module of that name in each of its APIs, and whether that is the async one."""
-    for half in (SYNC_HALF, ASYNC_HALF):
-        yield half.module(name), half is ASYNC_HALF
+    for api in (SYNC_API, ASYNC_API):
+        yield api.module(name), api is ASYNC_API
 
 
 def classes(module: str, name: str) -> tuple[type, ...]:
     """pymongo's class in each of its APIs, where ``*`` in its name is "Async" in one of them."""
     return tuple(
-        getattr(found, name.replace("*", "Async" * is_async)) for found, is_async in both(module)
+        getattr(found, name.replace("*", "Async" * is_async))
+        for found, is_async in each_api(module)
     )
 
 
@@ -150,10 +151,10 @@ def cursor_namespace(address: Any) -> tuple[str, str]:
     return database, collection
 
 
-def kill_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def kill_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The cursors' ids, their address and the session that ``KILL`` was called with."""
     places = ((1, "cursor_ids"), (2, "address"), (4, "session"))
-    return [given[at] if len(given) > at else kwargs.get(name) for at, name in places]
+    return [args[at] if len(args) > at else kwargs.get(name) for at, name in places]
 
 
 def kill_later(client: Client, cursor_id: int, address: Any) -> None:
@@ -167,8 +168,8 @@ def kill_cursors(client: Client, ids: list[int], address: Any, session: Session)
     database, collection = cursor_namespace(address)
     command = {"killCursors": collection, "cursors": ids}
 
-    def send(*given: Any) -> Any:
-        return given[2].command(database, command, session=session, client=client)
+    def send(*args: Any) -> Any:
+        return args[2].command(database, command, session=session, client=client)
 
     return client._retry_internal(
         send, None, None, "killCursors", is_read=True, address=tuple(address), read_pref=ANY
@@ -179,8 +180,8 @@ def end_sessions(client: Client, ids: list[Any]) -> Any:
     """The same for endSessions. The driver's own method hides errors, and ``command()`` of a
     database would make one more session."""
 
-    def send(*given: Any) -> Any:
-        _, _, connection, mode = given
+    def send(*args: Any) -> Any:
+        _, _, connection, mode = args
         command = {"endSessions": ids}
         return connection.command("admin", command, read_preference=mode, client=client)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.server_type import SERVER_TYPE
 
-from .clients import both, classes, defining, server_at, topology_of
+from .clients import classes, defining, each_api, server_at, topology_of
 from .csot import RTT
 
 if TYPE_CHECKING:
@@ -53,16 +53,16 @@ _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
 _REFUSED, _LOOK = "_pymongo_resilience_refused", "_pymongo_resilience_look"
 
 
-def watch_peer(interface: Any, seconds: int, *, is_monitors: bool) -> None:
+def watch_peer(interface: Any, seconds: int, *, is_monitor_pool: bool) -> None:
     """Have the kernel close the connection ``seconds`` after the peer's last packet, as long as
     everything that was sent is acknowledged; a monitor's in any case. See ``peer_is_gone``."""
     # Of a closed socket, asyncio's raises OSError and uvloop's ValueError.
     with suppress(OSError, ValueError):
         if interface.sock.family != socket.AF_UNIX:
-            _watch(interface.sock, seconds, is_monitors=is_monitors)
+            _watch(interface.sock, seconds, is_monitor_pool=is_monitor_pool)
 
 
-def _watch(sock: Any, seconds: int, *, is_monitors: bool) -> None:
+def _watch(sock: Any, seconds: int, *, is_monitor_pool: bool) -> None:
     tcp, idle, interval = socket.IPPROTO_TCP, max(1, seconds * 2 // 5), max(1, seconds // 5)
     if sys.platform == "darwin":
         sock.setsockopt(tcp, socket.TCP_KEEPALIVE, idle)
@@ -71,7 +71,7 @@ def _watch(sock: Any, seconds: int, *, is_monitors: bool) -> None:
     else:
         sock.setsockopt(tcp, socket.TCP_KEEPIDLE, idle)
         sock.setsockopt(tcp, socket.TCP_KEEPCNT, 3)
-        if is_monitors:
+        if is_monitor_pool:
             # Linux counts the time in which a peer has no room for more, although its kernel
             # answers each probe: with large writes, a server that is merely slow would be lost.
             sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
@@ -83,7 +83,7 @@ def can_watch() -> bool:
     """Whether Python and the kernel know these options: tried on a socket of its own."""
     try:
         with socket.socket() as unused:
-            _watch(unused, 1, is_monitors=True)
+            _watch(unused, 1, is_monitor_pool=True)
     except (AttributeError, OSError):
         return False
     return True
@@ -129,7 +129,7 @@ def is_of(connection: Connection, pool: Pool) -> bool:
     return connection.pool_ref() is pool and not connection.closed
 
 
-def nothing_arrived_for(connection: Connection, seconds: float) -> bool:
+def is_silent_for(connection: Connection, seconds: float) -> bool:
     """True also where the system does not report it."""
     facts = _facts(connection)
     return facts is None or bool(facts[_SINCE_DATA] >= seconds * 1000)
@@ -244,7 +244,7 @@ MAKE_CURSORS = frozenset({"aggregate", "bulkWrite", "find", "listCollections", "
 
 def receivers() -> Iterator[tuple[ModuleType, str]]:
     """The functions that await a reply."""
-    for module, asynchronous in both("pool"):
+    for module, asynchronous in each_api("pool"):
         yield module, "async_" * asynchronous + RECEIVE
 
 

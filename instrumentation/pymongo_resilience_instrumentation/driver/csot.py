@@ -16,7 +16,7 @@ from pymongo_resilience.timeout_source import TimeoutSource
 
 # Where the self-check misses one of these, what needs it stays off.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
-"""Its length; see ``timeout_in_force``."""
+"""Its length; see ``active_timeout``."""
 DEADLINE: ContextVar[float] = getattr(_csot, "DEADLINE", ContextVar("DEADLINE", default=math.inf))
 """When it ends, on the clock of ``now``; infinite without one."""
 RTT: ContextVar[float] = getattr(_csot, "RTT", ContextVar("RTT", default=0.0))
@@ -35,7 +35,7 @@ WRITE_CONCERN = "apply_write_concern"
 timeout."""
 
 
-timeout_in_force = TIMEOUT.get
+active_timeout = TIMEOUT.get
 """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
 min_rtt = RTT.get
 """The minimum round-trip time of the selected server, under a deadline; else 0."""
@@ -65,7 +65,7 @@ class Timeout(NamedTuple):
         return cls(seconds, now() + seconds if seconds else math.inf)
 
     @classmethod
-    def in_force(cls) -> Timeout:
+    def active(cls) -> Timeout:
         return cls(TIMEOUT.get(), DEADLINE.get())
 
     def until(self, end: float) -> Timeout:
@@ -74,16 +74,16 @@ class Timeout(NamedTuple):
 
     def within_others(self) -> Timeout:
         """It, or the one in force where that ends sooner."""
-        around = Timeout.in_force()
-        return self if self.ends <= around.ends else around
+        outer = Timeout.active()
+        return self if self.ends <= outer.ends else outer
 
-    def resume(self, source: TimeoutSource = TimeoutSource.NONE) -> InForce:
+    def resume(self, source: TimeoutSource = TimeoutSource.NONE) -> ActiveTimeout:
         """Return what activates the rest of it, in place of the active one, even if that ends
         sooner."""
-        return InForce(self.seconds, self.ends, source)
+        return ActiveTimeout(self.seconds, self.ends, source)
 
 
-class InForce(AbstractContextManager[None]):
+class ActiveTimeout(AbstractContextManager[None]):
     """A timeout that the library activates in one thread or task; ``__exit__`` may be repeated."""
 
     __slots__ = ("_ends", "_seconds", "before", "source")
@@ -104,7 +104,7 @@ class InForce(AbstractContextManager[None]):
         self._ends = ends
         self.source = source
         """Who set it; NONE if that is of no consequence inside."""
-        self.before: tuple[float | None, float, float, InForce | None] | None = None
+        self.before: tuple[float | None, float, float, ActiveTimeout | None] | None = None
         """The values that it replaced; None while it is not active."""
 
     def __enter__(self) -> None:
@@ -133,11 +133,13 @@ class InForce(AbstractContextManager[None]):
         return self._seconds is not None and TIMEOUT.get() is self._seconds
 
 
-_INNERMOST: ContextVar[InForce | None] = ContextVar("pymongo_resilience_timeout", default=None)
+_INNERMOST: ContextVar[ActiveTimeout | None] = ContextVar(
+    "pymongo_resilience_timeout", default=None
+)
 """The timeout that the library has activated last in this context."""
 
 
-def _is_active(timeout: InForce) -> bool:
+def _is_active(timeout: ActiveTimeout) -> bool:
     """Return True if the current context holds ``timeout``, or one that was activated inside of it
     and never ended because a signal handler raised."""
     inner = _INNERMOST.get()
@@ -146,7 +148,7 @@ def _is_active(timeout: InForce) -> bool:
     return inner is not None
 
 
-def restore(timeout: InForce) -> None:
+def restore(timeout: ActiveTimeout) -> None:
     """Put back what ``timeout`` has replaced, after an internal error kept it from ending."""
     if timeout.before is not None:
         TIMEOUT.set(timeout.before[0])
@@ -156,15 +158,15 @@ def restore(timeout: InForce) -> None:
         timeout.before = None
 
 
-def within(seconds: float) -> InForce:
+def within(seconds: float) -> ActiveTimeout:
     """The deadline in force ends within so many seconds from now; its length, if any, stays."""
     length = TIMEOUT.get() or max(seconds, SHORTEST)
-    return InForce(length, min(DEADLINE.get(), time.monotonic() + seconds), active_source())
+    return ActiveTimeout(length, min(DEADLINE.get(), time.monotonic() + seconds), active_source())
 
 
 def forget_timeout() -> None:
     """In this task or thread, no timeout is in force any more."""
-    InForce(None, math.inf).__enter__()
+    ActiveTimeout(None, math.inf).__enter__()
 
 
 def is_ours() -> bool:

@@ -26,11 +26,11 @@ def cursor_classes() -> tuple[type, ...]:
     return classes("cursor", "*Cursor") + classes("command_cursor", "*CommandCursor")
 
 
-def run_operation_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+def run_operation_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """The client and the query or getMore that ``_run_operation`` was called with, and the method
     of the cursor that sends it on a connection."""
-    query = given[1] if len(given) > 1 else kwargs["operation"]
-    return given[0], query, given[2] if len(given) > 2 else kwargs["run_with_conn"]  # noqa: PLR2004 - its place
+    query = args[1] if len(args) > 1 else kwargs["operation"]
+    return args[0], query, args[2] if len(args) > 2 else kwargs["run_with_conn"]  # noqa: PLR2004 - its place
 
 
 def pinned_address(query: Any) -> Address | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from .clients import ASYNC_HALF, SYNC_HALF
+from .clients import ASYNC_API, SYNC_API
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ WAITED_FOR = "_max_connecting_cond"
 _KEPT = "_pymongo_resilience_dialing"
 
 
-def is_monitors(pool: Any) -> bool:
+def is_monitor_pool(pool: Any) -> bool:
     """Return True for the pool of a server's monitor, which has one connection."""
     return not pool.opts.pause_enabled
 
@@ -35,7 +35,7 @@ condition = attrgetter(WAITED_FOR)
 the pool's lock."""
 
 
-def has_others(pool: Any, making: int) -> bool:
+def has_other_connections(pool: Any, making: int) -> bool:
     """Return True if the pool has connections besides the ``making`` ones. The lock is held."""
     return len(pool.conns) + len(pool.active_contexts) > making
 
@@ -51,12 +51,12 @@ def take_idle(pool: Any) -> Any:
 
 def wait(pool: Any, seconds: float) -> None:
     """Wait until a connection was given back, or a dial has ended. The lock is held."""
-    getattr(SYNC_HALF.module("pool"), SYNC_HALF.wait)(condition(pool), seconds)
+    getattr(SYNC_API.module("pool"), SYNC_API.wait)(condition(pool), seconds)
 
 
 async def wait_async(pool: Any, seconds: float) -> None:
     """The same in a task."""
-    await getattr(ASYNC_HALF.module("pool"), ASYNC_HALF.wait)(condition(pool), seconds)
+    await getattr(ASYNC_API.module("pool"), ASYNC_API.wait)(condition(pool), seconds)
 
 
 def is_usable(pool: Any, connection: Any) -> bool:
@@ -75,7 +75,7 @@ async def is_usable_async(pool: Any, connection: Any) -> bool:
     return False
 
 
-def own_limit(pool: Any) -> float | None:
+def wait_queue_timeout(pool: Any) -> float | None:
     """Return the seconds of ``waitQueueTimeoutMS``; None if it is not set."""
     limit: float | None = pool.opts.wait_queue_timeout
     return limit

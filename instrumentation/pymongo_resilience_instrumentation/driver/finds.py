@@ -109,10 +109,10 @@ def unreachable(address: Address) -> AutoReconnect:
     return AutoReconnect(f"{address_text(address)}: the server of the cursor is not reachable")
 
 
-def run_command(query: Any, command: dict[str, Any], given: Sequence[Any]) -> Any:
+def run_command(query: Any, command: dict[str, Any], args: Sequence[Any]) -> Any:
     """Run another command on the connection that a loop's function was ``given``: its reply, or an
     awaitable."""
-    session, _, connection, preference = given
+    session, _, connection, preference = args
     return connection.command(
         query.db, command, read_preference=preference, session=session, client=query.client
     )
@@ -124,8 +124,8 @@ def run_apart(
     """Run another command on the server at ``address`` in a loop of its own, after ``attempts``
     have ended: its reply, or an awaitable."""
 
-    def run(*given: Any) -> Any:
-        return run_command(query, command, given)
+    def run(*args: Any) -> Any:
+        return run_command(query, command, args)
 
     name = next(iter(command))
     return query.client._retryable_read(

@@ -87,19 +87,19 @@ def unknown_for(monitor: Monitor) -> tuple[Exception, float] | None:
     return found.error, found.last_update_time
 
 
-def hurries(monitor: Monitor, make: Callable[[], T]) -> T:
+def check_intervals(monitor: Monitor, make: Callable[[], T]) -> T:
     """What limits the checks that requests cut short; made at the first one."""
     kept: T = vars(monitor).get(_HURRIES) or vars(monitor).setdefault(_HURRIES, make())
     return kept
 
 
-def hurries_at(topology: Topology, address: Address) -> Any:
+def check_intervals_at(topology: Topology, address: Address) -> Any:
     """The same, of a server's monitor; None if there was no such check."""
     server = server_at(topology, address)
     return None if server is None else vars(server._monitor).get(_HURRIES)
 
 
-def longest_wait(topology: Topology) -> float:
+def max_wait(topology: Topology) -> float:
     """Seconds for which a monitor waits for news, at most."""
     return float(topology._settings.heartbeat_frequency)
 
@@ -116,7 +116,7 @@ def addresses(topology: Topology) -> set[Address]:
     return set(topology.description.server_descriptions())
 
 
-def look_as_the_driver_does() -> None:
+def restore_check_frequency() -> None:
     """Have all monitors of the process do so again."""
     for client in existing_clients():
         topology = topology_of(client)

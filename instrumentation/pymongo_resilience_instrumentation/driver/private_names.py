@@ -14,13 +14,13 @@ from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .attempts import EXECUTE_BATCH, LOOP
 from .clients import (
-    ASYNC_HALF,
+    ASYNC_API,
     BACKGROUND,
     END_SESSIONS,
     FROM_OPTIONS,
     KILL,
     LOOKUP,
-    SYNC_HALF,
+    SYNC_API,
 )  # fmt: skip
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .csot import WRITE_CONCERN
@@ -38,7 +38,7 @@ _LOOP_NAMES = (
     "_last_error", "_operation", "_retryable", "_retrying", "_server", "_server_selector",
     "_session", "_address", SELECT, ADDRESS,
 )  # fmt: skip
-_IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
+_IN_EACH_API: tuple[tuple[str, Names, Names], ...] = (
     (f"{{half}}.mongo_client:{LOOP}", _LOOP_NAMES, ()),
     (
         "{half}.mongo_client:{a}MongoClient",
@@ -116,7 +116,7 @@ _IN_EACH_HALF: tuple[tuple[str, Names, Names], ...] = (
 
 def parts() -> Iterator[Part]:
     """Modules and classes with what they have, and the parameters of what is called."""
-    for place, names, _ in _in_each_half():
+    for place, names, _ in _in_each_api():
         yield Part(place, names)
     write_concern = f"{WRITE_CONCERN}(cmd, write_concern)"
     yield Part("pymongo._csot", ("TIMEOUT", "DEADLINE", "RTT", write_concern))
@@ -142,7 +142,7 @@ def parts() -> Iterator[Part]:
 
 def attributes() -> Iterator[Part]:
     """Classes with the attributes that only their instances have."""
-    for place, _, names in _in_each_half():
+    for place, _, names in _in_each_api():
         yield Part(place, names)
     yield Part("pymongo.synchronous.settings:TopologySettings", ("_server_selector",))
     yield Part("pymongo.asynchronous.settings:TopologySettings", ("_server_selector",))
@@ -151,18 +151,18 @@ def attributes() -> Iterator[Part]:
     yield Part("pymongo.network_layer:PyMongoProtocol", ("_closed", "transport"))
 
 
-def _in_each_half() -> Iterator[tuple[str, Names, Names]]:
-    for half in (SYNC_HALF, ASYNC_HALF):
-        words = {"half": half.name, "a": "" if half is SYNC_HALF else "Async"}
-        words |= {"wait": half.wait, "connect": half.connect}
-        for place, names, of_instances in _IN_EACH_HALF:
+def _in_each_api() -> Iterator[tuple[str, Names, Names]]:
+    for api in (SYNC_API, ASYNC_API):
+        words = {"half": api.name, "a": "" if api is SYNC_API else "Async"}
+        words |= {"wait": api.wait, "connect": api.connect}
+        for place, names, of_instances in _IN_EACH_API:
             named = tuple(name.format_map(words) for name in names)
             yield "pymongo." + place.format_map(words), named, of_instances
 
 
 def parts_of_gridfs() -> Iterator[Part]:
     """What is imported only where the application does."""
-    for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
+    for api, prefix in (("synchronous", ""), ("asynchronous", "Async")):
         classes = ("FS", "FSBucket", "In", "Out")
         names = tuple(f"{prefix}Grid{each}" for each in classes)
-        yield Part(f"gridfs.{half}.grid_file", names)
+        yield Part(f"gridfs.{api}.grid_file", names)

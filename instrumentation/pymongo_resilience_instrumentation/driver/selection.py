@@ -27,13 +27,13 @@ def is_no_selector(selector: Any) -> bool:
     return selector is None or selector is any_server_selector
 
 
-def own_selector(client: Client) -> Any:
+def application_selector(client: Client) -> Any:
     """The application's; None if it gave none."""
     own = client.options.server_selector
     return None if is_no_selector(own) else own
 
 
-def whole_set(description: Any) -> Any:
+def all_servers(description: Any) -> Any:
     """What a look begins with that leaves no server out. pymongo's own begins with what the last
     look has left: a retry may have avoided a server."""
     known = description.known_servers
@@ -96,7 +96,7 @@ def choices(attempts: DriverAttempts, narrowed: Callable[[Any], Any]) -> list[Ad
     ``narrowed``. No server that failed before is avoided."""
     # A look keeps its candidates in the description, which pymongo's lock guards.
     description = copy.copy(attempts.client.topology_description)
-    own = own_selector(attempts.client)
+    own = application_selector(attempts.client)
     found = description.apply_selector(
         attempts.loop._server_selector,
         None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pymongo.errors import ClientBulkWriteException, PyMongoError
 from pymongo.server_selectors import writable_server_selector
 
-from .clients import both
+from .clients import each_api
 from .finds import is_known
 
 if TYPE_CHECKING:
@@ -148,5 +148,5 @@ async def abort_async(client: Client, opened: OpenTransaction) -> None:
 
 
 NO_SESSION: ContextVar[Any] = ContextVar("NO_SESSION", default=None)
-BOUND = [getattr(module, "_SESSION", NO_SESSION) for module, _ in both("client_session")]
+BOUND = [getattr(module, "_SESSION", NO_SESSION) for module, _ in each_api("client_session")]
 """The session that ``session.bind()`` has put around the caller, in each of the APIs."""

@@ -80,7 +80,7 @@ _OF_UNIX_SOCKETS = {Symptom.REFUSED, Symptom.OTHER}
 """What a file shows that is not there, or whose server is gone."""
 
 
-class Found(NamedTuple):
+class ObservedServer(NamedTuple):
     """A server as it was found. Immutable."""
 
     address: str
@@ -152,7 +152,7 @@ def cause_of(error: Exception | None) -> Symptom | None:
 
 
 def diagnose(
-    servers: Sequence[Found],
+    servers: Sequence[ObservedServer],
     *,
     seeds: Sequence[str] = (),
     replica_set: bool = False,

@@ -29,7 +29,7 @@ from pymongo.errors import (
 
 from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
-from pymongo_resilience.internal_errors import ForeignError, foreign, logger
+from pymongo_resilience.internal_errors import ForeignError, logger, wrap_foreign_error
 from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -60,7 +60,7 @@ UNSENT: Mapping[type[Exception], RetryReason] = {
 }
 """Errors of attempts that had no connection."""
 MAX_TIME_EXPIRED = 50
-LONGEST_BASE_MS = 1e12
+MAX_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
 
 
@@ -199,9 +199,9 @@ def stage_of(error: Exception) -> Stage:
     return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
 
-def _code(given: object) -> int | None:
+def _code(args: object) -> int | None:
     """A double that is a whole number is one, as for the driver."""
-    return int(given) if isinstance(given, (int, float)) and given % 1 == 0 else None
+    return int(args) if isinstance(args, (int, float)) and args % 1 == 0 else None
 
 
 def attribute(error: BaseException | None, name: str) -> Any:
@@ -227,7 +227,7 @@ def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
     is_list = isinstance(document.get("errorLabels", []), list)
     if not (isinstance(error, PyMongoError) and is_list):
         return frozenset()
-    return foreign(frozenset, filter(error.has_error_label, LABELS))
+    return wrap_foreign_error(frozenset, filter(error.has_error_label, LABELS))
 
 
 def _document(error: Exception) -> Mapping[str, Any]:
@@ -324,5 +324,5 @@ def _refused_by_tls(error: Exception) -> bool:
 def _base_backoff(document: Mapping[str, Any]) -> float | None:
     value = document.get("baseBackoffMS")
     if isinstance(value, (int, float)) and value > 0:
-        return min(value, LONGEST_BASE_MS) / 1000
+        return min(value, MAX_BASE_MS) / 1000
     return None

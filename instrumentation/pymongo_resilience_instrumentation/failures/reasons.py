@@ -76,7 +76,7 @@ PASSING: Final = BY_CODE.keys() - {13, 18}
 """The codes after which a write that carries its transaction number is repeated."""
 
 
-def unsent(error: ExecutionTimeout) -> ExecutionTimeout:
+def mark_unsent(error: ExecutionTimeout) -> ExecutionTimeout:
     """Mark the driver's refusal of a command that has too little time left: it has the class and
     the shape of a server's error, and nothing was sent."""
     vars(error)["unsent"] = True

@@ -12,7 +12,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.interceptor import Function
 from pymongo_resilience_instrumentation.operation import Operation
@@ -30,14 +30,14 @@ MONGODB_4_4 = 9
 PROPAGATOR = TraceContextTextMapPropagator()
 
 
-def plug_in(runtime: Runtime, put_on: Any) -> None:
+def plug_in(runtime: Runtime, apply_patches: Any) -> None:
     """Around a connection's method that each command passes on its way, with the command."""
     if not runtime.config.command_comment:
         return
     enabled_flag = runtime.enabled_flag
 
     def send(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
-        with shielded("before a command was sent"):
+        with contain_internal_errors("before a command was sent"):
             operation = in_progress.current()
             if (
                 enabled_flag.on
@@ -48,7 +48,7 @@ def plug_in(runtime: Runtime, put_on: Any) -> None:
         return original(*args, **kwargs)
 
     name = driver.connections.PASSED
-    put_on((owner, name, send) for owner in driver.connections.connections_with(name))
+    apply_patches((owner, name, send) for owner in driver.connections.connections_with(name))
 
 
 def _add_comment(operation: Operation, command: Any, client: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bson import SON, Binary, Decimal128, Int64, ObjectId, Timestamp
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.clients.client_registry import ByClient
@@ -44,7 +44,7 @@ left_alone: ByClient[dict[str, None]] = ByClient(lambda _: {})
 the one refused longest ago first."""
 
 
-def plug_in(runtime: Runtime, _put_on: Any) -> None:
+def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
     if runtime.owns_retries:
         for name in TWINS:
             runtime.senders.setdefault(name, []).append(Sender(_sender, by_policy=False))
@@ -71,36 +71,36 @@ class _Single(NamedTuple):
     signature: inspect.Signature
     asynchronous: bool
 
-    def send(self, operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
-        send = self.write(given, kwargs)
+    def send(self, operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
+        send = self.write(args, kwargs)
         try:
             if send is not None:
                 return send()
         except OperationFailure as error:
             _leave_alone(operation, error)
-        return original(*given, **kwargs)
+        return original(*args, **kwargs)
 
     async def send_async(
-        self, operation: Operation, original: Function, *given: Any, **kwargs: Any
+        self, operation: Operation, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
-        send = self.write(given, kwargs)
+        send = self.write(args, kwargs)
         try:
             if send is not None:
                 return await send()
         except OperationFailure as error:
             _leave_alone(operation, error)
-        return await original(*given, **kwargs)
+        return await original(*args, **kwargs)
 
-    def write(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """What sends the operation for one document; None where it is to be sent as it is."""
-        with shielded("before a write"):
+        with contain_internal_errors("before a write"):
             operation: Any = in_progress.current()
-            if not pins_id(given[1] if len(given) > 1 else kwargs.get("filter")):
+            if not pins_id(args[1] if len(args) > 1 else kwargs.get("filter")):
                 return None
-            if operation is None or operation.call.source is not given[0]:
+            if operation is None or operation.call.source is not args[0]:
                 return None
             try:
-                (_, target), *values = self.signature.bind(*given, **kwargs).arguments.items()
+                (_, target), *values = self.signature.bind(*args, **kwargs).arguments.items()
             except TypeError:  # the driver's to refuse, as is what is no session
                 return None
             arguments, client = dict(values), operation.client

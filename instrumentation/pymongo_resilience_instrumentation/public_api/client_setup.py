@@ -53,9 +53,9 @@ class Constructor(Interceptor):
         # Also while it is switched off: an application that gives the option has to start.
         return super().wrapper(EnabledFlag(on=True), asynchronous)
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Construction:
-        runtime, client = self._runtime, given[0]
-        (args, kwargs), adaptive = client_options.take(given[1:], kwargs)
+    def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Construction:
+        runtime, client = self._runtime, all_args[0]
+        (args, kwargs), adaptive = client_options.take(all_args[1:], kwargs)
         kwargs, tracing_option = client_tracing.take(kwargs)
         looks_up = False
         if runtime.enabled_flag.on:
@@ -116,11 +116,11 @@ class FromOptions(Interceptor):
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        if driver.clients.listeners_of(given[0]):
-            driver.clients.add_listeners(given[0])
-            self._runtime.publish_commands(given[0])
-        return Entered(given[0])
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        if driver.clients.listeners_of(args[0]):
+            driver.clients.add_listeners(args[0])
+            self._runtime.publish_commands(args[0])
+        return Entered(args[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         breakers = self._runtime.limits.of(entered.instance).breakers

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience.option_types import ITERATION
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import NOTHING
+from pymongo_resilience.policies.policy import EMPTY_POLICY
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.bound_policies import Bound, attach_policy, policy_of
 from pymongo_resilience_instrumentation.call import Call
@@ -55,17 +55,17 @@ class PublicMethod(OperationInterceptor):
         """Where among the positional arguments the session is."""
         self.plug_in(runtime.senders.get(entry.method, ()))
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
-        runtime, entry, instance, args = self.runtime, self.entry, given[0], given[1:]
+    def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+        runtime, entry, instance, args = self.runtime, self.entry, all_args[0], all_args[1:]
         client, name = entry.client(instance), entry.name
         if entry.target is None:
             target = driver.clients.names_of_collection(instance)
         else:
             target = entry.target(instance, args, kwargs)
         if (
-            in_progress.found() is not None
+            in_progress.current_or_ended() is not None
             and runtime.nested(client)
-            and not (name in CHANGES and _is_the_applications(name, target))
+            and not (name in CHANGES and _is_called_by_application(name, target))
         ):
             return None
         session, at = kwargs.get("session"), self._session_at
@@ -80,8 +80,8 @@ class PublicMethod(OperationInterceptor):
             entry.method,
             instance,
             session,
-            NOTHING if blocks.innermost() is None else blocks.current(),
-            policy_of(instance) if isinstance(instance, Bound) else NOTHING,
+            EMPTY_POLICY if blocks.innermost() is None else blocks.current(),
+            policy_of(instance) if isinstance(instance, Bound) else EMPTY_POLICY,
         )
         reads = entry.method == "cursor_command" and only_reads(args, kwargs)
         operation = Operation(call, hooks=LoopHooks() if reads else None)
@@ -94,19 +94,19 @@ class PublicMethod(OperationInterceptor):
                 raise
         return operation
 
-    def asked_for(self, given: tuple[Any, ...], entered: Operation | None) -> str:
-        instance = given[0] if given else None
+    def requested_features(self, args: tuple[Any, ...], entered: Operation | None) -> str:
+        instance = args[0] if args else None
         if entered is not None:
             return named_features(entered.policy(self.runtime.rules))
         if in_progress.current() is not None or not isinstance(instance, self.owner):
             return ""
-        bound = policy_of(instance) if isinstance(instance, Bound) else NOTHING
+        bound = policy_of(instance) if isinstance(instance, Bound) else EMPTY_POLICY
         policy = blocks.current().over(bound)
         try:
             target = self.entry.target
             names = driver.clients.names_of_collection(instance) if target is None else ("", None)
             policy = policy.over(self.runtime.rules.policy_of(*names))
-        except faults():
+        except internal_error_types():
             logger.exception("internal error in pymongo-resilience while looking for a rule")
         return named_features(policy)
 
@@ -121,10 +121,10 @@ class CursorMethod(PublicMethod):
 
     def succeeded(self, operation: Operation, cursor: Any) -> Any:
         try:
-            around, bound = blocks.current(), operation.call.bound_policy
+            outer, bound = blocks.current(), operation.call.bound_policy
             kept = operation.limits.cursor
-            if not (bound is NOTHING is around and kept is None):
-                attach_policy(around.over(bound), cursor)
+            if not (bound is EMPTY_POLICY is outer and kept is None):
+                attach_policy(outer.over(bound), cursor)
                 precedence.keep(cursor, kept)
         finally:
             self.runtime.end(operation, cursor)
@@ -174,7 +174,7 @@ def public_method(runtime: Runtime, owner: type, entry: PublicOperation) -> Publ
     return kinds.get(gives or "", PublicMethod)(runtime, owner, entry)
 
 
-def _is_the_applications(name: str, target: Target) -> bool:
+def _is_called_by_application(name: str, target: Target) -> bool:
     """The driver never writes inside of an operation, nor changes other collections inside of one:
     the application does, from a listener or from what it inserts."""
     operation = in_progress.current()

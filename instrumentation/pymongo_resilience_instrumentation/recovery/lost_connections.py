@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """What to wrap of connections, and with what."""
     for owner in driver.connections.connections_with(driver.connections.FAILED):
-        yield owner, driver.connections.FAILED, Failed(runtime)
+        yield owner, driver.connections.FAILED, RaiseConnectionFailure(runtime)
     for owner in driver.connections.connections_with(driver.connections.HELLO):
         yield owner, driver.connections.HELLO, Hello()
 
 
-class Failed(Interceptor):
+class RaiseConnectionFailure(Interceptor):
     """What ends a connection: closes it, and always raises."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._seconds = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
-        connection, *args = given
+    def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
+        connection, *args = all_args
         [error] = args or kwargs.values()
         if not isinstance(error, Exception):
             return None
@@ -63,12 +63,12 @@ class DeadPeers(Interceptor):
         self._runtime = runtime
         self._seconds = seconds
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         for attempt in self._runtime.attempts_in_flight():
-            with shielded("before the background task"):
+            with contain_internal_errors("before the background task"):
                 connection = attempt.connection or attempt.operation.handshaking
                 if (
-                    attempt.client is given[0]
+                    attempt.client is args[0]
                     and connection is not None
                     and driver.connections.peer_is_gone(connection, self._seconds)
                 ):
@@ -99,10 +99,10 @@ def _named(connection: Connection, error: Exception, seconds: int) -> Exception:
 class Hello(Interceptor):
     """The handshake of a connection for operations."""
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         if (operation := in_progress.current()) is not None:
-            operation.note_handshake(given[0])
-        return Entered(given[0])
+            operation.note_handshake(args[0])
+        return Entered(args[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         driver.connections.ignore_transient_state(entered.instance, result)

@@ -21,10 +21,10 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
-FIRST = 0.1
+FIRST_PAUSE = 0.1
 """Seconds for which a pool makes no connection after the first rejection. Doubled by each
 rejection that follows, with a random part so that not all clients dial at once."""
-LONGEST = 1.0
+MAX_PAUSE = 1.0
 """Seconds; doubling ends here."""
 REFILL_FIRST, REFILL_LONGEST = 1.0, 10.0
 """Seconds until the pool is filled up to ``minPoolSize`` again after the first rejection of such a
@@ -63,7 +63,7 @@ class Dialing:
     def note_rejection(self, now: float) -> None:
         """Begin a pause, unless there is one: several dials may be rejected together."""
         if now >= self.paused_until:
-            pause = min(LONGEST, FIRST * 2.0**self.rejected)
+            pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0**self.rejected)
             self.rejected = min(self.rejected + 1, 10)
             self.paused_until = now + pause * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
 
@@ -109,20 +109,20 @@ class Dial(Entered):
 class PausedDialing(Interceptor):
     """Before a pool makes a connection."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Dial | None:
-        pool = given[0]
-        if driver.dialing.is_monitors(pool):
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dial | None:
+        pool = args[0]
+        if driver.dialing.is_monitor_pool(pool):
             return None
-        handler = given[1] if len(given) > 1 else kwargs.get("handler")
+        handler = args[1] if len(args) > 1 else kwargs.get("handler")
         dial = Dial(pool, driver.dialing.kept(pool, Dialing), is_refill=handler is None)
         now = time.monotonic()
         if now < dial.dialing.paused_until and not dial.is_refill:
-            limits = driver.csot.remaining(), driver.dialing.own_limit(pool)
+            limits = driver.csot.remaining(), driver.dialing.wait_queue_timeout(pool)
             ends = [now + SHARE * each for each in limits if each is not None]
             dial.ends = min([dial.dialing.paused_until, *ends])
         return dial
 
-    def send(self, dial: Dial, original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(self, dial: Dial, original: Function, *args: Any, **kwargs: Any) -> Any:
         if dial.is_refill:
             dial.dialing.check_refill(time.monotonic())
         elif dial.ends:
@@ -131,9 +131,9 @@ class PausedDialing(Interceptor):
                 dial.was_reused = True
                 return connection
         dial.dialing.making.add(dial)
-        return original(*given, **kwargs)
+        return original(*args, **kwargs)
 
-    async def send_async(self, dial: Dial, original: Function, *given: Any, **kwargs: Any) -> Any:
+    async def send_async(self, dial: Dial, original: Function, *args: Any, **kwargs: Any) -> Any:
         """The same in a task."""
         if dial.is_refill:
             dial.dialing.check_refill(time.monotonic())
@@ -143,7 +143,7 @@ class PausedDialing(Interceptor):
                 dial.was_reused = True
                 return connection
         dial.dialing.making.add(dial)
-        return await original(*given, **kwargs)
+        return await original(*args, **kwargs)
 
     def succeeded(self, dial: Dial, connection: Any) -> Any:
         dial.dialing.making.discard(dial)
@@ -166,7 +166,7 @@ class PausedDialing(Interceptor):
 def _look(pool: Any, dialing: Dialing, ends: float) -> tuple[Any, float]:
     """Return an idle connection, if there is one, and the seconds to wait for one; 0 or less if it
     is time to dial. The lock is held."""
-    if not driver.dialing.has_others(pool, len(dialing.making)):
+    if not driver.dialing.has_other_connections(pool, len(dialing.making)):
         return None, 0.0
     return driver.dialing.take_idle(pool), ends - time.monotonic()
 

@@ -30,7 +30,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
             (driver.monitors.HANDLE_ERROR, _rejects_handshake),
             (driver.monitors.CHANGE, _rejects_check),
         ):
-            yield owner, name, Unless(of_handshake)
+            yield owner, name, UnlessRejected(of_handshake)
 
 
 def _rejects_handshake(_topology: Any, args: tuple[Any, ...]) -> bool:
@@ -49,14 +49,14 @@ def _rejects_check(topology: Topology, args: tuple[Any, ...]) -> bool:
     return is_rejection(found.error) and driver.monitors.is_known(topology, found.address)
 
 
-class Unless(Interceptor):
+class UnlessRejected(Interceptor):
     """Leaves out what pymongo does about an error if the server has rejected a command."""
 
     def __init__(self, is_rejected: Callable[[Any, tuple[Any, ...]], bool]) -> None:
         self._is_rejected = is_rejected
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
-        topology, *args = given
+    def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
+        topology, *args = all_args
         rejected = self._is_rejected(topology, tuple(args) or tuple(kwargs.values()))
         return Entered(topology) if rejected else None
 

@@ -18,7 +18,7 @@ from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.config import RecoveryStep
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import contain_internal_errors, logger
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Retry
 from pymongo_resilience.rules.retry_state import RetryState
@@ -85,10 +85,10 @@ class PrimaryChange(Interceptor):
         self._runtime = runtime
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
-        with shielded("after a check"):
+        with contain_internal_errors("after a check"):
             address = driver.monitors.replaced_primary(entered.instance)
             if address is not None:
-                watcher.ask(Question(self._runtime, entered.instance, address, REPLACED))
+                watcher.ask(LivenessCheck(self._runtime, entered.instance, address, REPLACED))
         return result
 
 
@@ -104,7 +104,7 @@ def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
         topology = driver.clients.topology_of(client)
         address = driver.selection.address(attempt.server)
         if driver.monitors.may_ask(topology, address, ASK_EVERY):
-            watcher.ask(Question(runtime, topology, address, UNANSWERED))
+            watcher.ask(LivenessCheck(runtime, topology, address, UNANSWERED))
 
 
 def _has_waited_long(runtime: Runtime, attempt: RetryLoop) -> bool:
@@ -123,7 +123,7 @@ def _has_waited_long(runtime: Runtime, attempt: RetryLoop) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Question:
+class LivenessCheck:
     """Whether one server lives, as one client sees it. The watcher's thread alone changes it."""
 
     runtime: Runtime
@@ -151,7 +151,7 @@ class Question:
         if pool is None or pool.closed or answered or not self.runtime.enabled_flag.on:
             return True
         for attempt in self.runtime.attempts_in_flight():
-            with shielded(DOING):
+            with contain_internal_errors(DOING):
                 if not self.suspicion.needs_choice or driver.selection.has_choice(attempt.attempts):
                     self._interrupt(attempt, pool)
         return False
@@ -161,7 +161,7 @@ class Question:
         if (
             connection is not None
             and driver.connections.is_of(connection, pool)
-            and driver.connections.nothing_arrived_for(connection, self.suspicion.answers_within)
+            and driver.connections.is_silent_for(connection, self.suspicion.answers_within)
             and would_be_retried(self.runtime, attempt)
         ):
             text = self.suspicion.text
@@ -179,10 +179,10 @@ class Watcher:
     def reset_after_fork(self) -> None:
         """In a forked child: the questions are the parent's, as is the thread."""
         self._lock = threading.Lock()
-        self._questions: list[Question] = []
+        self._questions: list[LivenessCheck] = []
         self._is_running = False
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: LivenessCheck) -> None:
         """Have the server checked, and interrupt what waits for it if it does not answer. Never
         waits."""
         driver.monitors.request_check(question.topology, question.address)
@@ -208,7 +208,7 @@ class Watcher:
             del questions, settled
 
 
-def _is_settled(question: Question) -> bool:
+def _is_settled(question: LivenessCheck) -> bool:
     try:
         return question.tick()
     except Exception:  # no signal handler runs in this thread

@@ -25,18 +25,18 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Monitor
 
-FIRST = 0.01
+FIRST_INTERVAL = 0.01
 """Seconds to the second check of a server that could be reached until now."""
-LONGEST_REFUSED = 0.03
+MAX_REFUSED_INTERVAL = 0.03
 """Seconds to where the interval stops doubling while connections are refused: such checks are
 cheap."""
 REFUSED_PART = 0.04
 """How late a server is found at most, as a part of the time that it has refused connections."""
-LONGEST = 1.0
+MAX_INTERVAL = 1.0
 """Seconds; the driver's own interval is shorter."""
 REFUSED_S = 1.0
 """Seconds after a refused handshake, a wrong password for example, before the next may be tried."""
-MOST_HELLOS = 10
+MAX_HELLOS = 10
 """So many hellos of an outage may come at shorter intervals than the specification's."""
 
 
@@ -72,7 +72,7 @@ class CheckIntervals:
     def __init__(self) -> None:
         self._reached = False
         self._failed_at: float | None = None
-        self._interval = FIRST
+        self._interval = FIRST_INTERVAL
         self._hellos = 0
 
     def note(
@@ -81,22 +81,22 @@ class CheckIntervals:
         """Take note of a check. ``now`` in seconds; ``refused``: the address refused the
         connection; ``rejected``: the server is overloaded, and more hellos would add to that."""
         if known:
-            self._reached, self._failed_at, self._interval = True, None, FIRST
+            self._reached, self._failed_at, self._interval = True, None, FIRST_INTERVAL
             self._hellos = 0
             return
-        self._hellos = MOST_HELLOS if rejected else self._hellos + (not refused)
+        self._hellos = MAX_HELLOS if rejected else self._hellos + (not refused)
         if self._failed_at is None:
             self._failed_at = now
         else:
-            doubled = min(self._interval * 2, LONGEST)
-            limit = max(LONGEST_REFUSED, (now - self._failed_at) * REFUSED_PART)
+            doubled = min(self._interval * 2, MAX_INTERVAL)
+            limit = max(MAX_REFUSED_INTERVAL, (now - self._failed_at) * REFUSED_PART)
             self._interval = min(doubled, limit) if refused else doubled
 
     def seconds(self, most: float) -> float:
         """Seconds to the next check; ``most``, the specification's, for a server that was never
         reached, and for one that is not lost."""
         lost = self._reached and self._failed_at is not None
-        if not lost or self._interval >= most or self._hellos >= MOST_HELLOS:
+        if not lost or self._interval >= most or self._hellos >= MAX_HELLOS:
             return most
         # Not all clients of a server at once.
         return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
@@ -105,8 +105,8 @@ class CheckIntervals:
 class Read(Interceptor):
     """The part of a check that needs its connection."""
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        monitor, connection = given
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        monitor, connection = args
         driver.monitors.begin_reading(monitor, connection)
         return Entered(monitor)
 
@@ -141,11 +141,11 @@ class HurriedChecks:
     def __init__(self) -> None:
         self.last = -math.inf
         """When the last one was, in seconds."""
-        self._allowed = float(MOST_HELLOS)
+        self._allowed = float(MAX_HELLOS)
 
     def allows(self, now: float, interval: float) -> bool:
         """Whether one may be now, which counts it. ``interval``: the specification's."""
-        allowed = min(MOST_HELLOS, self._allowed + (now - self.last) / interval)
+        allowed = min(MAX_HELLOS, self._allowed + (now - self.last) / interval)
         if allowed < 1:
             return False
         self._allowed, self.last = allowed - 1, now
@@ -156,7 +156,7 @@ def may_hurry(monitor: Monitor, error: Exception, since: float) -> bool:
     now = time.monotonic()
     if isinstance(error, OperationFailure) and now - since < REFUSED_S:
         return False
-    hurries = driver.monitors.hurries(monitor, HurriedChecks)
+    hurries = driver.monitors.check_intervals(monitor, HurriedChecks)
     return hurries.allows(now, common.MIN_HEARTBEAT_INTERVAL)
 
 
@@ -181,8 +181,8 @@ class RequestCheck(Interceptor):
 class CheckResult(Interceptor):
     """A topology takes note of what a check has found, before the monitor waits for the next."""
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        topology, found, *_ = given
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        topology, found, *_ = args
         by_server = vars(topology).setdefault(_INTERVALS, {})
         intervals = by_server.get(found.address)
         if intervals is None:

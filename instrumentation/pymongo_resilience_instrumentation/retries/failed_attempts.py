@@ -21,9 +21,9 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.clock import Deadline
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.policies.policy import shorter
-from pymongo_resilience.rules.explanations import why_not_repeated
+from pymongo_resilience.rules.explanations import why_not_retried
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
@@ -81,7 +81,7 @@ def deadlines(loop: RetryLoop) -> tuple[Deadline | None, Deadline | None]:
     operation, clock, timeout = (
         loop.operation,
         loop.runtime.executor.clock,
-        driver.csot.timeout_in_force(),
+        driver.csot.active_timeout(),
     )
     # Read this clock first: a deadline that the rules see later than pymongo does would let them
     # begin an attempt that pymongo refuses.
@@ -104,12 +104,12 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
     if terminal_cause(error) is not None:
         driver.selection.forget_transient(error)
     elif unselected:
-        with shielded("while a failed selection was explained"):
+        with contain_internal_errors("while a failed selection was explained"):
             from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
             selection_explained.explain(error, loop.attempts)
     elif isinstance(error, WaitQueueTimeoutError):
-        bounded_waits.name_own_limit(error, loop.operation)
+        bounded_waits.name_configured_limit(error, loop.operation)
     elif loop.connection is None and classify.ended_by_client(error):
         driver.selection.forget_overload(error)
     failure = classify.failure_of(
@@ -128,7 +128,7 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
             failure = replace(failure, router_lost=True)
     failure = loop.txn_number.known(loop.attempts, failure, state, loop.began)
     if state.time_limit is None:
-        failure = replace(failure, unhurried_until=unhurried(loop, failure))
+        failure = replace(failure, unhurried_until=wait_like_pymongo(loop, failure))
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         stopped_bulks.show_as_answered(error)
     if failure.timed_out and failure.code is not None:
@@ -154,7 +154,7 @@ LATE = 1.2
 """How late a check may be, as a multiple of its interval."""
 
 
-def unhurried(loop: RetryLoop, failure: Failure) -> Deadline | None:
+def wait_like_pymongo(loop: RetryLoop, failure: Failure) -> Deadline | None:
     """Return until when plain pymongo might have waited for the failed attempt's server; None if it
     would not have waited."""
     if failure.reason not in SERVER_LOST:
@@ -164,8 +164,8 @@ def unhurried(loop: RetryLoop, failure: Failure) -> Deadline | None:
     if failure.reason is RetryReason.NOT_PRIMARY and loop.server is not None:
         topology = driver.clients.topology_of(loop.client)
         address = driver.selection.address(loop.server)
-        if (hurries := driver.monitors.hurries_at(topology, address)) is not None:
-            noticed = hurries.last + driver.monitors.longest_wait(topology)
+        if (hurries := driver.monitors.check_intervals_at(topology, address)) is not None:
+            noticed = hurries.last + driver.monitors.max_wait(topology)
             seconds = max(seconds, noticed - driver.csot.now())
     return Deadline.after(clock, seconds)
 
@@ -196,7 +196,7 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
     if not isinstance(error, PyMongoError):
         return error
     if raised.selection and raised.stage is Stage.NOT_SENT:
-        with shielded("while a failed selection was explained"):
+        with contain_internal_errors("while a failed selection was explained"):
             from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
             error.__cause__ = selection_explained.original_error(client)
@@ -213,7 +213,7 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
         )
     if _ends_the_transaction(raised, state):
         driver.sessions.label_transient(error)
-    why = why_not_repeated(rule, state, raised)
+    why = why_not_retried(rule, state, raised)
     if isinstance(error, DuplicateKeyError) and loop.may_be_applied:
         why += MAY_BE_ITS_OWN
     state_origin(error, origin, rule, why)

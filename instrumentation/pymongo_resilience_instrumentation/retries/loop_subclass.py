@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pymongo_resilience.internal_errors import faults
+from pymongo_resilience.internal_errors import internal_error_types
 from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.call import Call
@@ -43,13 +43,13 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
             """Run a loop that may have been given an operation of its own."""
             try:
                 is_within = runtime.enabled_flag.on and attempts.client is _client_in_progress()
-            except faults() as error:
+            except internal_error_types() as error:
                 return run_of_pymongo(left_to_pymongo(None, attempts.loop, base, error))
             if is_within:
                 return ours(attempts.loop)
             return run_of_pymongo(driver.attempts.pymongo_alone(attempts.loop, base))
 
-        outside = own_operation.around(entered, runtime.enabled_flag, asynchronous)
+        outside = own_operation.wrap(entered, runtime.enabled_flag, asynchronous)
         ours = run(runtime, base, run_of_pymongo, outside)
         replaced = {name: ours, select: get_server(runtime, getattr(base, select))}
         return driver.attempts.subclass(base, replaced)
@@ -60,10 +60,10 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
 class LoopOperation(OperationInterceptor):
     """For a loop that is no part of an operation yet."""
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:  # noqa: ARG002 - none
-        attempts: DriverAttempts = given[0]
-        around = in_progress.found()
-        if around is not None and around.reporting:
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:  # noqa: ARG002 - none
+        attempts: DriverAttempts = args[0]
+        outer = in_progress.current_or_ended()
+        if outer is not None and outer.in_foreign_call:
             self.runtime.warn_once(UNREPORTED)
             attempts.retry_once_at_most()
             return None
@@ -85,7 +85,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
     """Return what runs in place of ``run_of_pymongo``, the method of pymongo's class ``base``.
     ``outside``: runs a loop that is no part of an operation yet."""
     enabled_flag, executor = runtime.enabled_flag, runtime.executor
-    found, in_flight = in_progress.found, runtime.in_flight
+    found, in_flight = in_progress.current_or_ended, runtime.in_flight
 
     def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
@@ -101,7 +101,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
                 and enabled_flag.on
             ):
                 retry_loop = RetryLoop(runtime, operation, attempts)
-        except faults() as error:
+        except internal_error_types() as error:
             alone = left_to_pymongo(retry_loop, loop, base, error)
         if alone is not None:
             return run_of_pymongo(alone)
@@ -140,8 +140,8 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
         # Not by release(): a healthy operation makes no further call for it.
         try:
             retry_loop.release(None)
-        except faults() as fault:
-            log_after_release(fault)
+        except internal_error_types() as internal_error:
+            log_after_release(internal_error)
         return result
 
     return run
@@ -149,7 +149,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
 
 def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run:
     enabled_flag, executor = runtime.enabled_flag, runtime.async_executor
-    found, in_flight = in_progress.found, runtime.in_flight
+    found, in_flight = in_progress.current_or_ended, runtime.in_flight
 
     async def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
@@ -165,7 +165,7 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
                 and enabled_flag.on
             ):
                 retry_loop = RetryLoop(runtime, operation, attempts)
-        except faults() as error:
+        except internal_error_types() as error:
             alone = left_to_pymongo(retry_loop, loop, base, error)
         if alone is not None:
             return await run_of_pymongo(alone)
@@ -204,8 +204,8 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
         # Not by release(): a healthy operation makes no further call for it.
         try:
             retry_loop.release(None)
-        except faults() as fault:
-            log_after_release(fault)
+        except internal_error_types() as internal_error:
+            log_after_release(internal_error)
         return result
 
     return run

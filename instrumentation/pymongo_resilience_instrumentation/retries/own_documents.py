@@ -15,7 +15,7 @@ from bson import encode
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience_instrumentation import driver
 
@@ -109,14 +109,14 @@ def recognize(attempts: DriverAttempts) -> None:
 
 
 def _of_insert_one(coll: Any, document: Any, error: DuplicateKeyError) -> Search | None:
-    with shielded("after a duplicate key"):
+    with contain_internal_errors("after a duplicate key"):
         if is_of_an_id(error.details):
             return search_for(coll.database.name, coll.name, [document], coll.codec_options)
     return None
 
 
 def _all(search: Search, reply: Reply | None) -> bool:
-    with shielded("after a duplicate key"):
+    with contain_internal_errors("after a duplicate key"):
         return reply is not None and all(search.found(reply))
     return False
 
@@ -164,7 +164,7 @@ class Batch(NamedTuple):
     def settled(self, stored: Reply | None) -> tuple[Reply, Sequence[Any]]:
         """Return the reply, and what was sent, as pymongo is to see them: own documents count as
         inserted, and an ordered bulk goes on behind them."""
-        with shielded("after a bulk write"):
+        with contain_internal_errors("after a bulk write"):
             if stored is not None:
                 return self._settled(self.search.found(stored))
         return self.reply, self.sent
@@ -190,7 +190,7 @@ def batch_with_duplicates(
     """The batch, if an earlier attempt of it may have inserted what is reported as duplicates."""
     if "writeErrors" not in reply or "insert" not in cmd or "txnNumber" in cmd:
         return None
-    with shielded("after a bulk write"):
+    with contain_internal_errors("after a bulk write"):
         if loop is None or not loop.may_be_applied:
             return None
         at = [each["index"] for each in reply["writeErrors"] if is_of_an_id(each)]

@@ -15,7 +15,7 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience.breakers import Permit
 from pymongo_resilience.errors import CircuitBreakerOpenError, ConfigurationError
 from pymongo_resilience.executor import UndecidedError
-from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience.rules.failure import Evidence, Failure, RetryReason, Stage, evidence
 from pymongo_resilience.rules.outcome import Outcome
 from pymongo_resilience.rules.retry_rules import Retry
@@ -58,13 +58,15 @@ def release(retry_loop: RetryLoop, error: BaseException | None) -> None:
     """Release a run that is over. After a bug of ours, the application gets the driver's answer."""
     try:
         retry_loop.release(error)
-    except faults() as fault:
-        log_after_release(fault)
+    except internal_error_types() as internal_error:
+        log_after_release(internal_error)
 
 
-def log_after_release(fault: Exception) -> None:
+def log_after_release(internal_error: Exception) -> None:
     """Log a bug of ours that a release met with."""
-    logger.error("internal error in pymongo-resilience after the driver's loop", exc_info=fault)
+    logger.error(
+        "internal error in pymongo-resilience after the driver's loop", exc_info=internal_error
+    )
 
 
 def left_to_pymongo(
@@ -199,7 +201,7 @@ class RetryLoop:
         if self.began:
             self.last, self.txn_number.bound_to = None, None
         if operation.limits.waits:
-            bounded_waits.over(operation, None if self.connection is not None else error)
+            bounded_waits.end_waits(operation, None if self.connection is not None else error)
 
     def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
         """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
@@ -230,7 +232,7 @@ class RetryLoop:
         driver would wait for all of a longer deadline."""
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
-        timeout, own = driver.csot.timeout_in_force(), self.attempts.server_selection_timeout
+        timeout, own = driver.csot.active_timeout(), self.attempts.server_selection_timeout
         if not timeout or timeout <= own:
             return NO_DEADLINE
         return driver.csot.within(own)
@@ -285,7 +287,7 @@ class RetryLoop:
     def _attempt_ends(self, error: Exception, state: RetryState) -> None:
         self.runtime.in_flight.pop(id(self), None)
         if self.operation.limits.waits:
-            bounded_waits.over(self.operation, None if self.connection is not None else error)
+            bounded_waits.end_waits(self.operation, None if self.connection is not None else error)
         before, progress = self.attempts.progress, self.attempts.bulk_progress()
         if before is not None and progress != before:
             # A bulk has gone on: the retry of its last command has succeeded.
@@ -301,8 +303,8 @@ class RetryLoop:
         return self.attempts.needed_release(failure)
 
     def prepare(self, failure: Failure, state: RetryState, retry: Retry) -> None:
-        unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
-        if self.last is None or not (failure.no_writes_performed or unsent):
+        mark_unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
+        if self.last is None or not (failure.no_writes_performed or mark_unsent):
             self.last = failure
         if not self.may_be_applied and own_documents.may_be_applied(failure):
             self.may_be_applied = True

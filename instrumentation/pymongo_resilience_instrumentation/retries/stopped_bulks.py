@@ -14,7 +14,7 @@ from typing import Any
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.results import DeleteResult, InsertOneResult, UpdateResult
 
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import contain_internal_errors, logger
 from pymongo_resilience.rules.strategy import MongoDB
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
@@ -39,20 +39,20 @@ class ExecuteBatch(Interceptor):
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        return Entered(given)
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(args)
 
-    def send(self, _entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
-        reply, *sent = original(*given, **kwargs)
-        if (batch := self._with_duplicates(given[1:], reply, sent)) is not None:
+    def send(self, _entered: Entered, original: Function, *args: Any, **kwargs: Any) -> Any:
+        reply, *sent = original(*args, **kwargs)
+        if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
             reply, sent[0] = batch.settle()
         return reply, *sent
 
     async def send_async(
-        self, _entered: Entered, original: Function, *given: Any, **kwargs: Any
+        self, _entered: Entered, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
-        reply, *sent = await original(*given, **kwargs)
-        if (batch := self._with_duplicates(given[1:], reply, sent)) is not None:
+        reply, *sent = await original(*args, **kwargs)
+        if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
             reply, sent[0] = await batch.settle_async()
         return reply, *sent
 
@@ -61,7 +61,7 @@ class ExecuteBatch(Interceptor):
     ) -> own_documents.Batch | None:
         if not isinstance(reply, dict) or "writeErrors" not in reply:
             return None
-        with shielded("after a bulk write"):
+        with contain_internal_errors("after a bulk write"):
             operation = in_progress.current()
             loop = None if operation is None else operation.loop
             return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent[0])
@@ -113,7 +113,7 @@ def _continued(
     if "writeConcernError" in reply or isinstance(strategy, MongoDB):
         return False
     # Without a deadline there is one retry: behind it the rest of an unordered bulk is sent.
-    return bool(cmd["ordered"] or not bulk.retrying or driver.csot.timeout_in_force() is not None)
+    return bool(cmd["ordered"] or not bulk.retrying or driver.csot.active_timeout() is not None)
 
 
 def show_as_answered(error: BulkWriteError | ClientBulkWriteException) -> None:

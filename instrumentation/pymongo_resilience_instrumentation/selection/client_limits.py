@@ -21,7 +21,7 @@ from pymongo_resilience.clock import Clock
 from pymongo_resilience.config import BreakerMode, BudgetKind, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, Listener
-from pymongo_resilience.internal_errors import faults
+from pymongo_resilience.internal_errors import internal_error_types
 from pymongo_resilience.rules.budget import UNLIMITED, RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure
 from pymongo_resilience.rules.retry_state import RetryState
@@ -204,5 +204,5 @@ class ServerSelector:
             return found
         try:
             return self._breakers.without_open(found)
-        except faults():  # under the driver's lock an internal error is not logged
+        except internal_error_types():  # under the driver's lock an internal error is not logged
             return found

@@ -39,7 +39,7 @@ NO_PRIMARY = "ReplicaSetNoPrimary"
 PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
 
-class Seen(NamedTuple):
+class UnreachableServer(NamedTuple):
     """A server that cannot be reached, as a selection saw it. Immutable."""
 
     description: Any
@@ -67,7 +67,7 @@ class Seen(NamedTuple):
 class TerminalDetector:
     """What one operation saw of the servers while it waited for one. Not thread-safe."""
 
-    seen: dict[Address, Seen] = field(default_factory=dict)
+    seen: dict[Address, UnreachableServer] = field(default_factory=dict)
     removed_since: float | None = None
     """Since when the server that the operation is bound to is not a member, in seconds."""
 
@@ -125,11 +125,11 @@ class TerminalDetector:
         now: float,
         refusals: Callable[[Address], int],
         second_look: Callable[[Address], Symptom | None],
-    ) -> Seen:
+    ) -> UnreachableServer:
         address, error = description.address, description.error
         before, symptom, explained = self.seen.get(address), causes.cause_of(error), None
         if symptom in causes.LOGINS:
-            return Seen(description, symptom, refusals(address), now)
+            return UnreachableServer(description, symptom, refusals(address), now)
         if symptom is None and causes.hangs_up(error):
             symptom, explained = Symptom.HANGS_UP, second_look(address)
         if before is not None and before.description is description:
@@ -138,7 +138,7 @@ class TerminalDetector:
             before.symptom is symptom or {before.symptom, symptom} == LOST_ALERT
         )
         times = before.times + 1 if before is not None and same else 1
-        return Seen(description, symptom, times, now, explained)
+        return UnreachableServer(description, symptom, times, now, explained)
 
 
 class TerminalWaits:

@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.causes import (
     Diagnosis,
-    Found,
+    ObservedServer,
     cause_of,
     diagnose,
     is_rejection,
@@ -48,7 +48,7 @@ OWN_WORDS = ("No ", "Could not reach any servers")
 """How pymongo's own sentences begin; else the text is the errors of servers."""
 HANDSHAKE = "SSL handshake failed"
 """How its text for an error in a TLS handshake begins."""
-LONGEST_ERROR = 200
+MAX_ERROR_LENGTH = 200
 """Characters of one server's error."""
 AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)?\)$", re.DOTALL)
 """What stands behind the cause in an error of the driver's: the timeouts, its origin."""
@@ -73,7 +73,7 @@ def explain_selection(
         described,
         driver.clients.topology_of(client),
         writable_server_selector if writes else preference,
-        own=driver.selection.own_selector(client),
+        own=driver.selection.application_selector(client),
         breakers=waits,
         threshold=client.options.local_threshold_ms / 1000,
     )
@@ -89,7 +89,7 @@ def explain(error: Exception, attempts: DriverAttempts) -> None:
     words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
     if not words.startswith(OWN_WORDS):
         words = UNREACHABLE
-    own = driver.selection.own_selector(client)
+    own = driver.selection.application_selector(client)
     # It is not called once more. What the rules have left is what it has refused.
     refuses = None if own is None else lambda _servers: ()
     verdicts = _verdicts(topology.description, topology, selector, own=refuses)
@@ -109,7 +109,7 @@ def diagnosis(client: Client, selector: Any) -> Diagnosis | None:
         return None
     return diagnose(
         [
-            Found(
+            ObservedServer(
                 address_text(each.address),
                 _symptom(each, client),
                 is_primary=each.server_type_name == "RSPrimary",
@@ -188,7 +188,7 @@ def _steps(
         yield SelectionRule.MODE, left, lambda _: f"the deployment is {kind}"
     else:
         for rule, narrower, says in _by_preference(described, selector):
-            left = narrower(driver.selection.whole_set(described)).server_descriptions
+            left = narrower(driver.selection.all_servers(described)).server_descriptions
             yield rule, left, says
     if own is not None and left:
         accepted = {each.address for each in own(list(left))}
@@ -236,7 +236,7 @@ def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRul
 
 def _staleness(server: Any, described: Any) -> float:
     """Seconds that a secondary is behind, at worst. Source: Max Staleness, "Client"."""
-    whole = driver.selection.whole_set(described)
+    whole = driver.selection.all_servers(described)
     behind: float = described.heartbeat_frequency - server.last_write_date
     if whole.primary is None:
         newest: float = whole.secondary_with_max_last_write_date().last_write_date
@@ -299,7 +299,7 @@ def error_text(error: Exception, address: Address) -> str:
         # asyncio has words of its own, with the address in it once more.
         known = int(number[1]) in errno.errorcode
         text = os.strerror(int(number[1])) if known else text[number.end() :]
-    return " ".join(text.split())[:LONGEST_ERROR] or safe_message(error)
+    return " ".join(text.split())[:MAX_ERROR_LENGTH] or safe_message(error)
 
 
 def original_error(client: Client) -> Exception | None:

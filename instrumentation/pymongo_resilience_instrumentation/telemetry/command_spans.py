@@ -27,7 +27,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pymongo import monitoring
 
 from pymongo_resilience.config import CommandSpanMode
-from pymongo_resilience.internal_errors import foreign, logger
+from pymongo_resilience.internal_errors import logger, wrap_foreign_error
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
@@ -54,7 +54,7 @@ class CommandSpans:
         """What it raises is logged once, and never hurts the operation."""
         if name in self.hooks:
             try:
-                in_progress.reported(self.hooks[name], span, event)
+                in_progress.call_foreign(self.hooks[name], span, event)
             except Exception:
                 if name not in self._raised:
                     self._raised.add(name)
@@ -92,8 +92,8 @@ class SentCommand:
         self.start_span()
 
     def start_span(self) -> Span:
-        self.span = in_progress.reported(
-            foreign,
+        self.span = in_progress.call_foreign(
+            wrap_foreign_error,
             self._spans.tracer.start_span,
             self.event.command_name,
             trace.set_span_in_context(self.around, context.get_current()),
@@ -132,7 +132,7 @@ class SentCommand:
                 message = self.result.get(semconv.EXCEPTION_MESSAGE)
                 span.set_status(Status(StatusCode.ERROR, message))
         finally:
-            in_progress.reported(foreign, span.end, self.ended_ns)
+            in_progress.call_foreign(wrap_foreign_error, span.end, self.ended_ns)
 
     def settle(self, error: BaseException | None, *, retried: bool) -> Mapping[str, Any]:
         """Attributes to copy onto the operation's span when it ends with a single command."""

@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from pymongo import monitoring
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import faults, logger
+from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.operation import Operation
 
@@ -48,7 +48,7 @@ def contain(method: Callable[..., None], error: Exception) -> None:
     """Log the first internal error of a listener's method. What a signal handler has raised there
     the driver would drop: the operation in progress keeps it."""
     operation = in_progress.current()
-    if not isinstance(error, faults()) and operation is not None:
+    if not isinstance(error, internal_error_types()) and operation is not None:
         operation.interrupt(error)
     elif method not in faulty:
         faulty.add(method)
@@ -82,7 +82,7 @@ class Commands(OurListener, monitoring.CommandListener):
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         try:
-            operation = in_progress.found()
+            operation = in_progress.current_or_ended()
             if operation is None or operation.ended or not self.enabled_flag.on:
                 return
             operation.sent_to = event.connection_id
@@ -121,7 +121,7 @@ class Commands(OurListener, monitoring.CommandListener):
 
     def succeeded(self, event: Any) -> None:
         try:
-            operation = in_progress.found()
+            operation = in_progress.current_or_ended()
             state = None if operation is None or operation.ended else operation.shown
             if state is None or not state.commands:
                 return

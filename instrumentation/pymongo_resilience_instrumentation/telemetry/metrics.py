@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.failures.error_texts import (
     qualified_name,
 )
 from pymongo_resilience_instrumentation.operation import Operation
-from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import WaitKind
 
 from . import semconv
 from .observers import Observer
@@ -86,7 +86,7 @@ class OperationMetrics(Observer):
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
         for wait in operation.limits.waits or ():
-            if wait.what is For.SERVER:
+            if wait.what is WaitKind.SERVER:
                 waited = {semconv.DB_OPERATION_NAME: operation.name}
                 waited[semconv.OUTCOME] = wait.outcome or ""
                 self._selection.record(wait.seconds, waited)

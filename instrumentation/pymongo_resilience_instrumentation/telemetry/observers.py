@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
-from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import WaitKind
 
 
 class Observer:
@@ -58,7 +58,7 @@ class Timelines(Observer):
             }
             operation.span.add_event("operation.timeline", attributes, operation.ended_ns)
         outcome = outcome_of(operation, error)
-        in_progress.reported(
+        in_progress.call_foreign(
             call_handlers, timeline.log, operation.name, operation.namespace, outcome, phases
         )
 
@@ -83,5 +83,5 @@ def _phases(operation: Operation) -> tuple[Phase, ...]:
 
 def _shown(waits: Sequence[bounded_waits.Wait]) -> tuple[Wait, ...]:
     return tuple(
-        Wait(each.seconds, each.what is For.SERVER, each.connecting or 0.0) for each in waits
+        Wait(each.seconds, each.what is WaitKind.SERVER, each.connecting or 0.0) for each in waits
     )

@@ -11,12 +11,12 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
-from pymongo_resilience.internal_errors import foreign
+from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
 from pymongo_resilience_instrumentation.operation import Operation
-from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import WaitKind
 
 from . import semconv
 from .client_tracing import tracing_of
@@ -25,8 +25,8 @@ from .span_state import SpanState
 from .transaction_spans import parent_of
 
 EVENTS = {
-    For.SERVER: "server_selection.waited",
-    For.CONNECTION: "connection.waited",
+    WaitKind.SERVER: "server_selection.waited",
+    WaitKind.CONNECTION: "connection.waited",
 }
 SHOWN_WAITS = 32
 """The last of an operation. An SDK keeps the last 128 events of a span; decisions need a place,
@@ -63,8 +63,8 @@ class OperationSpans(Observer):
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(operation.name, database or "admin", collection)
         # What samplers and processors send meanwhile is no part of the operation.
-        span = in_progress.reported(
-            foreign, self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
+        span = in_progress.call_foreign(
+            wrap_foreign_error, self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
         )
         operation.shown, operation.outer_context = SpanState(span), outer
         context.attach(trace.set_span_in_context(span, outer))

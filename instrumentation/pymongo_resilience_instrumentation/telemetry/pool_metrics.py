@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def wrapped(clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
     pools = driver.clients.classes("pool", "Pool")
     for owner in driver.clients.defining(driver.connections.OUT_OF_TIME, *pools):
-        yield owner, driver.connections.OUT_OF_TIME, OutOfTime(clients, metrics)
+        yield owner, driver.connections.OUT_OF_TIME, CheckoutTimeout(clients, metrics)
 
 
 def _context() -> Context | None:
@@ -57,16 +57,16 @@ def connected(
         metrics.rejected_handshakes.add(1, attributes, _context())
 
 
-class OutOfTime(Interceptor):
+class CheckoutTimeout(Interceptor):
     """A pool's method that raises for an operation which waited for a connection in vain."""
 
     def __init__(self, clients: Clients, metrics: DriverMetrics) -> None:
         self._clients = clients
         self._metrics = metrics
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        if not in_progress.reporting():
-            self._metrics.timeouts.add(1, self._clients.attributes(given[0]) or {})
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if not in_progress.in_foreign_call():
+            self._metrics.timeouts.add(1, self._clients.attributes(args[0]) or {})
 
 
 @dataclass(eq=False, repr=False)
@@ -81,8 +81,8 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
 
     @guarded
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
-        if self.metrics.wait_time is not None and not in_progress.reporting():
-            taken = time.perf_counter(), in_progress.found()
+        if self.metrics.wait_time is not None and not in_progress.in_foreign_call():
+            taken = time.perf_counter(), in_progress.current_or_ended()
             self._taken[event.address, event.connection_id] = taken
             seconds = event.duration or 0.0
             self.metrics.wait_time.record(seconds, self.pool_name(event.address), _context())
@@ -93,7 +93,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
         if taken is None or self.metrics.use_time is None:
             return
         seconds, attributes = time.perf_counter() - taken[0], self.pool_name(event.address)
-        if in_progress.found() is taken[1]:
+        if in_progress.current_or_ended() is taken[1]:
             self.metrics.use_time.record(seconds, attributes, _context())
         else:
             # In another context: perhaps the collector closes the coroutine that used it, while

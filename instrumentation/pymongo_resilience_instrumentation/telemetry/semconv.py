@@ -8,7 +8,7 @@ from typing import Any
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from pymongo_resilience.internal_errors import foreign
+from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name, safe_message
@@ -78,4 +78,4 @@ def end_span(
             span.set_attributes(attributes)
             span.set_status(Status(StatusCode.ERROR, attributes[EXCEPTION_MESSAGE]))
     finally:
-        foreign(span.end, ended_ns)
+        wrap_foreign_error(span.end, ended_ns)

@@ -12,7 +12,7 @@ from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.client_registry import Clients, ClientState
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
@@ -48,7 +48,7 @@ class ServerGauges:
             shown = self._clients.alive()
         for client in shown:
             observed: list[Observation] = []
-            with shielded(f"while observing {name} of one client"):
+            with contain_internal_errors(f"while observing {name} of one client"):
                 observed.extend(observe(client))
             yield from observed
 

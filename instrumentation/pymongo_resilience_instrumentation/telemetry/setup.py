@@ -9,7 +9,7 @@ from opentelemetry import context, metrics, trace
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import MetricDetail
 from pymongo_resilience.events import Broadcast, Event, EventLog
-from pymongo_resilience.internal_errors import faults, foreign, logger
+from pymongo_resilience.internal_errors import internal_error_types, logger, wrap_foreign_error
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.limits import NEVER
 from pymongo_resilience_instrumentation.operation import Operation
@@ -98,9 +98,9 @@ class Telemetry:
         for observer in (self._timelines, *self._observers):
             try:
                 observer.on_event(event)
-            except faults():
+            except internal_error_types():
                 logger.exception("internal error in pymongo-resilience while showing a decision")
-        in_progress.reported(self._listeners.on_event, event)
+        in_progress.call_foreign(self._listeners.on_event, event)
 
     def end(self, operation: Operation, error: BaseException | None) -> None:
         """An internal error of one observer does not keep the others from ending."""
@@ -113,7 +113,7 @@ class Telemetry:
         for observer in observers:
             try:
                 observer.ends(operation, error)
-            except faults():
+            except internal_error_types():
                 logger.exception("internal error in pymongo-resilience while ending %s", operation)
                 end_spans(operation)
 
@@ -123,4 +123,4 @@ def end_spans(operation: Operation) -> None:
     commands = () if operation.shown is None else operation.shown.commands.values()
     for span in (*(each.span for each in commands), operation.span):
         if span is not None and span.is_recording():
-            in_progress.reported(foreign, span.end, operation.ended_ns)
+            in_progress.call_foreign(wrap_foreign_error, span.end, operation.ended_ns)

@@ -16,7 +16,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import foreign
+from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.deferred import at_exit, defer, run_at_exit, run_deferred
 from pymongo_resilience_instrumentation.interceptor import (
@@ -81,10 +81,10 @@ class TransactionSpan(Observer):
                 delattr(session, _SPAN)
             try:
                 self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-                in_progress.reported(semconv.end_span, self.span, error, self._quotes, ended_ns)
+                in_progress.call_foreign(semconv.end_span, self.span, error, self._quotes, ended_ns)
             finally:
                 if self.span.is_recording():
-                    in_progress.reported(foreign, self.span.end, ended_ns)
+                    in_progress.call_foreign(wrap_foreign_error, self.span.end, ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -130,11 +130,11 @@ class StartTransaction(Interceptor):
         tracing = tracing_of(session.client)
         if tracing.enabled and is_instrumentation_enabled():
             quotes = tracing.quotes
-            span = in_progress.reported(foreign, self._start_span)
+            span = in_progress.call_foreign(wrap_foreign_error, self._start_span)
             try:
                 TransactionSpan(span, session, quotes)
             except BaseException:
-                in_progress.reported(foreign, span.end)
+                in_progress.call_foreign(wrap_foreign_error, span.end)
                 raise
             if span.is_recording():
                 run_at_exit()
@@ -158,8 +158,8 @@ class EndSession(Interceptor):
         # A session of the driver's own, which ends inside of an operation, has no such span.
         return outside_of_operations(super().wrapper(flag, asynchronous))
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        session, *error = given
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        session, *error = args
         found = span_of(session)
         if found is None or session.in_transaction:
             return

@@ -53,34 +53,34 @@ authentication are several round trips."""
 
 def observed(connected: Connected | None) -> Iterator[Row]:
     """For ``strategy=driver``: waits are measured, and end when pymongo ends them."""
-    for half in (driver.clients.SYNC_HALF, driver.clients.ASYNC_HALF):
-        pool = half.module("pool")
-        yield half.module("topology"), half.wait, MeasuredWait(For.SERVER)
-        yield pool, half.wait, MeasuredWait(For.CONNECTION)
+    for api in (driver.clients.SYNC_API, driver.clients.ASYNC_API):
+        pool = api.module("pool")
+        yield api.module("topology"), api.wait, MeasuredWait(WaitKind.SERVER)
+        yield pool, api.wait, MeasuredWait(WaitKind.CONNECTION)
         yield pool.Pool, driver.selection.HANDSHAKE, MeasuredHandshake(connected)
 
 
 def wrapped(
     enabled_flag: EnabledFlag,
     dead_peer_s: int,
-    hopeless: Hopeless | None,
+    terminal_check: TerminalCheck | None,
     connected: Connected | None,
 ) -> Iterator[Row]:
     """``dead_peer_s``: see ``Config``; ``hopeless``: where retries are decided here."""
-    for half in (driver.clients.SYNC_HALF, driver.clients.ASYNC_HALF):
-        pool = half.module("pool")
-        yield half.module("topology"), half.wait, ConditionWait(For.SERVER, hopeless)
-        yield pool, half.wait, ConditionWait(For.CONNECTION)
-        yield pool, half.connect, Connect(dead_peer_s)
-        yield half.module("srv_resolver"), driver.clients.LOOKUP, Lookup()
+    for api in (driver.clients.SYNC_API, driver.clients.ASYNC_API):
+        pool = api.module("pool")
+        yield api.module("topology"), api.wait, ConditionWait(WaitKind.SERVER, terminal_check)
+        yield pool, api.wait, ConditionWait(WaitKind.CONNECTION)
+        yield pool, api.connect, Connect(dead_peer_s)
+        yield api.module("srv_resolver"), driver.clients.LOOKUP, Lookup()
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
-        pool = driver.clients.ASYNC_HALF.module("pool")
+        pool = driver.clients.ASYNC_API.module("pool")
         yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
         yield lock, "wait_for", KeptWhileWaiting()
 
 
-class For(Enum):
+class WaitKind(Enum):
     """What is waited for. The value is the outcome of a wait that succeeded."""
 
     SERVER = "selected"
@@ -91,7 +91,7 @@ class For(Enum):
 class Wait:
     """One that had to be, once or again and again until a server or a connection was there."""
 
-    what: For
+    what: WaitKind
     seconds: float = 0.0
     connecting: float | None = None
     """How many of the seconds the operation made a connection itself; None if it did not."""
@@ -117,12 +117,12 @@ class Wait:
             self.outcome = self.what.value
         elif isinstance(error, Exception):
             # A selection fails in no other way; what comes after it may.
-            self.outcome = "failed" if self.what is For.CONNECTION else self.what.value
+            self.outcome = "failed" if self.what is WaitKind.CONNECTION else self.what.value
         else:
             self.outcome = "interrupted"
 
 
-Hopeless = Callable[[Operation], Exception | None]
+TerminalCheck = Callable[[Operation], Exception | None]
 """Called before a wait for a server, with the topology's lock held; returns what the operation
 fails with at once where the wait could not help."""
 Connected = Callable[[Any, float, BaseException | None], None]
@@ -130,7 +130,7 @@ Connected = Callable[[Any, float, BaseException | None], None]
 error."""
 
 
-def name_own_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
+def name_configured_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
     """Have a full pool's error name the ``waitQueueTimeoutMS`` that ended the wait. The driver's
     text ends with the timeout of the operation."""
     waits = operation.limits.waits
@@ -140,7 +140,7 @@ def name_own_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
         error.args = (f"{text}{given}{wait.own_limit}",) if given else error.args
 
 
-def over(operation: Operation, error: BaseException | None) -> None:
+def end_waits(operation: Operation, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
     waits = operation.limits.waits
     if waits and waits[-1].outcome is None:
@@ -165,13 +165,13 @@ class _Waiting:
 class MeasuredWait(Interceptor):
     """Measures how long an operation waits, and changes nothing."""
 
-    def __init__(self, what: For) -> None:
+    def __init__(self, what: WaitKind) -> None:
         self._what = what
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
         operation = in_progress.current()
         self._begin(operation)
-        return _Waiting(given[0], None, operation=operation)
+        return _Waiting(args[0], None, operation=operation)
 
     def _begin(self, operation: Operation | None) -> None:
         if operation is None:
@@ -204,12 +204,12 @@ class MeasuredWait(Interceptor):
 class ConditionWait(MeasuredWait):
     """A wait for a server, or for a place in the pool. The sync one runs under their lock."""
 
-    def __init__(self, what: For, hopeless: Hopeless | None = None) -> None:
+    def __init__(self, what: WaitKind, terminal_check: TerminalCheck | None = None) -> None:
         super().__init__(what)
-        self._hopeless = hopeless
+        self._hopeless = terminal_check
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
-        condition, timeout = given
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
+        condition, timeout = args
         operation = in_progress.current()
         left = driver.csot.remaining()
         configured = operation is not None and operation.limits.source.is_configuration
@@ -221,11 +221,11 @@ class ConditionWait(MeasuredWait):
             if error is not None:
                 return _Waiting(condition, timeout, error=error)
         self._begin(operation)
-        if operation is not None and configured and self._what is For.CONNECTION:
-            timeout = self._keep_own_limit(operation, timeout)
+        if operation is not None and configured and self._what is WaitKind.CONNECTION:
+            timeout = self._keep_configured_limit(operation, timeout)
         return _Waiting(condition, timeout, operation=operation)
 
-    def _keep_own_limit(self, operation: Operation, timeout: float | None) -> float | None:
+    def _keep_configured_limit(self, operation: Operation, timeout: float | None) -> float | None:
         """Under a timeout of the configuration, the pool's ``waitQueueTimeoutMS`` holds as well."""
         own: float | None = operation.client.options.pool_options.wait_queue_timeout
         waits = operation.limits.waits
@@ -248,15 +248,15 @@ class MeasuredHandshake(MeasuredWait):
     """A connection until it is ready, hello and authentication included."""
 
     def __init__(self, connected: Connected | None) -> None:
-        super().__init__(For.CONNECTION)
+        super().__init__(WaitKind.CONNECTION)
         self._connected = connected
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
         # Monitors, and what keeps minPoolSize, have no handler.
-        handler = given[1] if len(given) > 1 else kwargs.get("handler")
+        handler = args[1] if len(args) > 1 else kwargs.get("handler")
         operation = None if handler is None else in_progress.current()
         self._begin(operation)
-        return _Waiting(given[0], None, operation=operation)
+        return _Waiting(args[0], None, operation=operation)
 
     def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
         self._add(waiting)
@@ -270,7 +270,7 @@ class MeasuredHandshake(MeasuredWait):
         return error
 
     def _report(self, waiting: _Waiting, error: BaseException | None = None) -> None:
-        if self._connected is not None and not in_progress.reporting():
+        if self._connected is not None and not in_progress.in_foreign_call():
             self._connected(waiting.instance, driver.csot.now() - waiting.began, error)
 
 
@@ -281,10 +281,10 @@ class Handshake(MeasuredHandshake):
     handshakes take would never connect.
     """
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
         # Monitors, and what keeps minPoolSize, have no handler.
-        handler = given[1] if len(given) > 1 else kwargs.get("handler")
-        pool, operation = given[0], None if handler is None else in_progress.current()
+        handler = args[1] if len(args) > 1 else kwargs.get("handler")
+        pool, operation = args[0], None if handler is None else in_progress.current()
         left, began = driver.csot.remaining(), driver.csot.now()
         attempt = None if operation is None else operation.limits.attempt_timeout
         if attempt is not None:
@@ -326,8 +326,8 @@ class Connect(Interceptor):
     def __init__(self, dead_peer_s: int) -> None:
         self._dead_peer_s = dead_peer_s
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
-        options = given[1]
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
+        options = args[1]
         seconds = driver.csot.remaining()
         if seconds is None:
             return _Waiting(options, None)
@@ -337,12 +337,12 @@ class Connect(Interceptor):
     def succeeded(self, connecting: _Waiting, interface: Any) -> Any:
         if self._dead_peer_s:
             driver.connections.watch_peer(
-                interface, self._dead_peer_s, is_monitors=not connecting.instance.pause_enabled
+                interface, self._dead_peer_s, is_monitor_pool=not connecting.instance.pause_enabled
             )
         return interface
 
     async def send_async(
-        self, connecting: _Waiting, original: Function, *given: Any, **kwargs: Any
+        self, connecting: _Waiting, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
         """The TLS handshake, which pymongo leaves to asyncio and its 60 s, and the resolver's
         thread end in time as well; a cancellation that arrives with the socket is kept."""
@@ -350,7 +350,7 @@ class Connect(Interceptor):
         before = 0 if task is None else task.cancelling()
         try:
             async with asyncio.timeout(None if seconds is None else seconds + GRACE):
-                interface = await original(*given, **kwargs)
+                interface = await original(*args, **kwargs)
         except TimeoutError as error:
             # asyncio's own has no text, and the driver's message would be without a reason.
             raise TimeoutError("timed out") from error
@@ -377,7 +377,7 @@ class Lookup(Interceptor):
         self,
         _entered: Any,
         original: Function,
-        *given: Any,
+        *args: Any,
         lifetime: float | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -385,7 +385,7 @@ class Lookup(Interceptor):
         if left is not None:
             left = max(left, RESOLUTION)
             lifetime = left if lifetime is None else min(lifetime, left)
-        return original(*given, lifetime=lifetime, **kwargs)
+        return original(*args, lifetime=lifetime, **kwargs)
 
 
 def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
@@ -414,9 +414,9 @@ class KeptWhileWaiting(Interceptor):
     """The same of what pymongo waits for by ``asyncio.wait_for``."""
 
     async def send_async(
-        self, _entered: Any, _original: Function, *given: Any, **kwargs: Any
+        self, _entered: Any, _original: Function, *args: Any, **kwargs: Any
     ) -> Any:
-        return await wait_for(*given, **kwargs)
+        return await wait_for(*args, **kwargs)
 
 
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names

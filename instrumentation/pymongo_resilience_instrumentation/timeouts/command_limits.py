@@ -18,13 +18,13 @@ from typing import Any
 from pymongo.errors import ExecutionTimeout
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.internal_errors import contain_internal_errors, internal_error_types, logger
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_state import RetryState
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.clients.client_registry import ByClient
 from pymongo_resilience_instrumentation.driver.connections import LIMIT, socket_timeout_of
-from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, unsent
+from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError, mark_unsent
 from pymongo_resilience_instrumentation.interceptor import (
     Entered,
     Function,
@@ -50,17 +50,17 @@ def of_cursors(enabled_flag: EnabledFlag) -> Iterator[Row]:
 
 def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
     """The server must not count later batches to the first command's limit."""
-    found = in_progress.found
+    found = in_progress.current_or_ended
 
-    def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
+    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
         operation = found()
         cursor = None if operation is None else operation.limits.cursor
         if cursor is None or not cursor.omits_max_time or not enabled_flag.on:
-            return original(*given, **kwargs)
-        command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
+            return original(*args, **kwargs)
+        command = kwargs["cmd"] if "cmd" in kwargs else args[-1]
         own = None if command is None else command.get(LIMIT)
-        result = original(*given, **kwargs)
-        with shielded("while limiting a command"):
+        result = original(*args, **kwargs)
+        with contain_internal_errors("while limiting a command"):
             if timeout := driver.csot.TIMEOUT.get():
                 _adjust(connection, command, own, timeout, operation)
         return result
@@ -88,27 +88,27 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
     older limits. By iteration, a cursor's first command has the application's limit alone. An
     attempt may have a shorter one.
     """
-    timeout_in_force, found = driver.csot.TIMEOUT.get, in_progress.found
+    active_timeout, found = driver.csot.TIMEOUT.get, in_progress.current_or_ended
     warned: ByClient[bool] = ByClient(lambda _: True)
 
-    def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
-        timeout, operation = timeout_in_force(), found()
+    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
+        timeout, operation = active_timeout(), found()
         limits = None if operation is None else operation.limits
         attempt = None if limits is None else limits.attempt_timeout
         if (timeout is None and attempt is None) or not enabled_flag.on:
-            return original(*given, **kwargs)
+            return original(*args, **kwargs)
         # None for a getMore, which gets no limit: it may wait for news.
-        command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
+        command = kwargs["cmd"] if "cmd" in kwargs else args[-1]
         own = None if command is None else command.get(LIMIT)
         try:
             if own is not None and limits is not None and _is_left_over(own, limits):
                 own = None
-        except faults():
+        except internal_error_types():
             logger.exception("internal error in pymongo-resilience while limiting a command")
         try:
-            result = original(*given, **kwargs)
+            result = original(*args, **kwargs)
         except ExecutionTimeout as error:
-            unsent(error)
+            mark_unsent(error)
             raise
         try:
             if operation is None or limits is None:
@@ -134,7 +134,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
                 _apply_other_limits(connection, command, own, timeout, operation)
         except ExecutionTimeout:
             raise
-        except faults():
+        except internal_error_types():
             logger.exception("internal error in pymongo-resilience while limiting a command")
         return result
 
@@ -150,7 +150,7 @@ def _apply_other_limits(
         if limits.source.is_configuration:
             driver.connections.keep_socket_timeout(connection)
             if command is not None and (own is not None or COMMIT in command):
-                own = _keep_own_limit(command, own, operation)
+                own = _keep_configured_limit(command, own, operation)
     if (attempt := limits.attempt_timeout) is not None:
         limits.reply_within = None if command is None else attempt
         limits.attempt_limits_server = command is not None and driver.connections.limit_attempt(
@@ -172,7 +172,7 @@ def _is_left_over(limit: int, limits: Limits) -> bool:
     return limit == limits.sent_ms and limits.application_limit_ms is None
 
 
-def _keep_own_limit(command: Any, own: int | None, operation: Operation) -> int | None:
+def _keep_configured_limit(command: Any, own: int | None, operation: Operation) -> int | None:
     """Send the application's ``maxTimeMS`` or ``maxCommitTimeMS``, which is returned, if it is
     shorter than what is left. By iteration nothing else is sent."""
     if own is None and operation.loop is not None:
@@ -187,11 +187,11 @@ def _keep_own_limit(command: Any, own: int | None, operation: Operation) -> int 
 class KeepWtimeout(Interceptor):
     """A write concern keeps its ``wtimeout`` under a timeout of the configuration."""
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        operation, concern = in_progress.found(), given[1]
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        operation, concern = in_progress.current_or_ended(), args[1]
         if not concern or operation is None or not operation.limits.source.is_configuration:
             return None
-        return Entered(given) if "wtimeout" in concern.document else None
+        return Entered(args) if "wtimeout" in concern.document else None
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         command, concern = entered.instance
@@ -225,7 +225,7 @@ def _adjust(
         left = max(0.0, driver.csot.remaining() or 0.0)
         text = f"operation would exceed time limit, remaining timeout:{left:.5f}"
         text += " < 1 ms "
-        raise unsent(ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50}))
+        raise mark_unsent(ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50}))
 
 
 class Reply(Interceptor):
@@ -233,37 +233,37 @@ class Reply(Interceptor):
     configuration, no longer than ``socketTimeoutMS`` either."""
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-        limited, found = super().wrapper(flag, asynchronous), in_progress.found
+        limited, found = super().wrapper(flag, asynchronous), in_progress.current_or_ended
 
-        def wrapper(original: Function, module: Any, given: Any, kwargs: Any) -> Any:
+        def wrapper(original: Function, module: Any, args: Any, kwargs: Any) -> Any:
             operation = found()
             limits = None if operation is None else operation.limits
             if limits is None or not (
                 limits.reply_within is not None
-                or (limits.source.is_configuration and socket_timeout_of(given[0]) is not None)
+                or (limits.source.is_configuration and socket_timeout_of(args[0]) is not None)
             ):
-                return original(*given, **kwargs)
-            return limited(original, module, given, kwargs)
+                return original(*args, **kwargs)
+            return limited(original, module, args, kwargs)
 
         return wrapper
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        operation: Any = in_progress.found()
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        operation: Any = in_progress.current_or_ended()
         limits: Limits = operation.limits
         attempt, limits.reply_within = limits.reply_within, None
-        own = socket_timeout_of(given[0]) if limits.source.is_configuration else None
+        own = socket_timeout_of(args[0]) if limits.source.is_configuration else None
         seconds = min(each for each in (attempt, own) if each is not None)
         return Entered(attempt if seconds == attempt else None, driver.csot.within(seconds))
 
     def failed(
-        self, entered: Entered | None, error: BaseException, given: tuple[Any, ...], *_: Any
+        self, entered: Entered | None, error: BaseException, args: tuple[Any, ...], *_: Any
     ) -> BaseException:
         left = driver.csot.remaining()
         # Once the operation's own deadline is over, it is that one's.
         over = left is not None and left <= 0
         if entered is None or not isinstance(error, TimeoutError) or over:
             return error
-        late: OSError = driver.connections.socket_timed_out(given[0])
+        late: OSError = driver.connections.socket_timed_out(args[0])
         if entered.instance is not None:
             late = AttemptTimeoutError(entered.instance)
         late.__cause__ = error.__cause__

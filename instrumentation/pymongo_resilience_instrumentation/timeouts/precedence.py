@@ -37,7 +37,7 @@ from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import Block
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.policies.policy import NOTHING, Policy, shorter
+from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy, shorter
 from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.call import Call
@@ -88,7 +88,7 @@ class TimeoutRules:
         if (self._observes or not self.csot_available) and self._is_pymongos(call, limits):
             return
         block, bound = call.block_policy, call.bound_policy
-        rule = call.rule(self._rules) if self._have_timeouts else NOTHING
+        rule = call.rule(self._rules) if self._have_timeouts else EMPTY_POLICY
         attempt_ms = block.attempt_timeout_ms or bound.attempt_timeout_ms
         attempt_ms = attempt_ms or rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
@@ -104,14 +104,14 @@ class TimeoutRules:
         if block.timeout_ms is not None:
             seconds, source = block.timeout_ms / 1000, TimeoutSource.BLOCK
         limits.own_timeout, limits.own_source = seconds, source
-        has_timeout = driver.csot.timeout_in_force() is not None
+        has_timeout = driver.csot.active_timeout() is not None
         is_active = has_timeout or driver.csot.DEADLINE.get() != NEVER
         if is_active and _keep_active(limits, block.timeout_ms):
             return
         limits.timeout, limits.source = seconds, source
         if seconds is not None:
             # Also if it is the client's own: pymongo's loop over several batches has none.
-            limits.deadline = driver.csot.InForce(seconds, source=source)
+            limits.deadline = driver.csot.ActiveTimeout(seconds, source=source)
 
     def _is_pymongos(self, call: Call, limits: Limits) -> bool:
         """Return True if pymongo's own timeout applies, or none: it works as without this
@@ -122,7 +122,7 @@ class TimeoutRules:
             return True
         if call.block_policy.timeout_ms is not None:
             return False
-        active = driver.csot.timeout_in_force()
+        active = driver.csot.active_timeout()
         limits.timeout_of_pymongo = own if active is None else active
         if active is not None or driver.csot.DEADLINE.get() != NEVER:
             return True
@@ -133,7 +133,7 @@ class TimeoutRules:
     ) -> tuple[float | None, TimeoutSource, bool]:
         """Return the timeout that several operations have together, those of a with_transaction or
         of a GridFS stream, in seconds; who set it; and whether it is by iteration."""
-        if in_progress.reporting():
+        if in_progress.in_foreign_call():
             return None, TimeoutSource.NONE, False
         in_progress.clear_inherited()
         call = Call(
@@ -159,13 +159,13 @@ def _keep_active(limits: Limits, block_ms: int | None) -> bool:
     """Return True if an operation keeps the active timeout, because no block of ``override``
     around the operation has a shorter one."""
     if block_ms:
-        active = driver.csot.timeout_in_force()
+        active = driver.csot.active_timeout()
         if shorter(active or 0, block_ms / 1000) != active:
             return False
     elif (hidden := driver.csot.hidden_timeout()) is not None:
         limit_to(limits, hidden, TimeoutSource.PYMONGO_TIMEOUT)
         return True
-    limits.timeout = driver.csot.timeout_in_force()
+    limits.timeout = driver.csot.active_timeout()
     limits.source = driver.csot.active_source()
     return True
 
@@ -213,7 +213,7 @@ class TransactionDeadline(NamedTuple):
         # What an operation puts in force, for those inside of it as well, is none of the
         # callback's.
         if not inside and in_progress.current() is None:
-            inside = driver.csot.timeout_in_force() is not None and not driver.csot.is_ours()
+            inside = driver.csot.active_timeout() is not None and not driver.csot.is_ours()
         if inside:
             raise InvalidOperation(
                 "inside of with_transaction an operation with its session has what remains of the "
@@ -239,9 +239,11 @@ def transaction_of(session: object) -> TransactionDeadline | None:
 ATTRIBUTE = "_pymongo_resilience_timeout"
 DEFAULT_WAIT = 1.0
 """Seconds that the server waits for news where no ``max_await_time_ms`` is set."""
-OF_A_LIFE = ' for the whole life of the cursor (timeout_mode="iteration" gives each batch its own)'
+FOR_CURSOR_LIFETIME = (
+    ' for the whole life of the cursor (timeout_mode="iteration" gives each batch its own)'
+)
 
-OF_A_RESUME = " to resume (the next call of next() tries again where this one was)"
+FOR_RESUME = " to resume (the next call of next() tries again where this one was)"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -284,7 +286,7 @@ class CursorTimeout:
             return None
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (blocks.current().timeout_ms or 0) / 1000)
-        in_force = driver.csot.timeout_in_force()
+        in_force = driver.csot.active_timeout()
         if not seconds and (in_force is not None or driver.csot.hidden_timeout() is not None):
             return None
         seconds = shorter(seconds, in_force or 0)
@@ -335,7 +337,7 @@ def cursor_timeout(
         mode = ITERATION
     elif within_another or writes:
         mode = CURSOR_LIFETIME
-    blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
+    blocked = driver.csot.active_timeout() is not None and not blocks.current().timeout_ms
     default = ITERATION if limits.source.is_configuration else CURSOR_LIFETIME
     waits = limits.source.is_configuration and driver.cursors.awaits_data(cursor)
     return CursorTimeout(
@@ -391,11 +393,11 @@ def advice(operation: Operation) -> str:
     for any other."""
     limits = operation.limits
     if limits.stream is not None:
-        return OF_A_RESUME
+        return FOR_RESUME
     kept = limits.cursor
     if kept is None or operation.name != "getMore" or not kept.seconds:
         return ""
-    return OF_A_LIFE if kept.ends != NEVER and limits.timeout == kept.seconds else ""
+    return FOR_CURSOR_LIFETIME if kept.ends != NEVER and limits.timeout == kept.seconds else ""
 
 
 def check_max_await(limits: Limits, max_await_ms: object) -> None:

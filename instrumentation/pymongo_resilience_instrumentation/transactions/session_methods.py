@@ -20,10 +20,10 @@ from pymongo.errors import (
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
 from pymongo_resilience.rules.retry_rules import is_over
 from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress
@@ -79,7 +79,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         yield owner, "commit_transaction", EndTransaction(runtime, COMMIT)
         yield owner, "abort_transaction", EndTransaction(runtime, ABORT)
     if runtime.owns_retries:
-        for module, _ in driver.clients.both("client_session"):
+        for module, _ in driver.clients.each_api("client_session"):
             yield module, driver.sessions.WITHIN_TIME_LIMIT, WithinTimeLimit()
 
 
@@ -94,11 +94,11 @@ class StartSession(Interceptor):
         given = kwargs.get(OPTION)
         if given is not None and not TIMEOUT_MS.legal(given):
             raise ConfigurationError(f"{OPTION}={shown(given)}: expected {TIMEOUT_MS.allowed}")
-        return Entered(NOTHING if given is None else Policy(timeout_ms=given))
+        return Entered(EMPTY_POLICY if given is None else Policy(timeout_ms=given))
 
-    def send(self, _entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(self, _entered: Entered, original: Function, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop(OPTION, None)
-        return original(*given, **kwargs)
+        return original(*args, **kwargs)
 
     def succeeded(self, entered: Entered, session: Any) -> Any:
         setattr(session, _DEFAULT, entered.instance)
@@ -121,27 +121,27 @@ class EndTransaction(OperationInterceptor):
         self._operation = operation
 
     async def send_async(
-        self, entered: Entered | Operation, original: Function, *given: Any, **kwargs: Any
+        self, entered: Entered | Operation, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
         if not isinstance(entered, _LeftOpen):
-            return await original(*given, **kwargs)
+            return await original(*args, **kwargs)
         session = entered.instance
         opened = driver.sessions.open_transaction(session)
         defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
         return None
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | Operation | None:
-        session, runtime = given[0], self.runtime
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | Operation | None:
+        session, runtime = args[0], self.runtime
         if (
             self._operation == ABORT
             and runtime.owns_retries
             and runtime.clients.left_by_coroutine(session.client)
         ):
             return _LeftOpen(session)
-        if in_progress.reporting():
+        if in_progress.in_foreign_call():
             return None
         if _atomic_write_of(session) is not None:
-            seconds = driver.csot.timeout_in_force()
+            seconds = driver.csot.active_timeout()
             if self._operation == COMMIT or not seconds:
                 return Entered(session)
             least = max(driver.csot.remaining() or 0.0, min(seconds, ABORT_GRACE))
@@ -169,10 +169,10 @@ class EndTransaction(OperationInterceptor):
         return self.runtime.end(entered, result) if isinstance(entered, Operation) else result
 
     def failed(
-        self, entered: Any, error: BaseException, given: Any, _kwargs: Any
+        self, entered: Any, error: BaseException, args: Any, _kwargs: Any
     ) -> BaseException | None:
-        session = given[0]
-        with shielded(f"after {self._operation}"):
+        session = args[0]
+        with contain_internal_errors(f"after {self._operation}"):
             if isinstance(error, PyMongoError):
                 if self.runtime.owns_retries:
                     code = classify.attribute(error, "code")
@@ -213,7 +213,7 @@ class _Transaction(Interceptor):
         """``source``: who set the timeout. ``name``: what the error says is timed out."""
         self.session = session
         self._name = name
-        self._outside = driver.csot.Timeout.in_force()
+        self._outside = driver.csot.Timeout.active()
         self.timeout = driver.csot.Timeout.begin(seconds)
         self.deadline = self.timeout.resume(source)
         self._of_session = precedence.TransactionDeadline(
@@ -274,8 +274,8 @@ class WithTransaction(Interceptor):
         self._runtime = runtime
         self._asynchronous = asynchronous
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Transaction | None:
-        session = given[0]
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Transaction | None:
+        session = args[0]
         default = default_of(session)
         timeouts = self._runtime.timeouts
         seconds, source, _ = timeouts.timeout_for_group(session.client, NOWHERE, default)
@@ -294,13 +294,13 @@ class WithTransaction(Interceptor):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        around = partial(
-            transaction.around, flag=self._runtime.enabled_flag, asynchronous=self._asynchronous
+        outer = partial(
+            transaction.wrap, flag=self._runtime.enabled_flag, asynchronous=self._asynchronous
         )
         if args:
-            return original(session, around(args[0]), *args[1:], **kwargs)
+            return original(session, outer(args[0]), *args[1:], **kwargs)
         if "callback" in kwargs:
-            kwargs["callback"] = around(kwargs["callback"])
+            kwargs["callback"] = outer(kwargs["callback"])
         return original(session, **kwargs)
 
     def succeeded(self, transaction: _Transaction, result: Any) -> Any:
@@ -308,19 +308,19 @@ class WithTransaction(Interceptor):
         return result
 
     def failed(
-        self, transaction: _Transaction | None, error: BaseException, given: Any, _kwargs: Any
+        self, transaction: _Transaction | None, error: BaseException, args: Any, _kwargs: Any
     ) -> BaseException:
         if not isinstance(error, PyMongoError) and self._runtime.owns_retries:
             # A signal handler has raised it, or a cancellation. pymongo takes an interrupted commit
             # for done, although it may not have been sent.
-            with shielded("after an interrupted transaction"):
-                self._abort_later(given[0])
+            with contain_internal_errors("after an interrupted transaction"):
+                self._abort_later(args[0])
         if transaction is None:
             return error
         vars(transaction.session).pop(_WITHIN, None)
         precedence.leave_transaction(transaction.session)
         if isinstance(error, PyMongoError) and self._runtime.owns_retries:
-            with shielded("while preparing the error of a transaction"):
+            with contain_internal_errors("while preparing the error of a transaction"):
                 return transaction.ended_by_time(error) or error
         return error
 
@@ -339,9 +339,9 @@ class WithinTimeLimit(Interceptor):
         left = driver.csot.remaining()
         return None if left is None else Entered(left)
 
-    def send(self, entered: Entered, _original: Function, *given: Any, **kwargs: Any) -> bool:
+    def send(self, entered: Entered, _original: Function, *args: Any, **kwargs: Any) -> bool:
         left: float = entered.instance
-        pause: float | None = given[1] if len(given) > 1 else kwargs.get("backoff")
+        pause: float | None = args[1] if len(args) > 1 else kwargs.get("backoff")
         if pause is None:
             # After an error, which is the one being handled; before a pause it is another's.
             return left > 0 and not isinstance(exception(), OperationTimeoutError)
@@ -356,4 +356,4 @@ def _atomic_write_of(session: Session) -> Operation | None:
 
 def default_of(session: Session) -> Policy:
     """What commit_transaction, abort_transaction, with_transaction and end_session have."""
-    return getattr(session, _DEFAULT, NOTHING)
+    return getattr(session, _DEFAULT, EMPTY_POLICY)

@@ -45,7 +45,7 @@ class Fault:
     listed_retryable: bool = True
     next_probe_in: float | None = None
     elsewhere: bool = False
-    unhurried: float | None = None
+    wait_like_pymongo: float | None = None
     """Seconds for which the driver alone might still wait for the server."""
     router_lost: bool = False
     takes: float = 0.0
@@ -156,7 +156,7 @@ class FakeWork:
                 self.budget.succeeded(retried=True)
             state.next_command()
         failure = failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
-        return replace(failure, unhurried_until=self._after(fault.unhurried))
+        return replace(failure, unhurried_until=self._after(fault.wait_like_pymongo))
 
     def _report(self, failure: Failure, state: RetryState) -> None:
         self.left.append(failure)

@@ -89,7 +89,7 @@ _R = RetryReason
 BOTH = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 CUT = Fault(reason=_R.SOCKET_CLOSED_WHILE_IN_FLIGHT, stage=Stage.IN_FLIGHT)
 DEAD_PEER = CUT(reason=_R.DEAD_PEER)
-HURRIED = CUT(unhurried=0.5)
+HURRIED = CUT(wait_like_pymongo=0.5)
 """The driver alone would have waited for up to half a second."""
 NO_REPLY = CUT(reason=_R.NO_REPLY)
 INTERRUPTED = CUT(reason=_R.INTERRUPTED)
@@ -125,7 +125,7 @@ POOL_FULL = Fault(reason=_R.POOL_EXHAUSTED, stage=Stage.NOT_SENT, timed_out=True
 # How it ends.
 OK = None
 SELECTION = Rule.SELECTION
-NEVER = Rule.NEVER_REPEATED
+NEVER = Rule.NEVER_RETRIED
 OVER = Rule.TRANSACTION_OVER
 LIMIT = Rule.TIME_LIMIT
 NO_REASON = Rule.UNKNOWN_REASON

@@ -24,7 +24,7 @@ from pymongo.errors import (
     WriteConcernError,
 )
 from pymongo_resilience_instrumentation.failures.classify import Attempt, failure_of
-from pymongo_resilience_instrumentation.failures.reasons import unsent
+from pymongo_resilience_instrumentation.failures.reasons import mark_unsent
 from pymongo_resilience_instrumentation.retries.failed_attempts import error_to_raise
 from pymongo_resilience_instrumentation.retries.txn_number import (
     TxnNumber,
@@ -298,7 +298,7 @@ class Run:
             if world.deadline is not None and world.deadline.expired():
                 # pymongo sends no command once the time is up.
                 self.was_sent = False
-                raise unsent(ExecutionTimeout("no time left", 50))
+                raise mark_unsent(ExecutionTimeout("no time left", 50))
             self._send(world)
             if self.command + 1 == len(world.operation.commands):
                 return

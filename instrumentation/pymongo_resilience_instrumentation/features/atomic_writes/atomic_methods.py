@@ -30,7 +30,7 @@ UNACKNOWLEDGED = "with write concern 0 the result of the transaction would be un
 METHODS = ("bulk_write", "delete_many", "update_many")
 
 
-def plug_in(runtime: Runtime, _put_on: Any) -> None:
+def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
     for name in METHODS:
         sender = Sender(lambda public: AtomicWrites(public).send, by_policy=True)
         runtime.senders.setdefault(name, []).append(sender)
@@ -45,26 +45,26 @@ class AtomicWrites:
         self._asynchronous = public.asynchronous
         self._is_bulk = public.entry.method == "bulk_write"
 
-    def send(self, operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
+    def send(self, operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
         """In place of the original, for an interceptor."""
         if not operation.policy(self._runtime.rules).atomic:
-            return original(*given, **kwargs)
+            return original(*args, **kwargs)
         session = operation.session
         if session is not None and getattr(session, "in_transaction", True):
-            return original(*given, **kwargs)
+            return original(*args, **kwargs)
         signature = inspect.signature(self._found)
         if "session" not in signature.parameters:
             raise _refusal(operation, HIDDEN)
         try:
-            bound = signature.bind(*given, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError:
             # The driver's to refuse.
-            return original(*given, **kwargs)
-        target, arguments = given[0], bound.arguments
+            return original(*args, **kwargs)
+        target, arguments = args[0], bound.arguments
         if self._is_bulk:
             models = arguments.get("requests", arguments.get("models"))
             if not isinstance(models, list) or not any(isinstance(each, MANY) for each in models):
-                return original(*given, **kwargs)
+                return original(*args, **kwargs)
             # The first error ends a transaction: what follows it would seem to be transient.
             arguments["ordered"] = True
         concern = arguments.pop("write_concern", None) or target.write_concern

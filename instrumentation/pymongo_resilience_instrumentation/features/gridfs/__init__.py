@@ -12,23 +12,25 @@ from collections.abc import Callable, Iterable
 import pymongo
 import wrapt
 
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import contain_internal_errors, logger
 from pymongo_resilience_instrumentation import driver, self_check
 from pymongo_resilience_instrumentation.interceptor import Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-def plug_in(runtime: Runtime, put_on: Callable[[Iterable[Row]], None]) -> None:
+def plug_in(runtime: Runtime, apply_patches: Callable[[Iterable[Row]], None]) -> None:
     """Now, where it is imported already."""
     # wrapt keeps the hook until GridFS is imported, which most processes never do.
-    put_on_later, runtime_then = weakref.WeakMethod(put_on), weakref.ref(runtime)
+    apply_patches_later, runtime_then = weakref.WeakMethod(apply_patches), weakref.ref(runtime)
 
     def wrap(_module: object) -> None:
-        put_on, runtime = put_on_later(), runtime_then()
-        if put_on is None or runtime is None:  # uninstrument() came first
+        apply_patches, runtime = apply_patches_later(), runtime_then()
+        if apply_patches is None or runtime is None:  # uninstrument() came first
             return
         # Inside of the application's import, which must not fail for it.
-        with shielded("while wrapping GridFS: its streams have no timeout as a whole"):
+        with contain_internal_errors(
+            "while wrapping GridFS: its streams have no timeout as a whole"
+        ):
             lacking = self_check.missing(driver.private_names.parts_of_gridfs())
             if lacking:
                 logger.error(
@@ -39,6 +41,6 @@ def plug_in(runtime: Runtime, put_on: Callable[[Iterable[Row]], None]) -> None:
                 return
             from . import stream_deadlines  # noqa: PLC0415 - it imports gridfs
 
-            put_on(stream_deadlines.of_gridfs(runtime))
+            apply_patches(stream_deadlines.of_gridfs(runtime))
 
     wrapt.register_post_import_hook(wrap, "gridfs")

@@ -16,7 +16,7 @@ from typing import Any
 from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.bound_policies import policy_of
 from pymongo_resilience_instrumentation.driver import gridfs
@@ -28,9 +28,9 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 _TIMEOUT = "_pymongo_resilience_timeout"
-_NEW = object()
+_UNSET = object()
 """What is kept for a stream that no method of ours has opened."""
-_ANEW = object()
+_PER_CALL = object()
 """Kept by a stream in place of a timeout: each command has one of its own, or, in a block of the
 application's, each method."""
 OPENING = (
@@ -45,7 +45,7 @@ WHOLE = (
     "upload_from_stream", "upload_from_stream_with_id",
 )  # fmt: skip
 """They leave nothing behind that runs on: not the file that find_one may never read."""
-OF_A_STREAM = (
+FOR_STREAM = (
     "abort", "close", "open", "read", "readchunk", "readline", "readlines", "seek", "set",
     "to_list", "write", "writelines", "__next__", "__anext__",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Intercept
             if name in vars(owner):
                 yield owner, name, BucketMethod(runtime, opens=name in OPENING)
     for owner in gridfs.gridfs_streams():
-        for name in OF_A_STREAM:
+        for name in FOR_STREAM:
             if name in vars(owner):
                 yield owner, name, StreamMethod(runtime)
 
@@ -83,10 +83,10 @@ class _Method(Interceptor):
             files.database.client, names, policy_of(files)
         )
         if by_iteration and files.database.client.options.timeout is None:
-            return _Begun(instance, None, _ANEW)
+            return _Begun(instance, None, _PER_CALL)
         # pymongo would apply a client's own timeoutMS to the method, over which the rule was given.
         timeout = None if seconds is None else driver.csot.Timeout.begin(seconds)
-        return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
+        return _Begun(instance, timeout, _PER_CALL if by_iteration else timeout)
 
     def failed(self, _entered: object, error: BaseException, *_: Any) -> BaseException:
         return expiry_behind(error) or error
@@ -99,24 +99,24 @@ class BucketMethod(_Method):
         super().__init__(runtime)
         self._opens = opens
 
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Begun:
-        return self._begin(given[0], gridfs.files_of_bucket(given[0]))
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Begun:
+        return self._begin(args[0], gridfs.files_of_bucket(args[0]))
 
     def succeeded(self, begun: _Begun, result: object) -> Any:
         if self._opens:
-            with shielded("after a stream of GridFS was opened"):
+            with contain_internal_errors("after a stream of GridFS was opened"):
                 _keep(result, begun.kept)
         return result
 
 
 class StreamMethod(_Method):
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Begun:
-        stream = given[0]
-        kept = vars(stream).get(_TIMEOUT, _NEW)
-        if kept is not _NEW and kept is not _ANEW:
+    def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Begun:
+        stream = args[0]
+        kept = vars(stream).get(_TIMEOUT, _UNSET)
+        if kept is not _UNSET and kept is not _PER_CALL:
             return _Begun(stream, kept, kept)
         begun = self._begin(stream, gridfs.files_of_stream(stream))
-        if kept is _NEW:
+        if kept is _UNSET:
             # A stream that no method has opened begins with what it does first.
             _keep(stream, begun.kept)
         return begun
@@ -134,7 +134,7 @@ def expiry_behind(error: BaseException) -> PyMongoError | None:
     one write would have raised (pymongo 4.20, ``GridIn._flush_data``): that an expired deadline was
     the cause would be lost.
     """
-    with shielded("while preparing an error of GridFS"):
+    with contain_internal_errors("while preparing an error of GridFS"):
         return _expiry_behind(error) if isinstance(error, OperationFailure) else None
     return None
 

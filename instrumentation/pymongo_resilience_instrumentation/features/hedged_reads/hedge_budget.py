@@ -13,7 +13,7 @@ from pymongo_resilience.clock import Clock
 
 READS_PER_HEDGE = 20
 """One hedge for so many reads: at most 5 %."""
-MOST_HEDGES = 10
+MAX_HEDGES = 10
 """The most that are sent in a row, where earlier reads have left as many."""
 RESERVED_HEDGES = 3
 """So many of them are left to the reads that ask again: of those that a percentile of 95 makes ask,
@@ -21,7 +21,7 @@ most are about to be answered."""
 OVERLOAD_PAUSE_S = 3.0
 """Seconds without a hedge after a server has rejected an attempt as overloaded."""
 PERCENTILE = 0.95
-LEAST_READS = 20
+MIN_READS = 20
 """Fewer tell nothing of a percentile of 95."""
 READS_PER_PERCENTILE = 20
 """Computed again after so many."""
@@ -46,7 +46,7 @@ class HedgeBudget:
         """A read begins that might be hedged."""
         with self._lock:
             self.reads += 1
-            self._left = min(self._left + 1, READS_PER_HEDGE * MOST_HEDGES)
+            self._left = min(self._left + 1, READS_PER_HEDGE * MAX_HEDGES)
 
     def take(self, *, again: bool) -> bool:
         """Whether one of them may be hedged now, and counts as that; ``again``: it asked before."""
@@ -87,6 +87,6 @@ class Latencies:
         else:
             self._last[self._total % REMEMBERED_READS] = seconds
         self._total += 1
-        if self._total >= LEAST_READS and self._total % READS_PER_PERCENTILE == 0:
+        if self._total >= MIN_READS and self._total % READS_PER_PERCENTILE == 0:
             last = sorted(self._last)
             self.percentile = last[math.ceil(len(last) * PERCENTILE) - 1]

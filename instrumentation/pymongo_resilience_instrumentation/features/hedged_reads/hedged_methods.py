@@ -10,7 +10,7 @@ from typing import Any
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.client_registry import ByClient
-from pymongo_resilience_instrumentation.cursor_methods import Batch
+from pymongo_resilience_instrumentation.cursor_methods import CursorBatch
 from pymongo_resilience_instrumentation.interceptor import Function, Sender
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
@@ -27,7 +27,7 @@ METHODS = (
 """A collection's. The first batch of ``find`` is hedged where it is fetched."""
 
 
-def plug_in(runtime: Runtime, _put_on: Any) -> None:
+def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
     """Around methods that read, and around the first batch of a cursor."""
     if not runtime.owns_retries:
         return
@@ -93,16 +93,16 @@ def of_method(public: PublicMethod) -> Any:
     """Sends a method that reads, maybe to two servers."""
     runtime = public.runtime
 
-    def may_hedge(operation: Operation, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        writes = public.entry.gives and write_stage(given[1:], kwargs)
+    def may_hedge(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        writes = public.entry.gives and write_stage(args[1:], kwargs)
         if operation.session is not None or writes:
             return False
-        return driver.selection.may_choose(operation.client, given[0].read_preference)
+        return driver.selection.may_choose(operation.client, args[0].read_preference)
 
-    def send(operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
-        unhedged = partial(original, *given, **kwargs)
+    def send(operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
+        unhedged = partial(original, *args, **kwargs)
         wanted = operation.call.option(runtime.rules, "hedge")
-        if not wanted or not may_hedge(operation, given, kwargs):
+        if not wanted or not may_hedge(operation, args, kwargs):
             return unhedged()
         read = partial(MethodRead, unhedged)
         return _send(runtime, operation, wanted, unhedged, read, asynchronous=public.asynchronous)
@@ -114,11 +114,11 @@ class BatchRead:
     """The first batch of a cursor. While there are two tries, each has the session that it needs,
     and the cursor gets that of the one whose batch it has."""
 
-    def __init__(self, original: Function, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._original = original
-        self._given = given
+        self._given = args
         self._kwargs = kwargs
-        self._client, self._query, method = driver.cursors.run_operation_arguments(given, kwargs)
+        self._client, self._query, method = driver.cursors.run_operation_arguments(args, kwargs)
         self._cursor = method.__self__
         self._sessions = {FIRST: driver.cursors.swap_session(self._cursor, None)}
 
@@ -145,23 +145,23 @@ class BatchRead:
         return None if session is None else session.end_session
 
 
-def of_batch(batch: Batch) -> Any:
+def of_batch(batch: CursorBatch) -> Any:
     """Sends a batch of a cursor, the first one maybe to two servers."""
     runtime = batch.runtime
 
-    def send(operation: Operation, original: Function, *given: Any, **kwargs: Any) -> Any:
-        unhedged = partial(original, *given, **kwargs)
+    def send(operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
+        unhedged = partial(original, *args, **kwargs)
         once = operation.name != "find" or operation.hooks is not None
         wanted = None if once else operation.call.option(runtime.rules, "hedge")
         if not wanted:
             return unhedged()
-        _, query, method = driver.cursors.run_operation_arguments(given, kwargs)
+        _, query, method = driver.cursors.run_operation_arguments(args, kwargs)
         if not (
             driver.cursors.may_be_sent_twice(query, method.__self__)
             and driver.selection.may_choose(operation.client, query.read_preference)
         ):
             return unhedged()
-        read = partial(BatchRead, original, given, kwargs)
+        read = partial(BatchRead, original, args, kwargs)
         return _send(runtime, operation, wanted, unhedged, read, asynchronous=batch.asynchronous)
 
     return send

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from pymongo_resilience.events import ReadHedged
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -42,7 +42,7 @@ class Read(Protocol):
 class Try(LoopHooks):
     """One of the two. Belongs to its worker; how it ended is the race's."""
 
-    def __init__(self, race: Race, name: str, around: Operation) -> None:
+    def __init__(self, race: Race, name: str, outer: Operation) -> None:
         self.name = name
         self.result: Any = None
         self.error: BaseException | None = None
@@ -51,7 +51,7 @@ class Try(LoopHooks):
         """``"host:port"`` of the last one, once it is over."""
         self.loop: Any = None
         """The driver's retry loop, while it runs."""
-        self.operation = around.another_try(self)
+        self.operation = outer.another_try(self)
         self._race: Race | None = race
 
     def begin(self, loop: RetryLoop) -> None:
@@ -64,7 +64,7 @@ class Try(LoopHooks):
         if self.name == FIRST:
             self.failed = True
             return False
-        with shielded("after a hedged read"):
+        with contain_internal_errors("after a hedged read"):
             # That server failed, whichever answers first: breakers and budgets count it.
             state = loop.retry_state()
             loop.report(loop.classify(error, state), state)
@@ -75,7 +75,7 @@ class Try(LoopHooks):
         operation, race = self.operation, self._race
         if (shown := operation.shown) is not None:
             for sent in [*shown.commands.values()]:
-                with shielded("after a hedged read"):
+                with contain_internal_errors("after a hedged read"):
                     sent.end(shown, error=self.error)
         # The two would keep each other alive, with all that the read needed, and the error both.
         operation.leave_try()
@@ -150,7 +150,7 @@ class Race:
             tried.leave()
 
     def _discard(self, tried: Try) -> Any:
-        with shielded("after a hedged read"):
+        with contain_internal_errors("after a hedged read"):
             discard = self._read.discard(tried)
             if discard is not None:
                 discard()
@@ -189,7 +189,7 @@ class Race:
             return False
         begun = False
         try:
-            with shielded("before a read was hedged"):
+            with contain_internal_errors("before a read was hedged"):
                 begun = self._begin_second()
         finally:
             if not begun:
@@ -258,7 +258,7 @@ class Race:
         second = self._second
         if second is None or not second.begun:
             return
-        with shielded("after a hedged read"):
+        with contain_internal_errors("after a hedged read"):
             if winner is second:
                 self._hedges.won += 1
             server = second.server
@@ -301,7 +301,7 @@ class AsyncRace(Race):
             tried.leave()
 
     async def _discard(self, tried: Try) -> Any:
-        with shielded("after a hedged read"):
+        with contain_internal_errors("after a hedged read"):
             discard = self._read.discard(tried)
             if discard is not None:
                 await discard()

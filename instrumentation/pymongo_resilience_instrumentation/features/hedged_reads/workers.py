@@ -9,9 +9,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import contain_internal_errors
 
-MOST_THREADS = 64
+MAX_THREADS = 64
 """The limit for one client. Where all are busy, a read is made by its caller, and not hedged."""
 
 
@@ -28,7 +28,7 @@ class ThreadWorkers:
 
     def reset_after_fork(self) -> None:
         """In a forked child, which has none of them."""
-        self._free = threading.Semaphore(MOST_THREADS)
+        self._free = threading.Semaphore(MAX_THREADS)
 
     def start(self, function: Callable[[], object]) -> bool:
         """In a copy of the caller's context. False where no thread is left for it."""
@@ -50,7 +50,7 @@ class ThreadWorkers:
     @staticmethod
     def _run(function: Callable[[], object], free: threading.Semaphore) -> None:
         try:
-            with shielded("in a thread of hedged reads"):
+            with contain_internal_errors("in a thread of hedged reads"):
                 function()
         finally:
             free.release()

@@ -92,14 +92,14 @@ def problem_of(find: Find) -> str | None:
     return None
 
 
-def _names_natural(given: Any) -> bool:
-    return given == "$natural" or (isinstance(given, Mapping) and "$natural" in given)
+def _names_natural(args: Any) -> bool:
+    return args == "$natural" or (isinstance(args, Mapping) and "$natural" in args)
 
 
-def _names(given: Any, operators: frozenset[str]) -> bool:
-    if isinstance(given, Mapping):
-        return any(name in operators or _names(each, operators) for name, each in given.items())
-    return isinstance(given, (list, tuple)) and any(_names(each, operators) for each in given)
+def _names(args: Any, operators: frozenset[str]) -> bool:
+    if isinstance(args, Mapping):
+        return any(name in operators or _names(each, operators) for name, each in args.items())
+    return isinstance(args, (list, tuple)) and any(_names(each, operators) for each in args)
 
 
 def _computes_id(projection: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import faults, logger, shielded
+from pymongo_resilience.internal_errors import contain_internal_errors, internal_error_types, logger
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retry_state import Kind, RetryState
@@ -41,7 +41,7 @@ LATER_S = 0.5
 REPLACED = "collection dropped, renamed or replaced during a resumable find, which ends here"
 
 
-def plug_in(runtime: Runtime, _put_on: Any) -> None:
+def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
     if runtime.owns_retries:
         runtime.before_batch = partial(begin, runtime)
 
@@ -128,7 +128,7 @@ class Position:
         return rules.continued(self.find, driver.finds.last_id(self.last), limit=self.left or 0)
 
 
-class Names:
+class CollectionLookup:
     """Finds out what the name of a collection stands for."""
 
     def __init__(self, name: str) -> None:
@@ -176,15 +176,15 @@ class Fetch(LoopHooks):
         if self._later and known and not driver.finds.is_known(self._client, address):
             attempts.fail_first(driver.finds.unreachable(address))
 
-    def _fetch(self, original: Any, *given: Any) -> Any:
+    def _fetch(self, original: Any, *args: Any) -> Any:
         try:
-            response = original(*given)
+            response = original(*args)
         except OperationFailure as error:
             self._check_index(error)
             raise
         if self._noted(response):
             try:
-                self._position.collection = self._collection(given)
+                self._position.collection = self._collection(args)
             except PyMongoError as error:
                 self._ask_later(error, response)
         return response
@@ -193,7 +193,7 @@ class Fetch(LoopHooks):
         return None if self._address is None else partial(self._find_out, loop, self._address)
 
     def _find_out(self, loop: RetryLoop, address: Address) -> Any:
-        position, names = self._position, Names(self._query.coll)
+        position, names = self._position, CollectionLookup(self._query.coll)
         try:
             with driver.csot.within(LATER_S):
                 while names.next is not None:
@@ -203,7 +203,7 @@ class Fetch(LoopHooks):
         else:
             position.collection, position.asks = names.found, False
 
-    def _run_apart(self, names: Names, loop: RetryLoop, address: Address) -> Any:
+    def _run_apart(self, names: CollectionLookup, loop: RetryLoop, address: Address) -> Any:
         return driver.finds.run_apart(self._query, names.command(), loop.attempts, address)
 
     def _ask_later(self, error: PyMongoError, response: Any) -> None:
@@ -223,7 +223,7 @@ class Fetch(LoopHooks):
         """Whether it is to be asked which collection the batch is from: a second one may come.
         What the server does not say leaves the find as it was: it is not resumed."""
         position = self._position
-        with shielded("after a batch of a resumable find"):
+        with contain_internal_errors("after a batch of a resumable find"):
             position.note(response)
         if position.hides_id:
             driver.finds.hide_ids(response, self._cursor)
@@ -250,11 +250,11 @@ class Fetch(LoopHooks):
             getattr(error, "code", ""),
         )
 
-    def _collection(self, given: tuple[Any, ...]) -> Any:
+    def _collection(self, args: tuple[Any, ...]) -> Any:
         query = self._position.query
-        names = Names(query.coll)
+        names = CollectionLookup(query.coll)
         while names.next is not None:
-            names.note(driver.finds.run_command(query, names.command(), given))
+            names.note(driver.finds.run_command(query, names.command(), args))
         return names.found
 
     def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:
@@ -268,7 +268,7 @@ class Fetch(LoopHooks):
         if not self._finds_query():
             state.kind = Kind.GET_MORE
             return failure
-        most = loop.runtime.executor.retry_rules.most_retries(state.max_retries)
+        most = loop.runtime.executor.retry_rules.max_retries_of(state.max_retries)
         failure, self._anew = rules.reclassified(failure, state, most)
         self._lost = failure.reason is RetryReason.CURSOR_LOST
         return failure
@@ -279,10 +279,10 @@ class Fetch(LoopHooks):
             loop.attempts.replace_function(self._resume)
             driver.finds.unbind(loop.attempts)
 
-    def _resume(self, *given: Any) -> Any:
-        response = self._send(given)
+    def _resume(self, *args: Any) -> Any:
+        response = self._send(args)
         try:
-            collection = self._collection(given)
+            collection = self._collection(args)
         except BaseException:
             self._abandon(driver.finds.cursor_id(response), response.address)
             raise
@@ -301,11 +301,11 @@ class Fetch(LoopHooks):
         driver.finds.as_of_getmore(response)
         return response
 
-    def _send(self, given: tuple[Any, ...]) -> Any:
+    def _send(self, args: tuple[Any, ...]) -> Any:
         query = driver.finds.copied(self._position.query, self._query.session)
         driver.finds.write(query, self._find)
         query.reset()
-        return self._method(given[2], query, given[3])
+        return self._method(args[2], query, args[3])
 
     def _abandon(self, cursor_id: int, address: Address) -> None:
         if cursor_id:
@@ -319,7 +319,7 @@ class Fetch(LoopHooks):
             self._find = self._position.next_find()
         except KeyError:
             return False
-        except faults():
+        except internal_error_types():
             logger.exception("internal error in pymongo-resilience before a find is resumed")
             return False
         return True
@@ -328,21 +328,21 @@ class Fetch(LoopHooks):
 class AsyncFetch(Fetch):
     """The same in a task."""
 
-    async def _fetch(self, original: Any, *given: Any) -> Any:
+    async def _fetch(self, original: Any, *args: Any) -> Any:
         try:
-            response = await original(*given)
+            response = await original(*args)
         except OperationFailure as error:
             self._check_index(error)
             raise
         if self._noted(response):
             try:
-                self._position.collection = await self._collection(given)
+                self._position.collection = await self._collection(args)
             except PyMongoError as error:
                 self._ask_later(error, response)
         return response
 
     async def _find_out(self, loop: RetryLoop, address: Address) -> None:
-        position, names = self._position, Names(self._query.coll)
+        position, names = self._position, CollectionLookup(self._query.coll)
         try:
             with driver.csot.within(LATER_S):
                 while names.next is not None:
@@ -352,17 +352,17 @@ class AsyncFetch(Fetch):
         else:
             position.collection, position.asks = names.found, False
 
-    async def _collection(self, given: tuple[Any, ...]) -> Any:
+    async def _collection(self, args: tuple[Any, ...]) -> Any:
         query = self._position.query
-        names = Names(query.coll)
+        names = CollectionLookup(query.coll)
         while names.next is not None:
-            names.note(await driver.finds.run_command(query, names.command(), given))
+            names.note(await driver.finds.run_command(query, names.command(), args))
         return names.found
 
-    async def _resume(self, *given: Any) -> Any:
-        response = await self._send(given)
+    async def _resume(self, *args: Any) -> Any:
+        response = await self._send(args)
         try:
-            collection = await self._collection(given)
+            collection = await self._collection(args)
         except BaseException:
             self._abandon(driver.finds.cursor_id(response), response.address)
             raise

@@ -21,7 +21,7 @@ import pymongo
 from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience_instrumentation.driver.private_names import parts
-from pymongo_resilience_instrumentation.failures.causes import Found, diagnose
+from pymongo_resilience_instrumentation.failures.causes import ObservedServer, diagnose
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.self_check import State, missing
 
@@ -214,7 +214,7 @@ def decide(findings: Sequence[Finding], probes: Sequence[Probe], target: Target 
     found = wrong[0]
     if found.check not in {"uri", "library"} and target is not None and probes:
         if not usable(probes, target):
-            seen = [Found(each.name, each.symptom, each.is_primary) for each in probes]
+            seen = [ObservedServer(each.name, each.symptom, each.is_primary) for each in probes]
             diagnosis = diagnose([each for each in seen if each.symptom is not None])
             if diagnosis is not None:
                 servers = ", ".join(diagnosis.servers)
