@@ -17,7 +17,7 @@ from pymongo_resilience.closing import keep_variables
 from pymongo_resilience.config import PYMONGO_DECIDES, BreakerMode, BudgetKind, Config
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.internal_errors import contain_internal_errors, internal_error_types, logger
+from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.policy import EMPTY_POLICY
 from pymongo_resilience.rules.failure import Stage
@@ -261,14 +261,13 @@ class Runtime:
 
     def _ends_with(self, operation: Operation, error: BaseException) -> BaseException | None:
         raised: BaseException | None = error
-        with contain_internal_errors(f"while preparing the error of {operation.name}"):
-            if self.owns_retries:
-                raised = timeout_errors.as_timeout(operation, error)
-            if isinstance(raised, OperationFailure) and operation.selected is not None:
-                # A bulk write's error, for example, is raised once pymongo's loop is over.
-                past, server = operation.outcome, operation.server_text()
-                attempts, reasons = past.number_of_attempts, past.retry_reasons
-                state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons))
+        if self.owns_retries:
+            raised = timeout_errors.as_timeout(operation, error)
+        if isinstance(raised, OperationFailure) and operation.selected is not None:
+            # A bulk write's error, for example, is raised once pymongo's loop is over.
+            past, server = operation.outcome, operation.server_text()
+            attempts, reasons = past.number_of_attempts, past.retry_reasons
+            state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons))
         return raised
 
     def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:

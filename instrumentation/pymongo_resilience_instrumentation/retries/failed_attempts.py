@@ -21,7 +21,6 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.clock import Deadline
-from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.explanations import why_not_retried
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
@@ -104,10 +103,9 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
     if terminal_cause(error) is not None:
         driver.selection.forget_transient(error)
     elif unselected:
-        with contain_internal_errors("while a failed selection was explained"):
-            from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
+        from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
-            selection_explained.explain(error, loop.attempts)
+        selection_explained.explain(error, loop.attempts)
     elif isinstance(error, WaitQueueTimeoutError):
         bounded_waits.name_configured_limit(error, loop.operation)
     elif loop.connection is None and classify.ended_by_client(error):
@@ -196,10 +194,9 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
     if not isinstance(error, PyMongoError):
         return error
     if raised.selection and raised.stage is Stage.NOT_SENT:
-        with contain_internal_errors("while a failed selection was explained"):
-            from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
+        from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
-            error.__cause__ = selection_explained.original_error(client)
+        error.__cause__ = selection_explained.original_error(client)
     reasons = state.reasons
     origin = Origin(raised.server, raised.stage, len(reasons), reasons[:-1])
     if rule is Rule.DEADLINE and state.deadline is not None:

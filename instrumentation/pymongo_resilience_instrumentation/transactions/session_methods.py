@@ -20,7 +20,6 @@ from pymongo.errors import (
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
@@ -172,20 +171,19 @@ class EndTransaction(OperationInterceptor):
         self, entered: Any, error: BaseException, args: Any, _kwargs: Any
     ) -> BaseException | None:
         session = args[0]
-        with contain_internal_errors(f"after {self._operation}"):
-            if isinstance(error, PyMongoError):
-                if self.runtime.owns_retries:
-                    code = classify.attribute(error, "code")
-                    is_commit = self._operation == COMMIT
-                    if is_commit and driver.sessions.may_be_committed(session, code):
-                        driver.sessions.label_unknown_result(error)
-                    _state_outcome(error)
-            elif self._operation == COMMIT:
-                if self.runtime.owns_retries:
-                    setattr(session, _INTERRUPTED, True)
-            elif self.runtime.owns_retries:
-                opened = driver.sessions.open_transaction(session, aborted=True)
-                defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
+        if isinstance(error, PyMongoError):
+            if self.runtime.owns_retries:
+                code = classify.attribute(error, "code")
+                is_commit = self._operation == COMMIT
+                if is_commit and driver.sessions.may_be_committed(session, code):
+                    driver.sessions.label_unknown_result(error)
+                _state_outcome(error)
+        elif self._operation == COMMIT:
+            if self.runtime.owns_retries:
+                setattr(session, _INTERRUPTED, True)
+        elif self.runtime.owns_retries:
+            opened = driver.sessions.open_transaction(session, aborted=True)
+            defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
         return super().failed(entered, error) if isinstance(entered, Operation) else error
 
 
@@ -310,18 +308,17 @@ class WithTransaction(Interceptor):
     def failed(
         self, transaction: _Transaction | None, error: BaseException, args: Any, _kwargs: Any
     ) -> BaseException:
-        if not isinstance(error, PyMongoError) and self._runtime.owns_retries:
-            # A signal handler has raised it, or a cancellation. pymongo takes an interrupted commit
-            # for done, although it may not have been sent.
-            with contain_internal_errors("after an interrupted transaction"):
-                self._abort_later(args[0])
-        if transaction is None:
+        if transaction is not None:
+            vars(transaction.session).pop(_WITHIN, None)
+            precedence.leave_transaction(transaction.session)
+        if not self._runtime.owns_retries:
             return error
-        vars(transaction.session).pop(_WITHIN, None)
-        precedence.leave_transaction(transaction.session)
-        if isinstance(error, PyMongoError) and self._runtime.owns_retries:
-            with contain_internal_errors("while preparing the error of a transaction"):
-                return transaction.ended_by_time(error) or error
+        if not isinstance(error, PyMongoError):
+            # A signal handler or a cancellation raised it. pymongo considers an interrupted commit
+            # finished, although it may not have been sent.
+            self._abort_later(args[0])
+        elif transaction is not None:
+            return transaction.ended_by_time(error) or error
         return error
 
     def _abort_later(self, session: Session) -> None:
