@@ -17,6 +17,7 @@ import multiprocessing
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import overload_bars as bars
 import overload_runs as runs
@@ -24,6 +25,9 @@ import pymongo
 from overload_bars import Bar, Point
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def table_of(points: list[Point]) -> Table:
@@ -97,39 +101,48 @@ def main() -> None:
         for side in runs.sides(sizes):
             points.append(bars.point(sizes, load, side, asked.seed))
             console.print(f"{load:g} times the capacity, {side.name}: measured", style="dim")
-    found = [
-        *bars.goodput(points),
-        *bars.steadiness(points),
-        *bars.blips(sizes, asked.seed),
-        *bars.costly(sizes, asked.seed),
-        bars.random_rejections(sizes, asked.seed),
-        bars.recovery(sizes, asked.seed),
-        bars.attempts_when_rejected(sizes, asked.seed),
-        *(
-            bars.errors_of_bursts(sizes, asked.seed, clients)
-            for clients in (sizes.burst_operations, sizes.processes * sizes.clients)
-        ),
-    ]
+    found: list[Bar] = []
+    # Written again after each bar: what was measured survives an interruption.
+    for bar in measured_bars(points, sizes, asked.seed):
+        found.append(bar)
+        if asked.json is not None:
+            save(asked.json, seed=asked.seed, sizes=sizes, could=could, points=points, found=found)
+        console.print(f"{bar.what}: {bar.measured}", style="dim")
     console.print(table_of(points))
     console.print(table_of_bars(found))
-    load_average = os.getloadavg()
-    console.print("load average", *(f"{each:.2f}" for each in load_average))
-    if asked.json is not None:
-        measured = {
-            "pymongo": pymongo.version,
-            "seed": asked.seed,
-            "sizes": asdict(sizes),
-            "cores": os.cpu_count(),
-            "load_average": load_average,
-            "could_do": could,
-            "points": [asdict(each) for each in points],
-            "bars": [asdict(each) for each in found],
-        }
-        asked.json.write_text(json.dumps(measured, indent=2) + "\n")
+    console.print("load average", *(f"{each:.2f}" for each in os.getloadavg()))
     if asked.svg is not None:
         from overload_figure import draw
 
         draw([asdict(each) for each in points], asked.svg)
+
+
+def save(
+    file: Path, *, seed: int, sizes: runs.Sizes, could: float, points: list[Point], found: list[Bar]
+) -> None:
+    measured = {
+        "pymongo": pymongo.version,
+        "seed": seed,
+        "sizes": asdict(sizes),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "could_do": could,
+        "points": [asdict(each) for each in points],
+        "bars": [asdict(each) for each in found],
+    }
+    file.write_text(json.dumps(measured, indent=2) + "\n")
+
+
+def measured_bars(points: list[Point], sizes: runs.Sizes, seed: int) -> Iterator[Bar]:
+    yield from bars.goodput(points)
+    yield from bars.steadiness(points)
+    yield from bars.blips(sizes, seed)
+    yield from bars.costly(sizes, seed)
+    yield bars.random_rejections(sizes, seed)
+    yield bars.recovery(sizes, seed)
+    yield bars.attempts_when_rejected(sizes, seed)
+    for clients in (sizes.burst_operations, sizes.processes * sizes.clients):
+        yield bars.errors_of_bursts(sizes, seed, clients)
 
 
 if __name__ == "__main__":

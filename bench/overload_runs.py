@@ -7,7 +7,15 @@ import random
 from dataclasses import dataclass, replace
 
 from overload_clients import OK, Operation, Result, Side, Work, run
-from overload_server import Capacity, EachRejected, Limit, LimitedServer, Request, Tokens
+from overload_server import (
+    ApplicationsRejected,
+    Capacity,
+    EachRejected,
+    Limit,
+    LimitedServer,
+    Request,
+    Tokens,
+)
 
 REJECTION = 0.1
 """What a rejection costs the server, as a part of a request."""
@@ -247,8 +255,7 @@ def pulse(sizes: Sizes, side: Side, seed: int) -> Run:
 
 def all_rejected(sizes: Sizes, seed: int) -> Run:
     phases = [(sizes.warm_up, sizes.capacity), (sizes.measured, sizes.capacity)]
-    nothing = Capacity(sizes.capacity, burst=0)
-    return under_load(sizes, LIBRARY, phases, seed, nothing)
+    return under_load(sizes, LIBRARY, phases, seed, ApplicationsRejected())
 
 
 def rejected_at_random(sizes: Sizes, side: Side, seed: int) -> Run:

@@ -84,7 +84,7 @@ class Capacity(Limit):
     """One processor that answers in turn, and first turns away what it has no room for.
 
     :param rate: requests per second.
-    :param burst: how many may be waiting at once; 0 admits nothing at all.
+    :param burst: how many may be waiting at once.
     :param rejection: what a rejection costs, as a part of a request.
     :param at_random: the part that is rejected whatever the load, at no cost.
     """
@@ -155,6 +155,14 @@ class EachRejected(Limit):
         operation = request[at : at + 9]
         self._seen[operation] += 1
         return self._seen[operation] > self.times, now
+
+
+@dataclass
+class ApplicationsRejected(Limit):
+    """Rejects the application's commands, and admits what the driver sends: clients can connect."""
+
+    def receive(self, now: float, request: bytes = b"") -> tuple[bool, float]:
+        return not request or now >= self.lifted, now
 
 
 class _Serving(asyncio.Protocol):
