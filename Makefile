@@ -85,7 +85,7 @@ pymongo-tests: $(PYMONGO_TESTS)/stamp
 	  $(if $(SERVER),--server mongod=$(SERVER)) $(ARGS)
 
 examples: $(EXAMPLES)/stamp
-	@$(EXAMPLES)/bin/python -m pytest -q --no-header $(ARGS) tests/frameworks/check_examples.py
+	@$(EXAMPLES)/bin/python -m pytest -q --no-header $(ARGS) tests/frameworks/check_*.py
 
 # The unit tests run from the unpacked sdist; mypy and pyright see the wheel, as users have it.
 # The wheel is installed with what it needs, and again in place of an older one of its version.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import BY_NAME, Config, Options
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError, retry_info
-from pymongo_resilience.option_types import check_keywords, wrong_type
+from pymongo_resilience.option_types import TIMEOUT_MS, check_keywords, wrong_type
 from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy, PolicyFields, policy_from_keywords
 from pymongo_resilience.rules.strategy import check_strategy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
-    from pymongo_resilience.client_status import ClientStatus, ServerVerdict
+    from pymongo_resilience.client_status import ClientStatus, Readiness, ServerVerdict
     from pymongo_resilience.events import Listener
     from pymongo_resilience.strategies import RetryStrategy
 
@@ -37,6 +37,7 @@ __all__ = [
     "explain_selection",
     "instrument",
     "override",
+    "readiness",
     "retry_info",
     "retry_transaction",
     "status",
@@ -162,6 +163,32 @@ def status(client: object) -> ClientStatus:
     nothing but their addresses. Raises TypeError for what is no client. Thread- and task-safe.
     """
     return _instrumentor().status(client)
+
+
+def readiness(
+    client: object, read_preference: object = None, *, grace_ms: int = 15_000
+) -> Readiness:
+    """Return whether a client is ready to write and to read, why not, and since when.
+
+    For readiness probes and health checks: it sends nothing and waits for nothing, for both kinds
+    of client. It goes by what the client's monitors have found, and by the circuit breakers.
+
+    Args:
+        client: A MongoClient or an AsyncMongoClient.
+        read_preference: One of pymongo's; the client's own by default.
+        grace_ms: Milliseconds for which a client that was ready counts as ready after it has lost
+            its servers, as in an election. It does not count if waiting cannot help, for example
+            after a certificate has expired. A client that was never ready has no such period.
+
+    Raises:
+        TypeError: ``client`` is no client, or ``read_preference`` no read preference.
+        ConfigurationError: ``grace_ms`` is not legal.
+
+    Thread- and task-safe, as far as the application's own ``server_selector``, which is called.
+    """
+    if not TIMEOUT_MS.legal(grace_ms):
+        raise ConfigurationError([TIMEOUT_MS.problem("grace_ms", grace_ms)])
+    return _instrumentor().readiness(client, read_preference, grace_ms / 1000)
 
 
 def explain_selection(

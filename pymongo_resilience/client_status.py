@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from pymongo_resilience.config import Config
 
-__all__ = ["ClientStatus", "HedgeCounts", "SelectionRule", "ServerStatus", "ServerVerdict"]
+__all__ = [
+    "ClientStatus",
+    "HedgeCounts",
+    "Readiness",
+    "SelectionRule",
+    "ServerStatus",
+    "ServerVerdict",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,21 @@ class ClientStatus:
     """None before the first read that a policy hedges."""
     config: Config | None = None
     """The configuration in force in the process; None while the library is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a client is ready for operations. Immutable, so thread- and task-safe."""
+
+    ready_to_write: bool
+    ready_to_read: bool
+    """For the read preference that was asked for."""
+    why_not: str
+    """What is wrong, in one sentence; empty if nothing is. During the grace period the client
+    counts as ready although something is wrong."""
+    since: float
+    """When what is wrong began, or if nothing is, since when all is well: seconds since the epoch,
+    as ``time.time()`` has them."""
 
 
 class SelectionRule(enum.StrEnum):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from pymongo_resilience import enabled_flag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
 from pymongo_resilience.rules.failure import RetryReason
@@ -21,13 +22,15 @@ __all__ = [
     "Event",
     "Listener",
     "ReadHedged",
+    "RequestExpired",
     "RetryDeclined",
     "RetryScheduled",
 ]
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
-for each in (retry_logger, breaker_logger):
+deadline_logger = logging.getLogger("pymongo_resilience.deadlines")
+for each in (retry_logger, breaker_logger, deadline_logger):
     each.addFilter(RedactionFilter())  # a logger's filter does not hold for those below it
 
 
@@ -38,6 +41,7 @@ class EventName(enum.StrEnum):
     RETRY_DECLINED = "retry.declined"
     BREAKER_OPENED = "circuit_breaker.opened"
     BREAKER_CLOSED = "circuit_breaker.closed"
+    REQUEST_EXPIRED = "request.expired"
 
 
 class RetryScheduled(NamedTuple):
@@ -109,9 +113,17 @@ class ReadHedged(NamedTuple):
     """Whose answer the operation has: ``"first"`` or ``"hedge"``; None where neither had one."""
 
 
+class RequestExpired(NamedTuple):
+    """An incoming request had no time left when it arrived, and was refused: the application's own
+    code, and the database, were not called for it. See ``pymongo_resilience.deadlines``."""
+
+    received_by: str
+    """What received the request: ``"asgi"``, ``"wsgi"`` or ``"grpc"``."""
+
+
 BreakerEvent = BreakerOpened | BreakerClosed
 RetryEvent = RetryScheduled | RetryDeclined
-Event = RetryEvent | BreakerEvent | ReadHedged
+Event = RetryEvent | BreakerEvent | ReadHedged | RequestExpired
 
 
 class Listener(Protocol):
@@ -149,6 +161,27 @@ class Broadcast:
                     )
 
 
+class Outlet:
+    """Passes on events that belong to no operation, while the library is on. Thread- and task-safe:
+    it is connected by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._listener: Listener | None = None
+
+    def connect(self, listener: Listener | None) -> None:
+        """Pass events on to ``listener`` from now on; None drops them."""
+        self._listener = listener
+
+    def on_event(self, event: Event, /) -> None:
+        listener = self._listener
+        if listener is not None and enabled_flag.current.on:
+            listener.on_event(event)
+
+
+outlet = Outlet()
+"""Connected to the telemetry of the latest ``instrument()``."""
+
+
 class EventLog:
     """Writes events to loggers, with structured fields in the record's attribute
     ``pymongo_resilience``, as formatters for JSON and OpenTelemetry's handler show it.
@@ -156,7 +189,7 @@ class EventLog:
     Scheduled retries are logged at INFO. Declined ones are logged at WARNING if the operation was
     retried before, or if the rule declines a retry that is normally made; else at DEBUG, since an
     ordinary error of the application is no news. A breaker that opens is logged at WARNING, one
-    that closes at INFO.
+    that closes at INFO, as is a request that was refused because it had expired.
     """
 
     def on_event(self, event: Event, /) -> None:
@@ -173,6 +206,12 @@ class EventLog:
             fields["event"] = EventName.BREAKER_CLOSED.value
             message = "the circuit breaker of %(server)s is closed again"
             breaker_logger.info(message, fields, extra=extra)
+        elif isinstance(event, RequestExpired):
+            fields["event"] = EventName.REQUEST_EXPIRED.value
+            message = (
+                "refused a request (%(received_by)s) whose deadline had passed when it arrived"
+            )
+            deadline_logger.info(message, fields, extra=extra)
         elif isinstance(event, RetryEvent):
             fields["reason"] = event.reason.value
             shown = {**fields, "server": event.server or "no server"}

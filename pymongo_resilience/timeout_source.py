@@ -36,3 +36,7 @@ class TimeoutSource(enum.StrEnum):
     BLOCK = "block"
     """``override(timeout_ms=...)``."""
     PYMONGO_TIMEOUT = "pymongo.timeout"
+    REQUEST = "request", True
+    """What the incoming request has left (``pymongo_resilience.deadlines``), and nothing else set a
+    timeout. Like the configuration's, it was not chosen in place of the application's own
+    limits."""

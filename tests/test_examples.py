@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.clients import wait_until
 from support.otlp_collector import Collector
 
-from pymongo_resilience.testbed import CutAfter, CutBefore, Refuse, ReplicaSet
+from pymongo_resilience.testbed import CutAfter, CutBefore, Refuse, ReplicaSet, Slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +54,10 @@ def run(example: str, proxy: ReplicaSet) -> subprocess.CompletedProcess[str]:
 def test_none_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "custom_strategy.py",
+        "kubernetes_probes.py",
         "quickstart_asyncio.py",
         "quickstart_sync.py",
+        "request_deadlines.py",
         "web_service.py",
     }
 
@@ -92,10 +96,12 @@ def test_custom_strategy(proxy: ReplicaSet) -> None:
 
 
 @contextmanager
-def web_service(proxy: ReplicaSet, **variables: str) -> Iterator[int]:
+def web_service(
+    proxy: ReplicaSet, example: str = "web_service.py", **variables: str
+) -> Iterator[int]:
     """The running service's port; it must end in good order when it is told to."""
     with subprocess.Popen(
-        [sys.executable, "-P", str(EXAMPLES / "web_service.py")],
+        [sys.executable, "-P", str(EXAMPLES / example)],
         env=environment(proxy, PORT="0", **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -109,16 +115,19 @@ def web_service(proxy: ReplicaSet, **variables: str) -> Iterator[int]:
             assert said is not None
             yield int(said[1])
             process.send_signal(signal.SIGTERM)
-            assert process.wait() == 0
+            ended = process.wait()
+            assert ended == (0 if example == "web_service.py" else -signal.SIGTERM)
         finally:
             process.kill()
             guard.cancel()
 
 
-def ask(port: int, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+def ask(
+    port: int, method: str, path: str, body: str | None = None, **headers: str
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, headers)
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:
@@ -150,3 +159,25 @@ def test_web_service_answers_its_mistakes_and_its_database_s(proxy: ReplicaSet) 
         assert ask(port, "PUT", "/orders/1", "[]")[0] == 400
         proxy.inject(Refuse(3600))
         assert ask(port, "GET", "/orders/1")[0] in {503, 504}
+
+
+def test_request_deadlines(proxy: ReplicaSet) -> None:
+    with web_service(proxy, "request_deadlines.py") as port:
+        header = "x-request-timeout-ms"
+        assert ask(port, "GET", "/orders", **{header: "20000"}) == (200, "0 orders\n")
+        assert ask(port, "GET", "/orders", **{header: "soon"}) == (200, "0 orders\n")
+        assert ask(port, "GET", "/orders", **{header: "0"})[0] == 504
+        proxy.inject(Slow(10))
+        began = time.monotonic()
+        assert ask(port, "GET", "/orders", **{header: "300"}) == (504, "no answer within 0.3 s\n")
+        assert time.monotonic() - began < 3
+
+
+def test_kubernetes_probes(proxy: ReplicaSet) -> None:
+    with web_service(proxy, "kubernetes_probes.py") as port:
+        assert ask(port, "GET", "/livez")[0] == 200
+        wait_until(lambda: ask(port, "GET", "/readyz")[0] == 200)
+        proxy.inject(Refuse(3600))
+        wait_until(lambda: "nothing listens" in ask(port, "GET", "/readyz")[1])
+        assert ask(port, "GET", "/readyz")[0] == 200, "within the grace period"
+        assert ask(port, "GET", "/livez")[0] == 200

@@ -15,8 +15,10 @@ from pymongo import MongoClient
 from telemetry import export_telemetry
 
 from pymongo_resilience import instrument
+from pymongo_resilience.deadlines import connect_celery
 
 instrument(timeout_ms=20_000)  # in the parent: the pool's processes inherit it
+connect_celery(header="x-request-timeout-ms")  # all operations of a task end by its time limit
 
 app = Celery("shop", broker=os.environ.get("BROKER", "amqp://"))
 if folder := os.environ.get("BROKER_FOLDER"):  # BROKER=filesystem://: for one machine

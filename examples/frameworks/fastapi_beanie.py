@@ -16,6 +16,7 @@ from pymongo import AsyncMongoClient
 from telemetry import export_telemetry
 
 from pymongo_resilience import OperationTimeoutError, instrument
+from pymongo_resilience.deadlines import ASGIMiddleware
 
 instrument(timeout_ms=20_000)
 
@@ -38,6 +39,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
+# A caller that sends this header waits no longer: all operations of its request end by then.
+app.add_middleware(ASGIMiddleware, header="x-request-timeout-ms", max_ms=30_000)
 
 
 @app.post("/orders/{number}")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pymongo
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in __all__
 
-from pymongo_resilience import enabled_flag
+from pymongo_resilience import enabled_flag, events
 from pymongo_resilience._version import __version__
-from pymongo_resilience.client_status import ClientStatus, ServerVerdict
+from pymongo_resilience.client_status import ClientStatus, Readiness, ServerVerdict
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
-from pymongo_resilience_instrumentation.public_api import client_setup, statuses
+from pymongo_resilience_instrumentation.public_api import client_setup, readiness, statuses
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import selection_explained
 from pymongo_resilience_instrumentation.self_check import State
@@ -120,6 +120,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             runtime.telemetry.gauges.show(runtime.clients, pools=runtime.state is State.ALL)
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag
+        events.outlet.connect(runtime.telemetry)
         runtime.enabled_flag.turn(on=True)
         logger.info(
             "pymongo-resilience %s is on: pymongo %s, strategy %s, timeout %s, "
@@ -137,6 +138,10 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         _check_client(client, "status")
         return statuses.status(client, self._runtime)
 
+    def readiness(self, client: object, read_preference: object, grace: float) -> Readiness:
+        _check_client(client, "readiness")
+        return readiness.readiness(cast("Client", client), read_preference, grace, self._runtime)
+
     def explain_selection(
         self, client: object, read_preference: object, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
@@ -152,6 +157,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)
+        events.outlet.connect(None)
         forks.watch(None)
         transaction_spans.end_all()
         deferred.run_deferred()

@@ -35,6 +35,9 @@ class Limits:
     """Who set the timeout."""
     deadline: AbstractContextManager[None] = NO_DEADLINE
     """Activates the timeout, if that is ours to do."""
+    without_request: tuple[float | None, TimeoutSource] | None = None
+    """``timeout`` and ``source`` as they would be if the incoming request did not end the operation
+    earlier; None if it does not."""
     own_timeout: float | None = None
     """The timeout that the operation would have without a ``pymongo.timeout`` around it."""
     own_source: TimeoutSource = TimeoutSource.NONE
@@ -61,6 +64,11 @@ class Limits:
     since it may wait for news."""
     waits: list[Wait] | None = None
     """The waits for a server or a connection so far."""
+
+    def to_keep(self) -> tuple[float | None, TimeoutSource]:
+        """Return the timeout that a cursor or stream of this operation keeps, and who set it:
+        nothing of the incoming request, which it may outlive."""
+        return self.without_request or (self.timeout, self.source)
 
     def for_another_try(self) -> Limits:
         """Return the limits of a try that runs beside others, within the deadline around it."""

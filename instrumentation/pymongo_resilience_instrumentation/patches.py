@@ -28,7 +28,7 @@ from pymongo_resilience_instrumentation.interceptor import (
     Subclass,
     is_async,
 )
-from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
+from pymongo_resilience_instrumentation.public_api import client_setup, public_methods, readiness
 from pymongo_resilience_instrumentation.public_operations import PublicOperation
 from pymongo_resilience_instrumentation.recovery import (
     lost_connections,
@@ -162,6 +162,7 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
         connected = partial(pool_metrics.connected, runtime.clients, runtime.telemetry)
         yield from pool_metrics.wrapped(runtime.clients, metrics)
     yield from session_methods.wrapped(runtime)
+    yield from readiness.wrapped(runtime)
     if not runtime.owns_retries:
         yield from bounded_waits.observed(connected)
         yield from command_limits.of_cursors(runtime.enabled_flag)

@@ -24,11 +24,17 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 class Block:
     """One that is entered. Ended by one thread, read by any."""
 
-    __slots__ = ("_merged", "ended", "outer", "policy")
+    __slots__ = ("_merged", "ended", "expires_at", "is_detached", "outer", "policy")
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(
+        self, policy: Policy, *, expires_at: float | None = None, is_detached: bool = False
+    ) -> None:
         self.policy = policy
         """What the block itself names."""
+        self.expires_at = expires_at
+        """When the operations inside end at the latest, on the monotonic clock."""
+        self.is_detached = is_detached
+        """The ends of the blocks around it do not apply inside."""
         self.outer = next(_chain(_innermost.get()), None)
         self.ended = False
         self._merged: tuple[Policy, Policy] | None = None
@@ -74,6 +80,18 @@ def timed() -> Block | None:
     """The innermost block around the caller that names a timeout itself."""
     blocks = _chain(_innermost.get())
     return next((each for each in blocks if each.policy.timeout_ms is not None), None)
+
+
+def expires_at() -> float | None:
+    """Return when the operations of the caller have to end: the earliest end that a block around
+    the caller names."""
+    earliest: float | None = None
+    for block in _chain(_innermost.get()):
+        if block.expires_at is not None and (earliest is None or block.expires_at < earliest):
+            earliest = block.expires_at
+        if block.is_detached:
+            break
+    return earliest
 
 
 def _chain(block: Block | None) -> Iterator[Block]:

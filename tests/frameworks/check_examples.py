@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from pymongo import MongoClient
 from support.free_ports import consecutive_free_ports
 from support.otlp_collector import Collector
 
-from pymongo_resilience.testbed import CutAfter, EmbeddedServer, ReplicaSet, Reset
+from pymongo_resilience.testbed import CutAfter, EmbeddedServer, ReplicaSet, Reset, Slow
 
 pytestmark = pytest.mark.usefixtures("empty_shop")
 
@@ -89,12 +90,14 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def post(port: int, path: str) -> tuple[int, Any]:
+def post(port: int, path: str, **headers: str) -> tuple[int, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
-        connection.request("POST", path)
+        connection.request("POST", path, headers=headers)
         response = connection.getresponse()
-        return response.status, json.loads(response.read())
+        body = response.read()
+        is_json = response.getheader("content-type") == "application/json"
+        return response.status, json.loads(body) if is_json or path == "/" else body.decode()
     finally:
         connection.close()
 
@@ -134,6 +137,42 @@ def test_web(framework: str, proxy: ReplicaSet, collector: Collector) -> None:
         proxy.inject(CutAfter("insert", times=CUTS))
         assert post(port, "/orders/1") == (200, {"orders": 1})
 
+    check_retried(collector)
+
+
+HEADER = "x-request-timeout-ms"
+EXPIRED = "the request's deadline had passed when it arrived\n"
+
+
+def test_fastapi_ends_with_its_caller(proxy: ReplicaSet, collector: Collector) -> None:
+    port = consecutive_free_ports(1)
+    with running(proxy, collector, *SERVERS["fastapi"], str(port)):
+        until(lambda: listens(port))
+        assert post(port, "/orders/1", **{HEADER: "20000"}) == (200, {"orders": 1})
+        assert post(port, "/orders/1", **{HEADER: "0"}) == (504, EXPIRED)
+        proxy.inject(Slow(20))
+        began = time.monotonic()
+        late = (504, {"error": "the database did not answer in time"})
+        assert post(port, "/orders/1", **{HEADER: "300"}) == late
+        assert time.monotonic() - began < 5
+        proxy.clear()
+
+
+def test_grpc_ends_with_its_caller(proxy: ReplicaSet, collector: Collector) -> None:
+    with running(proxy, collector, "python", "grpc_orders.py", PORT="0") as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(" ")[2])
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            place = channel.unary_unary("/shop.Orders/Place")
+            proxy.inject(CutAfter("insert", times=CUTS))
+            assert place(b"1", timeout=20) == b"1"
+            proxy.inject(Slow(20))
+            began = time.monotonic()
+            with pytest.raises(grpc.RpcError) as caught:
+                place(b"1", timeout=0.5)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert time.monotonic() - began < 5
+            proxy.clear()
     check_retried(collector)
 
 

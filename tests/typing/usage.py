@@ -20,6 +20,7 @@ from pymongo_resilience import (
     explain_selection,
     instrument,
     override,
+    readiness,
     retry_info,
     retry_transaction,
     status,
@@ -28,6 +29,7 @@ from pymongo_resilience import (
 from pymongo_resilience.client_status import (
     ClientStatus,
     HedgeCounts,
+    Readiness,
     SelectionRule,
     ServerStatus,
     ServerVerdict,
@@ -39,6 +41,7 @@ from pymongo_resilience.events import (
     Event,
     Listener,
     ReadHedged,
+    RequestExpired,
     RetryDeclined,
     RetryScheduled,
 )
@@ -107,6 +110,10 @@ def shows(client: object) -> str:
     assert_type(known.hedges, HedgeCounts | None)
     assert_type(known.servers, tuple[ServerStatus, ...])
     assert_type(known.servers[0].round_trip_time, float | None)
+    found = readiness(client, grace_ms=0)
+    assert_type(found, Readiness)
+    assert_type(found.since, float)
+    readiness(client, None, 0)  # type: ignore[call-arg]
     verdicts = explain_selection(client, writes=True)
     assert_type(verdicts, tuple[ServerVerdict, ...])
     known.topology = "Sharded"  # type: ignore[misc]
@@ -137,6 +144,9 @@ class Counts:
             return
         elif isinstance(event, ReadHedged):
             assert_type(event.winner, str | None)
+            return
+        elif isinstance(event, RequestExpired):
+            assert_type(event.received_by, str)
             return
         else:
             assert_never(event)

@@ -139,6 +139,8 @@ class ClientState:
     """The smallest that no other client has whose pools are open."""
     limits: Any = None
     """A ClientLimits (selection/); None of a client that was made before ``instrument()``."""
+    readiness: Any = None
+    """A History (public_api/readiness.py), once its readiness was asked for."""
     closed = False
     """Or about to be."""
     coroutine_closed = False

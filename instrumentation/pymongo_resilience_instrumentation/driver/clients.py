@@ -68,6 +68,11 @@ def existing_clients() -> list[Any]:
     return [client for client in clients if not client._closed]
 
 
+def is_closed(client: Client) -> bool:
+    """Return True once the application has closed it."""
+    return client._closed
+
+
 LOOKUP = "_resolve"
 """A function of ``srv_resolver``: looks up the SRV or TXT records of a mongodb+srv URI, within its
 keyword ``lifetime``, in seconds."""

@@ -86,7 +86,7 @@ class Timeout(NamedTuple):
 class ActiveTimeout(AbstractContextManager[None]):
     """A timeout that the library activates in one thread or task; ``__exit__`` may be repeated."""
 
-    __slots__ = ("_ends", "_seconds", "before", "source")
+    __slots__ = ("_seconds", "before", "ends", "source")
 
     def __init__(
         self,
@@ -101,7 +101,8 @@ class ActiveTimeout(AbstractContextManager[None]):
                 ends = min(ends, time.monotonic() + seconds)
         # A new object, even if the application's own timeout has the same length: see ``is_ours``.
         self._seconds = None if seconds is None else seconds + 0.0
-        self._ends = ends
+        self.ends = ends
+        """On the driver's clock."""
         self.source = source
         """Who set it; NONE if that is of no consequence inside."""
         self.before: tuple[float | None, float, float, ActiveTimeout | None] | None = None
@@ -112,7 +113,7 @@ class ActiveTimeout(AbstractContextManager[None]):
         # First here and last in __exit__: a signal handler may raise in between.
         _INNERMOST.set(self)
         TIMEOUT.set(self._seconds)
-        DEADLINE.set(self._ends)
+        DEADLINE.set(self.ends)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         before = self.before

@@ -115,6 +115,9 @@ class Client(Protocol):
     """A MongoClient or an AsyncMongoClient."""
 
     @property
+    def _closed(self) -> bool: ...
+
+    @property
     def _options(self) -> Any: ...
 
     @property

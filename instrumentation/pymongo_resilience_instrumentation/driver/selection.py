@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pymongo.read_preferences import Primary
-from pymongo.server_selectors import Selection, any_server_selector
+from pymongo.server_selectors import Selection, any_server_selector, writable_server_selector
 
 from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import Address
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .protocols import Client, Topology
 
 PRIMARY = Primary().mode
+WRITABLE = writable_server_selector
+"""The driver's selector for writes."""
 
 
 def is_no_selector(selector: Any) -> bool:

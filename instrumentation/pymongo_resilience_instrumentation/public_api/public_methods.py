@@ -150,13 +150,14 @@ class WatchMethod(PublicMethod):
             if self.runtime.owns_retries or seconds is not None:
                 # A timeout of the configuration's leaves the wait for news alone.
                 driver.cursors.set_timeout_of_each_call(stream, None if configured else seconds)
-            if limits.timeout is not None:
+            timeout, _ = limits.to_keep()
+            if timeout is not None:
                 each_batch = seconds if configured else None
                 kept = precedence.CursorTimeout(
                     each_batch,
                     ITERATION,
                     driver.csot.now(),
-                    limits.timeout,
+                    timeout,
                     precedence.wait_for_news(inner),
                     source=source,
                 )

@@ -67,6 +67,13 @@ def finding(client: Client, address: Address) -> Symptom | None:
     return None if last is None else last.symptom
 
 
+def known_finding(client: Client, address: Address) -> Symptom | None:
+    """Return what a look has found out before; begin none."""
+    pool = driver.connections.pool_at(driver.clients.topology_of(client), address)
+    last: Look | None = None if pool is None else driver.connections.last_look(pool)
+    return None if last is None else last.symptom
+
+
 def _run(pool: Pool, address: Address, has_certificate: bool) -> None:
     symptom = None
     with suppress(Exception):  # whatever the port answers

@@ -101,8 +101,9 @@ def explain(error: Exception, attempts: DriverAttempts) -> None:
     error.args = (text if cause is None else f"{text}. {cause}", *error.args[1:])
 
 
-def diagnosis(client: Client, selector: Any) -> Diagnosis | None:
-    """The likely cause of a failed selection; None where nothing is known."""
+def diagnosis(client: Client, selector: Any, *, looks: bool = True) -> Diagnosis | None:
+    """Return the likely cause of a failed selection; None if nothing is known. ``looks``: a server
+    that hangs up may be looked at once more, in the background."""
     topology = driver.clients.topology_of(client)
     described = topology.description
     if driver.selection.is_no_selector(selector):
@@ -111,7 +112,7 @@ def diagnosis(client: Client, selector: Any) -> Diagnosis | None:
         [
             ObservedServer(
                 address_text(each.address),
-                _symptom(each, client),
+                _symptom(each, client, looks=looks),
                 is_primary=each.server_type_name == "RSPrimary",
                 is_member=each.is_server_type_known,
             )
@@ -265,8 +266,8 @@ def _error(server: Any, topology: Topology) -> str:
     return f"no check answered since the client knows it, {age:.1f} s (firewall, address, TLS?)"
 
 
-def _symptom(server: Any, client: Client) -> Symptom | None:
-    """What is wrong with a server; None where it is reached."""
+def _symptom(server: Any, client: Client, *, looks: bool) -> Symptom | None:
+    """Return what is wrong with a server; None if it is reached."""
     topology = driver.clients.topology_of(client)
     if server.is_server_type_known:
         return None
@@ -284,7 +285,8 @@ def _symptom(server: Any, client: Client) -> Symptom | None:
     )
     if found not in (Symptom.HANGS_UP, Symptom.CLOSES_AFTER_TLS):
         return found
-    return second_look.finding(client, server.address) or found
+    finding = second_look.finding if looks else second_look.known_finding
+    return finding(client, server.address) or found
 
 
 def error_text(error: Exception, address: Address) -> str:

@@ -13,7 +13,13 @@ from typing import Any
 from opentelemetry.metrics import Histogram, Meter
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
+from pymongo_resilience.events import (
+    BreakerEvent,
+    Event,
+    ReadHedged,
+    RequestExpired,
+    RetryScheduled,
+)
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.failures.error_texts import (
@@ -69,6 +75,11 @@ class OperationMetrics(Observer):
         self._hedged = meter.create_counter(
             "pymongo_resilience.hedged_reads", "{read}", "Reads sent to a second server as well."
         )
+        self._expired_requests = meter.create_counter(
+            "pymongo_resilience.expired_requests",
+            "{request}",
+            "Incoming requests that were refused because they had expired.",
+        )
         self._selection = _seconds(
             meter, "pymongo_resilience.server_selection.duration", "Waits of attempts for a server."
         )
@@ -110,6 +121,9 @@ class OperationMetrics(Observer):
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
+            return
+        if isinstance(event, RequestExpired):
+            self._expired_requests.add(1, {semconv.RECEIVED_BY: event.received_by})
             return
         operation = in_progress.current()
         attributes = {semconv.DB_OPERATION_NAME: operation.name if operation else event.operation}

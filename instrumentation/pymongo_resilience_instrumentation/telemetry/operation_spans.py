@@ -10,8 +10,15 @@ from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from pymongo_resilience.events import BreakerEvent, Event, ReadHedged, RetryScheduled
+from pymongo_resilience.events import (
+    BreakerEvent,
+    Event,
+    ReadHedged,
+    RequestExpired,
+    RetryScheduled,
+)
 from pymongo_resilience.internal_errors import wrap_foreign_error
+from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
@@ -101,7 +108,7 @@ class OperationSpans(Observer):
 
     def on_event(self, event: Event, /) -> None:
         operation = in_progress.current()
-        if operation is None or isinstance(event, BreakerEvent):
+        if operation is None or isinstance(event, BreakerEvent | RequestExpired):
             return
         span = operation.span
         if span is None:
@@ -143,4 +150,6 @@ def _retry_attributes(operation: Operation) -> dict[str, Any]:
         attributes["pymongo_resilience.backoff.total"] = outcome.backoff
     if timeout := limits.timeout or limits.timeout_of_pymongo:
         attributes["pymongo_resilience.deadline"] = timeout
+    if limits.without_request is not None:
+        attributes["pymongo_resilience.deadline.source"] = TimeoutSource.REQUEST.value
     return attributes

@@ -29,6 +29,8 @@ DECISION = "pymongo_resilience.decision"
 WAITED = "pymongo_resilience.waited"
 HEDGE_WINNER = "pymongo_resilience.hedge.winner"
 NEITHER = "neither"
+READY_TO = "pymongo_resilience.ready_to"
+RECEIVED_BY = "pymongo_resilience.received_by"
 
 EVENT_SCHEDULED = "retry.scheduled"
 EVENT_DECLINED = "retry.declined"

@@ -118,6 +118,15 @@ def _tokens(client: ClientState) -> Iterator[Observation]:
         yield Observation(tokens, {"pymongo_resilience.client": str(client.number)})
 
 
+def _readiness(client: ClientState) -> Iterator[Observation]:
+    latest = None if client.readiness is None else client.readiness.latest
+    if latest is None:
+        return
+    attributes = {"pymongo_resilience.client": str(client.number)}
+    for kind, ready in (("write", latest.ready_to_write), ("read", latest.ready_to_read)):
+        yield Observation(int(ready), attributes | {semconv.READY_TO: kind})
+
+
 ADDED_UP = ("{connection}", "{request}")
 """Units of what adds up over pools."""
 OF_POOLS = (_connections, _pending)
@@ -141,5 +150,6 @@ ROWS: tuple[tuple[str, str, str, Observe], ...] = (
         "db.client.connection.idle.min", "{connection}", "How many a pool keeps open.",
         partial(_size, largest=False),
     ),
+    ("pymongo_resilience.ready", "{client}", "1 for a client that is ready.", _readiness),
     ("pymongo_resilience.retry_budget.tokens", "{token}", "What a client has left.", _tokens),
 )  # fmt: skip

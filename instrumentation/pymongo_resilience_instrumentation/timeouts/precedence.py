@@ -20,6 +20,9 @@ The first row that applies holds:
 it bounds commands, and ends no cursor, change stream or stream of GridFS. Where the installed
 pymongo keeps no timeouts (CSOT), the client's own is all there is.
 
+Inside of an incoming request with a deadline, an operation also ends when the request does,
+whatever the table gives it. A cursor or stream keeps none of that.
+
 Source: Client Side Operations Timeout, "timeoutMS", "Convenient Transactions API" and "Cursors".
 """
 
@@ -31,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import InvalidOperation
 
+from pymongo_resilience.clock import SHORTEST, Clock
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.call import AnyClient
     from pymongo_resilience_instrumentation.operation import Operation
 
+CLOCK = Clock()
+"""That of the ends of blocks."""
 # A private attribute of the session: changed by others, transactions would end too soon or late.
 _TRANSACTION = "_pymongo_resilience_transaction"
 
@@ -85,6 +91,13 @@ class TimeoutRules:
                 limits.transaction.refuse_others()
             limit_to(limits, limits.transaction.timeout, limits.transaction.source)
             return
+        self._set_by_table(call, limits)
+        if blocks.innermost() is not None and self.csot_available:
+            _end_with_request(limits)
+
+    def _set_by_table(self, call: Call, limits: Limits) -> None:
+        """Do the same for an operation outside of ``with_transaction``, without regard to the
+        incoming request."""
         if (self._observes or not self.csot_available) and self._is_pymongos(call, limits):
             return
         block, bound = call.block_policy, call.bound_policy
@@ -131,22 +144,32 @@ class TimeoutRules:
     def timeout_for_group(
         self, client: AnyClient, target: Target, bound: Policy
     ) -> tuple[float | None, TimeoutSource, bool]:
-        """Return the timeout that several operations have together, those of a with_transaction or
-        of a GridFS stream, in seconds; who set it; and whether it is by iteration."""
+        """Return the timeout of a GridFS stream or method, in seconds; who set it; and whether it
+        is by iteration. Without the incoming request's deadline, which a stream may outlive."""
         if in_progress.in_foreign_call():
             return None, TimeoutSource.NONE, False
+        call, limits = self._of_group(client, target, bound)
+        timeout, source = limits.to_keep()
+        mode = self.mode_of(call) or self.timeout_mode
+        return timeout, source, source.is_configuration and mode != CURSOR_LIFETIME
+
+    def timeout_for_transaction(
+        self, client: AnyClient, target: Target, bound: Policy
+    ) -> tuple[float | None, TimeoutSource]:
+        """Return the timeout of a with_transaction as a whole, in seconds, and who set it."""
+        if in_progress.in_foreign_call():
+            return None, TimeoutSource.NONE
+        _, limits = self._of_group(client, target, bound)
+        return limits.timeout, limits.source
+
+    def _of_group(self, client: AnyClient, target: Target, bound: Policy) -> tuple[Call, Limits]:
         in_progress.clear_inherited()
         call = Call(
             client, "", target, is_public=False, block_policy=blocks.current(), bound_policy=bound
         )
         limits = Limits()
         self.set_timeout(call, limits)
-        mode = self.mode_of(call) or self.timeout_mode
-        return (
-            limits.timeout,
-            limits.source,
-            limits.source.is_configuration and mode != CURSOR_LIFETIME,
-        )
+        return call, limits
 
     def mode_of(self, call: Call) -> str | None:
         """Return the ``timeout_mode`` of the first policy that has one: of a block, of what the
@@ -175,22 +198,55 @@ def limit_to(
 ) -> None:
     """Give an operation this timeout, which is active while pymongo runs. Without a ``source``,
     whoever set its timeout before has set this one, too."""
+    if limits.without_request is not None:
+        _, limits.source = limits.without_request
+        limits.without_request = None
     if source is not None:
         limits.source = source
     limits.timeout, limits.deadline = timeout.seconds, timeout.resume(limits.source)
+    if blocks.innermost() is not None:
+        _end_with_request(limits)
+
+
+def _end_with_request(limits: Limits) -> None:
+    """Have the operation end when the incoming request does, unless it ends earlier anyway."""
+    expires_at = blocks.expires_at()
+    if expires_at is None:
+        return
+    # Tests may replace one of the two clocks: only differences are compared.
+    now = driver.csot.now()
+    request_ends = now + expires_at - CLOCK.now()
+    deadline = limits.deadline
+    if isinstance(deadline, driver.csot.ActiveTimeout):
+        ends = deadline.ends
+    else:
+        ends = driver.csot.DEADLINE.get()
+        if ends == NEVER and limits.timeout_of_pymongo:
+            # pymongo will activate the client's own timeoutMS.
+            ends = now + limits.timeout_of_pymongo
+    if ends <= request_ends:
+        return
+    limits.without_request = limits.timeout, limits.source
+    if limits.source is TimeoutSource.NONE:
+        limits.source = TimeoutSource.REQUEST
+    # Even if the request is over: the driver then raises its error before it sends anything.
+    limits.timeout = max(request_ends - now, SHORTEST)
+    limits.deadline = driver.csot.ActiveTimeout(limits.timeout, request_ends, limits.source)
 
 
 def refresh(limits: Limits) -> None:
     """Give an operation the whole of its timeout from now on, whatever has passed of it."""
-    if limits.timeout is not None:
-        limit_to(limits, driver.csot.Timeout.from_now(limits.timeout))
+    timeout, _ = limits.to_keep()
+    if timeout is not None:
+        limit_to(limits, driver.csot.Timeout.from_now(timeout))
 
 
 def leave_at_least(limits: Limits, seconds: float) -> None:
     """Give an operation what is left of its timeout, or so many seconds if that is less."""
-    if not limits.timeout:
+    timeout, _ = limits.to_keep()
+    if not timeout:
         return
-    least, left = min(seconds, limits.timeout), driver.csot.remaining()
+    least, left = min(seconds, timeout), driver.csot.remaining()
     if left is not None and left < least:
         limit_to(limits, driver.csot.Timeout.from_now(least))
 
@@ -243,6 +299,7 @@ FOR_CURSOR_LIFETIME = (
     ' for the whole life of the cursor (timeout_mode="iteration" gives each batch its own)'
 )
 
+FOR_REQUEST = ", which is what the incoming request had left,"
 FOR_RESUME = " to resume (the next call of next() tries again where this one was)"
 
 
@@ -321,7 +378,8 @@ def cursor_timeout(
     """
     mode, tailable = rules.mode_of(call), driver.cursors.is_tailable(cursor)
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
-    if mode is not None and limits.timeout is None:
+    timeout, source = limits.to_keep()
+    if mode is not None and timeout is None:
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
         raise ConfigurationError([f"timeout_mode={mode}: expected iteration for a tailable cursor"])
@@ -329,7 +387,7 @@ def cursor_timeout(
         expected = f"expected cursor_lifetime for an aggregate with {writes}"
         raise ConfigurationError([f"timeout_mode={mode}: {expected}"])
     check_max_await(limits, max_await_ms)
-    if limits.timeout is None or limits.transaction is not None:
+    if timeout is None or limits.transaction is not None:
         return None
     # A method or a stream of GridFS has one deadline, and its cursors are within it.
     within_another = driver.csot.is_ours()
@@ -338,15 +396,15 @@ def cursor_timeout(
     elif within_another or writes:
         mode = CURSOR_LIFETIME
     blocked = driver.csot.active_timeout() is not None and not blocks.current().timeout_ms
-    default = ITERATION if limits.source.is_configuration else CURSOR_LIFETIME
-    waits = limits.source.is_configuration and driver.cursors.awaits_data(cursor)
+    default = ITERATION if source.is_configuration else CURSOR_LIFETIME
+    waits = source.is_configuration and driver.cursors.awaits_data(cursor)
     return CursorTimeout(
         seconds=None if blocked or within_another else limits.own_timeout,
         mode=mode or rules.timeout_mode or default,
         began=driver.csot.now(),
-        to_close=limits.timeout,
+        to_close=timeout,
         wait=wait_for_news(cursor) if waits else 0.0,
-        source=limits.source,
+        source=source,
     )
 
 
@@ -378,7 +436,8 @@ def limit_resume(limits: Limits, kept: CursorTimeout | None, least: float) -> No
     """Give an operation that resumes a change stream at least so many seconds, if the configuration
     set its timeout: that ends no stream, and plain pymongo waits for a server that long."""
     limits.stream = kept
-    if limits.source.is_configuration and limits.timeout and limits.timeout < least:
+    timeout, source = limits.to_keep()
+    if source.is_configuration and timeout and timeout < least:
         limit_to(limits, driver.csot.Timeout.begin(least))
 
 
@@ -392,6 +451,8 @@ def advice(operation: Operation) -> str:
     """What to know about the timeout of a batch that is not the batch's own, and of a resume; ""
     for any other."""
     limits = operation.limits
+    if limits.without_request is not None:
+        return FOR_REQUEST
     if limits.stream is not None:
         return FOR_RESUME
     kept = limits.cursor
@@ -403,10 +464,11 @@ def advice(operation: Operation) -> str:
 def check_max_await(limits: Limits, max_await_ms: object) -> None:
     """Raises ConfigurationError where a getMore that finds nothing could not but time out, unless
     the timeout is the configuration's, which leaves the wait for news alone."""
-    if not isinstance(max_await_ms, int) or not limits.timeout or limits.source.is_configuration:
+    timeout, source = limits.to_keep()
+    if not isinstance(max_await_ms, int) or not timeout or source.is_configuration:
         return
-    if max_await_ms >= limits.timeout * 1000:
-        expected = f"expected less than the timeout of {limits.timeout * 1000:g} ms"
+    if max_await_ms >= timeout * 1000:
+        expected = f"expected less than the timeout of {timeout * 1000:g} ms"
         raise ConfigurationError([f"max_await_time_ms={max_await_ms}: {expected}"])
 
 

@@ -80,6 +80,8 @@ def as_timeout(operation: Operation, error: BaseException | None) -> BaseExcepti
 def elapsed(operation: Operation) -> float:
     """Seconds of its timeout that are gone, which may have begun before the operation."""
     limits = operation.limits
+    if limits.without_request is not None:
+        return operation.elapsed()
     if limits.cursor is not None and limits.cursor.ends != NEVER:
         return driver.csot.now() - limits.cursor.began
     if limits.transaction is not None:

@@ -211,6 +211,7 @@ class _Transaction(Interceptor):
         """``source``: who set the timeout. ``name``: what the error says is timed out."""
         self.session = session
         self._name = name
+        self._source = source
         self._outside = driver.csot.Timeout.active()
         self.timeout = driver.csot.Timeout.begin(seconds)
         self.deadline = self.timeout.resume(source)
@@ -223,7 +224,10 @@ class _Transaction(Interceptor):
     def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         self._runs += 1
         self._raised = None
-        precedence.enter_transaction(self.session, self._of_session)
+        if self._source is not TimeoutSource.REQUEST:
+            # The request's deadline applies to each operation anyway, beside a timeout that the
+            # callback may give it.
+            precedence.enter_transaction(self.session, self._of_session)
         return Entered(self.session, self._outside.resume())
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
@@ -276,7 +280,7 @@ class WithTransaction(Interceptor):
         session = args[0]
         default = default_of(session)
         timeouts = self._runtime.timeouts
-        seconds, source, _ = timeouts.timeout_for_group(session.client, NOWHERE, default)
+        seconds, source = timeouts.timeout_for_transaction(session.client, NOWHERE, default)
         if seconds is None:
             return None
         setattr(session, _WITHIN, True)

@@ -1,0 +1,121 @@
+"""gRPC servers: interceptors for ``grpc.server`` and ``grpc.aio.server``. gRPC itself reads the
+caller's deadline, and ends the call with it: a stream of responses included."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import Any
+
+from pymongo_resilience.deadlines.limits import EXPIRED_TEXT, RequestLimits, report_expired
+from pymongo_resilience.deadlines.request import Request
+
+Behavior = Callable[[Any, Any], Any]
+"""The application's method: called with the request, or an iterator of requests, and a context."""
+
+
+def grpc_interceptor(*, max_ms: int | None = None, default_ms: int | None = None) -> Any:
+    """Return an interceptor for ``grpc.server(..., interceptors=[grpc_interceptor()])``.
+
+    All operations of a call end by its deadline, or earlier. A call that arrives expired ends with
+    DEADLINE_EXCEEDED.
+
+    Args:
+        max_ms: Milliseconds that a call may have at most; unset, as long as its deadline says.
+        default_ms: Milliseconds of a call without a deadline; unset, it has none.
+
+    Raises:
+        ConfigurationError: One of the arguments is not legal.
+
+    What it returns is thread-safe. Needs the package grpcio.
+    """
+    limits = RequestLimits(max_ms=max_ms, default_ms=default_ms)
+    grpc: Any = import_module("grpc")
+    interceptor = _Interceptor(grpc, limits)
+    grpc.ServerInterceptor.register(_Interceptor)
+    return interceptor
+
+
+def grpc_aio_interceptor(*, max_ms: int | None = None, default_ms: int | None = None) -> Any:
+    """Return the same for ``grpc.aio.server``. What it returns is task-safe."""
+    limits = RequestLimits(max_ms=max_ms, default_ms=default_ms)
+    grpc: Any = import_module("grpc")
+    aio: Any = import_module("grpc.aio")
+    interceptor = _AsyncInterceptor(grpc, limits)
+    aio.ServerInterceptor.register(_AsyncInterceptor)
+    return interceptor
+
+
+class _Interceptor:
+    def __init__(self, grpc: Any, limits: RequestLimits) -> None:
+        self._grpc = grpc
+        self._limits = limits
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """Return the handler of a call, with the deadline around the application's method."""
+        return self._around(continuation(details))
+
+    def _around(self, handler: Any) -> Any:
+        if handler is None:
+            return None
+        kind = "stream" if handler.request_streaming else "unary"
+        kind += "_stream" if handler.response_streaming else "_unary"
+        behavior = self._wrap(getattr(handler, kind), handler.response_streaming)
+        return getattr(self._grpc, f"{kind}_rpc_method_handler")(
+            behavior, handler.request_deserializer, handler.response_serializer
+        )
+
+    def _wrap(self, behavior: Behavior, streams: bool) -> Behavior:
+        def call(request: Any, context: Any) -> Any:
+            seconds = self._limits.seconds_of(context.time_remaining())
+            if seconds is None:
+                return behavior(request, context)
+            if seconds <= 0:
+                report_expired("grpc")
+                return context.abort(self._grpc.StatusCode.DEADLINE_EXCEEDED, EXPIRED_TEXT)
+            incoming = Request(seconds)
+            with incoming.step():
+                result = behavior(request, context)
+            return incoming.steps(iter(result)) if streams else result
+
+        return call
+
+
+class _AsyncInterceptor(_Interceptor):
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        """Do the same in a task."""
+        return self._around(await continuation(details))
+
+    def _wrap(self, behavior: Behavior, streams: bool) -> Behavior:
+        if inspect.isasyncgenfunction(behavior):
+
+            async def stream(request: Any, context: Any) -> Any:
+                incoming = await self._begin(context)
+                items = behavior(request, context)
+                async for item in items if incoming is None else incoming.steps_async(items):
+                    yield item
+
+            return stream
+        if inspect.iscoroutinefunction(behavior):
+
+            async def call(request: Any, context: Any) -> Any:
+                incoming = await self._begin(context)
+                if incoming is None:
+                    return await behavior(request, context)
+                with incoming.step():
+                    return await behavior(request, context)
+
+            return call
+        # gRPC runs it in a thread, with a context for threads.
+        return super()._wrap(behavior, streams)
+
+    async def _begin(self, context: Any) -> Request | None:
+        """Return the deadline of a call; None without one. Ends a call that has expired."""
+        seconds = self._limits.seconds_of(context.time_remaining())
+        if seconds is not None and seconds <= 0:
+            report_expired("grpc")
+            await context.abort(self._grpc.StatusCode.DEADLINE_EXCEEDED, EXPIRED_TEXT)
+        return None if seconds is None else Request(seconds)

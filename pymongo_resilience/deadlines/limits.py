@@ -1,0 +1,95 @@
+"""How long a request may take: what its caller says, if that makes sense, between a default and a
+maximum."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.events import RequestExpired, outlet
+from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.option_types import ATTEMPT_TIMEOUT_MS, MAX_MS, shown
+
+GRPC_TIMEOUT = "grpc-timeout"
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_GRPC_VALUE = re.compile(r"([0-9]{1,8})([HMSmun])")
+"""gRPC over HTTP/2, "Requests": at most eight digits, and a unit."""
+_MILLISECONDS = re.compile(r"[0-9]{1,10}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+EXPIRED_TEXT = "the request's deadline had passed when it arrived"
+
+
+class RequestLimits:
+    """Immutable, apart from what was logged; thread- and task-safe. Durations are seconds."""
+
+    def __init__(
+        self, *, max_ms: int | None, default_ms: int | None, header: str | None = None
+    ) -> None:
+        """``header`` is the name of the header that carries the timeout.
+
+        Raises:
+            ConfigurationError: a value is not legal.
+        """
+        problems: list[str] = []
+        for name, value in (("max_ms", max_ms), ("default_ms", default_ms)):
+            if value is not None and not ATTEMPT_TIMEOUT_MS.legal(value):
+                problems.append(ATTEMPT_TIMEOUT_MS.problem(name, value))
+        if header is not None and not _is_header_name(header):
+            problems.append(f"header={shown(header)}: expected the name of a header")
+        if not problems and max_ms is not None and default_ms is not None and default_ms > max_ms:
+            problems.append(f"default_ms={default_ms}: expected at most max_ms={max_ms}")
+        if problems:
+            raise ConfigurationError(problems)
+        self.header = (header or "").lower()
+        self._longest = math.inf if max_ms is None else max_ms / 1000
+        self._default = None if default_ms is None else default_ms / 1000
+        self._has_logged = False
+
+    def seconds_of_header(self, value: str | None) -> float | None:
+        """Return how long a request with this value of the header may take, 0 if it has expired;
+        None if it may take as long as it likes. Values that make no sense count as none."""
+        if value is None:
+            return self._default
+        seconds = self._parse(value)
+        if seconds is None:
+            self._log_ignored()
+        return self.seconds_of(seconds)
+
+    def seconds_of(self, seconds: float | None) -> float | None:
+        """Return the same for a timeout that a framework has read."""
+        if seconds is None or not seconds <= MAX_MS / 1000:
+            return self._default
+        return min(max(seconds, 0.0), self._longest)
+
+    def _parse(self, text: str) -> float | None:
+        if self.header == GRPC_TIMEOUT:
+            match = _GRPC_VALUE.fullmatch(text)
+            seconds = None if match is None else int(match[1]) * _UNITS[match[2]]
+        else:
+            seconds = int(text) / 1000 if _MILLISECONDS.fullmatch(text) else None
+        return seconds if seconds is not None and seconds <= MAX_MS / 1000 else None
+
+    def _log_ignored(self) -> None:
+        # Not the value: it is whatever a caller sends.
+        if not self._has_logged:
+            self._has_logged = True
+            expected = (
+                "up to eight digits and a unit, as in 500m"
+                if self.header == GRPC_TIMEOUT
+                else f"a whole number of milliseconds up to {MAX_MS}"
+            )
+            logger.warning(
+                "the header %s of a request is ignored: expected %s; further cases are not logged",
+                self.header,
+                expected,
+            )
+
+
+def _is_header_name(name: object) -> bool:
+    return isinstance(name, str) and _HEADER_NAME.fullmatch(name) is not None
+
+
+def report_expired(received_by: str) -> None:
+    """Report to listeners, log and metrics that a request was refused."""
+    outlet.on_event(RequestExpired(received_by))
