@@ -22,6 +22,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from pymongo import InsertOne, UpdateMany
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from support.clients import Side
 from support.injected_bugs import Functions, in_order, name_of, recording
@@ -29,7 +30,7 @@ from support.known_shortfalls import KNOWN
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience.testbed import CutAfter, ReplicaSet
+from pymongo_resilience.testbed import CutAfter, ReplicaSet, Slow
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning",
@@ -40,6 +41,11 @@ SHORT = {"serverSelectionTimeoutMS": 3_000, "connectTimeoutMS": 3_000, "socketTi
 SETTLES = 50
 MOST = 10
 """Functions whose bugs may reach the application."""
+DOCUMENTS = 5
+END_OF_BLOCK = "engine.policies.blocks.override.__exit__"
+"""The application calls it: a block whose end raises at once has not ended."""
+SLOW_S = 2.5
+"""How long the server holds back a reply, for an operation that has a deadline."""
 LONGEST = 10
 """Seconds after which a scenario hangs."""
 
@@ -108,6 +114,33 @@ def new_client(side: Side, client: Any, name: str) -> Any:
     return side.do(client[name].coll.find_one, {"_id": 4})
 
 
+def atomic_bulk(side: Side, client: Any, name: str) -> Any:
+    """A bulk write that fails at its second operation: an atomic one changes nothing."""
+    operations = [UpdateMany({"_id": {"$gt": 0}}, {"$inc": {"n": 1}}), InsertOne({"_id": 1})]
+    with pymongo_resilience.override(atomic=True):
+        return side.do(client[name].coll.bulk_write, operations)
+
+
+def short_find(side: Side, client: Any, name: str) -> Any:
+    with pymongo_resilience.override(timeout_ms=300):
+        return side.do(client[name].coll.find_one, {"_id": 4})
+
+
+def changed_nothing(_bench: Bench, seen: dict[str, str]) -> bool:
+    return seen["documents"] == repr([0] * DOCUMENTS)
+
+
+def ended_early(bench: Bench, _seen: dict[str, str]) -> bool:
+    return bench.seconds < SLOW_S / 2
+
+
+REQUESTED: dict[
+    str, tuple[Callable[[Side, Any, str], Any], Callable[[Bench, dict[str, str]], bool]]
+] = {
+    "atomic": (atomic_bulk, changed_nothing),
+    "deadline": (short_find, ended_early),
+}
+"""What the application asked for, which pymongo does not do, and whether it was done or refused."""
 SCENARIOS: dict[str, Callable[[Side, Any, str], Any]] = {
     "healthy": update,
     "lost reply": update,
@@ -141,11 +174,14 @@ class Bench:
         self.coll = control[name].coll
         self.spans = OpenSpans()
         self.plain: dict[str, str] = {}
+        self.seconds = 0.0
+        """How long the last run took."""
+        self.work = REQUESTED[scenario][0] if scenario in REQUESTED else SCENARIOS[scenario]
 
     def run(self, broken: Callable[[], AbstractContextManager[Any]]) -> dict[str, str]:
         """``broken``: around the calls of the application."""
         self.coll.delete_many({})
-        self.coll.insert_many([{"_id": number, "n": 0} for number in range(5)])
+        self.coll.insert_many([{"_id": number, "n": 0} for number in range(DOCUMENTS)])
         self.spans.names.clear()
         seen: dict[str, str] = {}
         made: list[Any] = []
@@ -163,16 +199,22 @@ class Bench:
             self.side.do(client.admin.command, "ping")
             if self.scenario == "lost reply":
                 self.bed.inject(CutAfter("update"))
+            if self.scenario == "deadline":
+                self.bed.inject(Slow(SLOW_S))
             with broken():
-                return SCENARIOS[self.scenario](self.side, client, self.name)
+                return self.work(self.side, client, self.name)
 
         context = contextvars.copy_context()
         before = dict(context)
+        began = time.monotonic()
         seen["result"] = self._outcome(partial(context.run, work))
+        self.seconds = time.monotonic() - began
         seen["active"] = ", ".join(
             var.name
             for var, value in context.items()
             if value != before.get(var) and value not in (None, math.inf)
+            # The next caller skips a block that has ended.
+            if not getattr(value, "ended", False)
         )
         self.bed.clear()
         seen["documents"] = repr([each["n"] for each in self.coll.find().sort("_id")])
@@ -268,6 +310,24 @@ def shortfalls(bench: Bench, choose: Callable[[list[CodeType]], list[CodeType]])
     return found
 
 
+def dropped(bench: Bench, choose: Callable[[list[CodeType]], list[CodeType]]) -> dict[str, str]:
+    """By function, how a feature that the application asked for was dropped without an error."""
+    called: set[CodeType] = set()
+    honored = REQUESTED[bench.scenario][1]
+    whole = bench.run(lambda: recording(called))
+    assert honored(bench, whole)
+    functions = Functions()
+    found = {}
+    for code in choose(in_order(called)):
+        if name_of(code) == END_OF_BLOCK:
+            continue
+        seen = bench.run(lambda: functions.broken(code))  # noqa: B023 - called at once
+        after = ("active", "later", "left")
+        if not honored(bench, seen) or any(seen[each] != whole[each] for each in after):
+            found[name_of(code)] = f"{bench.seconds:.1f} s {seen}"
+    return found
+
+
 def one_each_file(codes: list[CodeType]) -> list[CodeType]:
     """The middle one: a random choice would make failures come and go."""
     files: dict[str, list[CodeType]] = defaultdict(list)
@@ -290,6 +350,19 @@ def test_a_bug_in_a_function_of_each_file(bench: Bench, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_bug_in_any_function(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert unexpected(shortfalls(bench, list)) == {}
+
+
+@pytest.mark.parametrize("scenario", REQUESTED)
+def test_no_bug_drops_what_was_asked_for(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    assert unexpected(dropped(bench, one_each_file)) == {}
+
+
+@pytest.mark.thorough("each of hundreds of functions is broken in turn")
+@pytest.mark.parametrize("scenario", REQUESTED)
+def test_no_bug_at_all_drops_what_was_asked_for(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert unexpected(dropped(bench, list)) == {}
 
 
 def test_few_functions_fall_short(instrument: Instrument) -> None:
