@@ -18,6 +18,11 @@ from pymongo_resilience.rules.strategy import check_strategy
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from pymongo import AsyncMongoClient, MongoClient, WriteConcern
+    from pymongo.read_concern import ReadConcern
+    from pymongo.read_preferences import _ServerMode as ReadPreference  # pyright: ignore[reportPrivateUsage]  # pymongo's own annotations name no other class
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
     from pymongo_resilience.client_status import ClientStatus, Readiness, ServerVerdict
@@ -51,8 +56,8 @@ def instrument(
     policies: Mapping[str, Policy] | None = None,
     strategy: RetryStrategy | str | None = None,
     listeners: Sequence[Listener] = (),
-    tracer_provider: object = None,
-    meter_provider: object = None,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
     request_hook: Callable[[Any, Any], object] | None = None,
     response_hook: Callable[[Any, Any], object] | None = None,
     failed_hook: Callable[[Any, Any], object] | None = None,
@@ -155,7 +160,7 @@ def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFiel
     return bound_policies.carrying(target, policy)
 
 
-def status(client: object) -> ClientStatus:
+def status(client: MongoClient[Any] | AsyncMongoClient[Any]) -> ClientStatus:
     """What a MongoClient or AsyncMongoClient knows of its servers at this moment.
 
     Sends nothing and awaits nothing, for both kinds of client. For one that was made before
@@ -192,7 +197,10 @@ def readiness(
 
 
 def explain_selection(
-    client: object, read_preference: object = None, *, writes: bool = False
+    client: MongoClient[Any] | AsyncMongoClient[Any],
+    read_preference: ReadPreference | None = None,
+    *,
+    writes: bool = False,
 ) -> tuple[ServerVerdict, ...]:
     """Every server that the client knows, and why an operation may go to it at this moment or not.
 
@@ -207,11 +215,11 @@ def explain_selection(
 
 
 def retry_transaction(
-    client: object,
+    client: MongoClient[Any] | AsyncMongoClient[Any],
     *,
-    read_concern: object = None,
-    write_concern: object = None,
-    read_preference: object = None,
+    read_concern: ReadConcern | None = None,
+    write_concern: WriteConcern | None = None,
+    read_preference: ReadPreference | None = None,
     max_commit_time_ms: int | None = None,
 ) -> Callable[[Callable[Concatenate[Any, P], T]], Callable[P, T]]:
     """Makes a function a transaction that is repeated as with_transaction repeats one.

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
@@ -33,6 +33,8 @@ from pymongo_resilience.option_types import (
 from pymongo_resilience.policies.namespaces import policies_of, problems_of
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
+
+T = TypeVar("T")
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"
@@ -107,7 +109,7 @@ class Option(NamedTuple):
         return PREFIX + self.name.upper()
 
 
-def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> Any:
+def _option(default: T, kind: OptionType, sentence: str, **more: bool) -> T:
     return field(default=default, metadata={"kind": kind, "sentence": sentence, **more})
 
 

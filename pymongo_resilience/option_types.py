@@ -7,9 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pymongo_resilience.internal_errors import logger
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
@@ -42,7 +45,7 @@ class OptionType:
         return f"{name}={text}: expected {self.allowed}"
 
 
-def problems_in(target: Any) -> list[str]:
+def problems_in(target: DataclassInstance) -> list[str]:
     """What is wrong with those fields of a dataclass that have a type in their metadata."""
     problems: list[str] = []
     for each in fields(target):

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import ChangeStream, Cursor
 
 T = TypeVar("T")
 ATTRIBUTE = "_pymongo_resilience_policy"
@@ -29,13 +32,13 @@ def policy_of(target: object) -> Policy:
     return policy
 
 
-def attach_policy(policy: Policy, cursor: object) -> None:
+def attach_policy(policy: Policy, cursor: Cursor | ChangeStream) -> None:
     """Keep ``policy`` on a cursor or change stream that was created under it."""
     if policy is not EMPTY_POLICY:
         setattr(cursor, ATTRIBUTE, policy)
 
 
-def policy_of_cursor(cursor: object) -> Policy:
+def policy_of_cursor(cursor: Cursor | ChangeStream) -> Policy:
     """The policy that it carries; EMPTY_POLICY where it carries none."""
     # Not by vars(), which makes attributes slower on CPython 3.11: this runs for each document.
     policy: Policy = getattr(cursor, ATTRIBUTE, EMPTY_POLICY)
@@ -67,7 +70,7 @@ class Bound:
     def with_options(self, *args: Any, **kwargs: Any) -> Any:
         return self._inherit(super().with_options(*args, **kwargs))  # type: ignore[misc]  # pymongo's
 
-    def __getitem__(self, name: object) -> Any:
+    def __getitem__(self, name: str) -> Any:
         return self._inherit(super().__getitem__(name))  # type: ignore[misc]  # as above
 
     def get_collection(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,5 +83,5 @@ class Bound:
     async def _inherit_later(self, making: Awaitable[Any]) -> Any:
         return self._inherit(await making)
 
-    def _inherit(self, made: object) -> Any:
+    def _inherit(self, made: T) -> T:
         return _with_policy(made, policy_of(self))

@@ -11,9 +11,9 @@ Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 
@@ -39,6 +39,9 @@ from .timeouts.precedence import transaction_of
 
 if TYPE_CHECKING:
     from .call import AnyClient, AnySession
+    from .driver.protocols import CursorAddress, Document
+
+T = TypeVar("T")
 
 MAX_RETRIES = 5
 """How often the background task kills one cursor again."""
@@ -122,7 +125,7 @@ class BackgroundRun(Interceptor):
             elif driver.csot.now() < lost.until:
                 state.lost_cursors.append(lost)
 
-    def _aborts(self, client: Any) -> Iterator[AbstractContextManager[OpenTransaction]]:
+    def _aborts(self, client: AnyClient) -> Iterator[AbstractContextManager[OpenTransaction]]:
         state = self._clients.known(client)
         if state is not None:
             for _ in range(len(state.open_transactions)):
@@ -131,7 +134,7 @@ class BackgroundRun(Interceptor):
                 else:
                     _try_again(state, *state.open_transactions.popleft())
 
-    def send(self, run: BackgroundOperation, original: Function, client: Any) -> Any:
+    def send(self, run: BackgroundOperation, original: Function, client: AnyClient) -> Any:
         with contain_internal_errors("in the background task"):
             self._hand_over(run)
         for abort in self._aborts(client):
@@ -139,7 +142,9 @@ class BackgroundRun(Interceptor):
                 driver.sessions.abort(client, opened)
         return original(client)
 
-    async def send_async(self, run: BackgroundOperation, original: Function, client: Any) -> Any:
+    async def send_async(
+        self, run: BackgroundOperation, original: Function, client: AnyClient
+    ) -> Any:
         with contain_internal_errors("in the background task"):
             self._hand_over(run)
         for abort in self._aborts(client):
@@ -165,7 +170,7 @@ class BackgroundRun(Interceptor):
             operation.leave_context()
         return operation
 
-    def succeeded(self, operation: BackgroundOperation, result: object) -> Any:
+    def succeeded(self, operation: BackgroundOperation, result: T) -> T:
         operation.leave()
         return result
 
@@ -217,7 +222,11 @@ class KillCursors(OperationInterceptor):
         return driver.clients.kill_cursors(operation.client, ids, address, session)
 
     def failed(
-        self, operation: Any, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        operation: Operation | None,
+        error: BaseException,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> BaseException | None:
         ids, address, _ = driver.clients.kill_arguments(args, kwargs)
         outer = in_progress.current()
@@ -239,7 +248,7 @@ class KillCursors(OperationInterceptor):
         return None if getattr(error, "retry_rule", None) is Rule.ATTEMPTS else raised
 
     def _kill_again(
-        self, run: BackgroundOperation, error: Exception, ids: list[int], address: Any
+        self, run: BackgroundOperation, error: Exception, ids: list[int], address: CursorAddress
     ) -> None:
         """Leave rejected cursors to the task's next run; once the client is closed there is
         none."""
@@ -268,17 +277,27 @@ class EndSessions(OperationInterceptor):
         return operation
 
     def send(
-        self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
+        self,
+        _operation: CleanupOperation,
+        _original: Function,
+        client: AnyClient,
+        ids: Sequence[Document],
     ) -> None:
         for at in range(0, len(ids), MAX_SESSIONS):
             driver.clients.end_sessions(client, ids[at : at + MAX_SESSIONS])
 
     async def send_async(
-        self, _operation: CleanupOperation, _original: Function, client: Any, ids: Any
+        self,
+        _operation: CleanupOperation,
+        _original: Function,
+        client: AnyClient,
+        ids: Sequence[Document],
     ) -> None:
         for at in range(0, len(ids), MAX_SESSIONS):
             await driver.clients.end_sessions(client, ids[at : at + MAX_SESSIONS])
 
-    def failed(self, operation: Any, error: BaseException, *rest: Any) -> BaseException | None:
+    def failed(
+        self, operation: Operation | None, error: BaseException, *rest: Any
+    ) -> BaseException | None:
         raised = super().failed(operation, error, *rest)
         return None if isinstance(error, PyMongoError) else raised

@@ -6,7 +6,7 @@ resumption of change streams. None of it runs once per document.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import ConnectionFailure
 
@@ -39,6 +39,12 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import precedence
 from pymongo_resilience_instrumentation.timeouts.precedence import keep, kept_by, transaction_of
 
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.call import AnyClient
+    from pymongo_resilience_instrumentation.driver.protocols import ChangeStream, Cursor, FindCursor
+
+T = TypeVar("T")
+
 
 class CursorInit(Interceptor):
     """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
@@ -48,7 +54,7 @@ class CursorInit(Interceptor):
         # What the driver makes inside of an operation is used up there, under its policy.
         return outside_of_operations(super().wrapper(flag, asynchronous))
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         cursor = entered.instance
         attach_policy(blocks.current().over(policy_of(cursor.collection)), cursor)
         return result
@@ -57,7 +63,7 @@ class CursorInit(Interceptor):
 class CursorClone(Interceptor):
     """What copies a cursor: the copy has what the original was made with."""
 
-    def succeeded(self, entered: Entered, copied: Any) -> Any:
+    def succeeded(self, entered: Entered, copied: FindCursor) -> FindCursor:
         policy = policy_of_cursor(entered.instance)
         if policy_of_cursor(copied) is not policy:
             # Also where it has none: the copy may have been made within a block.
@@ -71,7 +77,7 @@ def batch_wrapper(runtime: Runtime, asynchronous: bool) -> Wrapper:
     found = in_progress.current_or_ended
 
     def wrapper(
-        original: Function, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        original: Function, client: AnyClient, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         operation = found()
         if operation is not None and operation.client is client and operation.reads_inside:
@@ -121,7 +127,11 @@ class CursorBatch(OperationInterceptor):
         return operation
 
     def failed(
-        self, operation: Operation | None, error: BaseException, args: tuple[Any, ...], kwargs: Any
+        self,
+        operation: Operation | None,
+        error: BaseException,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> BaseException | None:
         instead = super().failed(operation, error, args, kwargs)
         if isinstance(error, ConnectionFailure) and self.runtime.owns_retries:
@@ -140,7 +150,7 @@ def _reads_for_the_application(name: str) -> bool:
     return name != "getMore" or operation.name != "bulkWrite"
 
 
-def _apply(runtime: Runtime, operation: Operation, cursor: Any, *, first: bool) -> None:
+def _apply(runtime: Runtime, operation: Operation, cursor: Cursor, *, first: bool) -> None:
     kept = kept_by(cursor)
     if first and (kept is None or kept.in_use):
         # Again for a cursor that was rewound: its life begins again.
@@ -154,7 +164,7 @@ def _kill_later(runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any])
     """A getMore without an answer leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): have the background task kill it."""
     client, query, _ = driver.cursors.run_operation_arguments(args, kwargs)
-    address = args[3] if len(args) > 3 else kwargs.get("address")  # noqa: PLR2004
+    address: Any = args[3] if len(args) > 3 else kwargs.get("address")  # noqa: PLR2004
     if query.cursor_id and query.conn_mgr is None:
         cursor_address = driver.cursors.cursor_address(query, address)
         runtime.clients.of(client).kill_later(query.cursor_id, cursor_address)
@@ -164,7 +174,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> ContextInterceptor:
     """All batches of one ``to_list`` have one timeout together, also by iteration, unless the
     configuration gives it."""
 
-    def begin(cursor: Any) -> AbstractContextManager[None]:
+    def begin(cursor: Cursor) -> AbstractContextManager[None]:
         if cursor.cursor_id == 0 or driver.csot.active_timeout() is not None:
             return NO_DEADLINE
         transaction = transaction_of(cursor.session or driver.sessions.BOUND[asynchronous].get())
@@ -176,10 +186,10 @@ def to_list(runtime: Runtime, asynchronous: bool) -> ContextInterceptor:
     return ContextInterceptor(begin)
 
 
-def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
+def _for_all(runtime: Runtime, cursor: Cursor) -> AbstractContextManager[None]:
     kept = kept_by(cursor)
     if cursor.cursor_id is None:
-        coll = cursor.collection
+        coll = driver.cursors.collection_of_find(cursor)
         call = Call(
             coll.database.client,
             "find",
@@ -216,7 +226,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     return outside_of_operations(refreshed)
 
 
-def _refreshed(closed: Any) -> AbstractContextManager[None]:
+def _refreshed(closed: Cursor | ChangeStream) -> AbstractContextManager[None]:
     kept = kept_by(closed)
     if kept is None or not getattr(closed, "cursor_id", True):
         return NO_DEADLINE
@@ -234,7 +244,7 @@ def next_of_stream(runtime: Runtime) -> ContextInterceptor:
     ``strategy=driver`` it also does what a ``pymongo.timeout`` asks for.
     """
 
-    def begin(stream: Any) -> AbstractContextManager[None]:
+    def begin(stream: ChangeStream) -> AbstractContextManager[None]:
         outer, in_force = blocks.current().timeout_ms, driver.csot.active_timeout()
         if outer is None and (in_force is None or not runtime.owns_retries):
             return NO_DEADLINE
@@ -271,7 +281,7 @@ class StreamResume(OperationInterceptor):
         precedence.limit_resume(operation.limits, kept_by(stream), least)
         return operation
 
-    def succeeded(self, operation: Operation, cursor: Any) -> Any:
+    def succeeded(self, operation: Operation, cursor: Cursor) -> Cursor:
         try:
             attach_policy(operation.call.bound_policy, cursor)
             kept = operation.limits.stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import context
 
@@ -12,6 +12,9 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.call import ENDED
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE
 from pymongo_resilience_instrumentation.operation import CURRENT, Operation
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.limits import HasDeadline
 
 T = TypeVar("T")
 
@@ -75,7 +78,7 @@ def unwind(outer: Operation | None) -> None:
         CURRENT.set(outer)
 
 
-def recover(entered: object, outer: Operation | None) -> None:
+def recover(entered: HasDeadline | None, outer: Operation | None) -> None:
     """Restore what was before ``entered`` began inside of ``around``, and end its span, after an
     internal error kept it from ending as usual."""
     operation = entered if isinstance(entered, Operation) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pymongo
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in __all__
@@ -26,7 +26,8 @@ from pymongo_resilience_instrumentation.transactions.retry_transaction import re
 from . import deferred, driver, forks, self_check
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.driver.protocols import Client
+    from pymongo_resilience_instrumentation.call import AnyClient
+    from pymongo_resilience_instrumentation.driver.protocols import ReadPreference
 
 SUPPORTED = ("pymongo >= 4.19, < 5",)
 ACTIVE_PATCHES = (
@@ -134,7 +135,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if runtime.state is State.ALL:
             _reach_existing_clients(runtime)
 
-    def status(self, client: object) -> ClientStatus:
+    def status(self, client: AnyClient) -> ClientStatus:
         _check_client(client, "status")
         return statuses.status(client, self._runtime)
 
@@ -143,17 +144,17 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         return readiness.readiness(cast("Client", client), read_preference, grace, self._runtime)
 
     def explain_selection(
-        self, client: object, read_preference: object, *, writes: bool
+        self, client: AnyClient, read_preference: ReadPreference | None, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
         _check_client(client, "explain_selection")
         breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
         return selection_explained.explain_selection(
-            cast("Client", client), read_preference, breakers, writes=writes
+            client, read_preference, breakers, writes=writes
         )
 
-    def retry_transaction(self, client: object, options: dict[str, Any]) -> Callable[..., Any]:
+    def retry_transaction(self, client: AnyClient, options: dict[str, Any]) -> Callable[..., Any]:
         _check_client(client, "retry_transaction")
-        return retry_transaction(cast("Client", client), options)
+        return retry_transaction(client, options)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wrapt
 from pymongo.errors import (
@@ -33,8 +33,11 @@ from pymongo_resilience.internal_errors import (
 )
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience_instrumentation import in_progress
-from pymongo_resilience_instrumentation.limits import NO_DEADLINE
+from pymongo_resilience_instrumentation.limits import NO_DEADLINE, HasDeadline
 from pymongo_resilience_instrumentation.operation import Operation
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.runtime import Runtime
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -271,7 +274,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
 
 def _refuses(
     interceptor: Interceptor,
-    entered: Any,
+    entered: HasDeadline | None,
     outer: Operation | None,
     error: BaseException,
     args: tuple[Any, ...],
@@ -293,7 +296,7 @@ def _refuses(
 
 def _has_sent(
     interceptor: Interceptor,
-    entered: Any,
+    entered: HasDeadline | None,
     call: DriverCall,
     error: BaseException,
     args: tuple[Any, ...],
@@ -308,7 +311,10 @@ def _has_sent(
 
 
 def _check_nothing_is_dropped(
-    interceptor: Interceptor, entered: Any, error: BaseException, args: tuple[Any, ...]
+    interceptor: Interceptor,
+    entered: HasDeadline | None,
+    error: BaseException,
+    args: tuple[Any, ...],
 ) -> None:
     asked = interceptor.requested_features(args, entered)
     if asked:
@@ -320,7 +326,7 @@ def _check_nothing_is_dropped(
 
 def _error_to_raise(
     interceptor: Interceptor,
-    entered: Any,
+    entered: HasDeadline | None,
     outer: Operation | None,
     error: BaseException,
     *arguments: Any,
@@ -345,7 +351,10 @@ def _error_to_raise(
 
 
 def _recover(
-    interceptor: Interceptor, entered: Any, outer: Operation | None, error: BaseException
+    interceptor: Interceptor,
+    entered: HasDeadline | None,
+    outer: Operation | None,
+    error: BaseException,
 ) -> None:
     """After a bug of ours behind the driver's answer: log it, and restore what was before."""
     in_progress.recover(entered, outer)
@@ -362,7 +371,9 @@ def outside_of_operations(wrapper: Wrapper) -> Wrapper:
     """Return a wrapper that does nothing inside of an operation, and costs it no further call."""
     found = in_progress.current_or_ended
 
-    def gate(original: Function, instance: Any, args: Any, kwargs: Any) -> Any:
+    def gate(
+        original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         operation = found()
         if operation is not None and not operation.ended:
             return original(*args, **kwargs)
@@ -399,7 +410,7 @@ class Sender(NamedTuple):
 
 
 def _chained(outer: Send, inner: Send) -> Send:
-    def send(operation: Operation, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def send(operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
         return outer(operation, partial(inner, operation, original), *args, **kwargs)
 
     return send
@@ -415,7 +426,7 @@ class OperationInterceptor(Interceptor):
     """``enter`` returns an Operation. Outermost wins: what an operation calls in turn on its own
     client is no operation of its own."""
 
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         """A Runtime, which begins and ends operations."""
         if self.succeeded is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pymongo_resilience.timeout_source import TimeoutSource
 
@@ -20,6 +20,14 @@ NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
 """In place of the deadline of an operation that has ended: a task that inherited it must drop
 it."""
+
+
+class HasDeadline(Protocol):
+    """One run of a wrapped method, as its interceptor's ``enter`` returns it."""
+
+    @property
+    def deadline(self) -> AbstractContextManager[None]:
+        """What is active while pymongo runs."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -7,7 +7,7 @@ import time
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opentelemetry import context
 from opentelemetry.context import Context
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience_instrumentation.call import AnyClient, AnySession
+    from pymongo_resilience_instrumentation.driver.protocols import Connection, Server
     from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
     from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
     from pymongo_resilience_instrumentation.telemetry.span_state import SpanState
@@ -56,7 +57,7 @@ class Operation:
     """The server that the last command was sent to, if that is known without a loop."""
     terminal_detector: TerminalDetector | None = None
     """Of the selection in progress."""
-    handshaking: object = None
+    handshaking: Connection | None = None
     """The driver's connection that its attempt is making, from the first hello on."""
     interruption: Exception | None = None
     """An exception of a signal handler, raised in a listener of ours. It is raised again when the
@@ -127,7 +128,7 @@ class Operation:
     # The server of its last attempt.
 
     @property
-    def selected(self) -> Any:
+    def selected(self) -> Server | None:
         """Return the driver's server that the last loop selected; None without one."""
         return None if self.loop is None else self.loop.server
 
@@ -171,7 +172,7 @@ class Operation:
         hooks, self.hooks = self.hooks, None
         return hooks
 
-    def note_handshake(self, connection: object) -> None:
+    def note_handshake(self, connection: Connection | None) -> None:
         """Note the driver's connection that its attempt is making; None once that is over."""
         self.handshaking = connection
 

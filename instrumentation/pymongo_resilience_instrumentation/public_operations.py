@@ -8,12 +8,16 @@ make a cursor; its batches are operations of their own (``_run_operation``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
 
 from pymongo_resilience_instrumentation import driver
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.call import AnyClient
+    from pymongo_resilience_instrumentation.driver.protocols import AnyCollection, AnyDatabase
 
 Target = tuple[str, str | None]
 """Database, and collection where there is one."""
@@ -52,11 +56,11 @@ class PublicOperation(NamedTuple):
         return "cursor" if self.method in _CURSORS else None
 
 
-def _database(instance: Any, *_: Any) -> Target:
+def _database(instance: AnyDatabase, *_: Any) -> Target:
     return instance.name, None
 
 
-def namespace_of(watched: object) -> Target:
+def namespace_of(watched: AnyCollection | AnyDatabase) -> Target:
     """What a change stream watches: a collection or a database, ``admin`` for a client."""
     if isinstance(watched, (Collection, AsyncCollection)):
         names: Target = driver.clients.names_of_collection(watched)
@@ -68,20 +72,24 @@ def _admin(*_: Any) -> Target:
     return "admin", None
 
 
-def _named_collection(instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+def _named_collection(
+    instance: AnyDatabase, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Target:
     """The first argument names a collection of the database, or is one."""
     given = args[0] if args else kwargs.get("name_or_collection", kwargs.get("name"))
     name = given if isinstance(given, str) else getattr(given, "name", None)
     return instance.name, name if isinstance(name, str) else None
 
 
-def _named_database(_: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+def _named_database(_: AnyClient, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
     given = args[0] if args else kwargs.get("name_or_database")
     name = given if isinstance(given, str) else getattr(given, "name", None)
     return name if isinstance(name, str) else "admin", None
 
 
-def _dereferenced(instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+def _dereferenced(
+    instance: AnyDatabase, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Target:
     reference = args[0] if args else kwargs.get("dbref")
     return instance.name, getattr(reference, "collection", None)
 

@@ -44,6 +44,9 @@ from . import driver, in_progress
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.call import AnyClient, Call
+    from pymongo_resilience_instrumentation.driver.protocols import Client
+    from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
+    from pymongo_resilience_instrumentation.telemetry.observers import Observer
 
 FURTHER = "a sampler or span processor raised; further errors are not logged"
 UNUSED_STRATEGY = NAMED["fast_fail"]
@@ -77,7 +80,7 @@ class Runtime:
         """Whether retries are decided here, not in the driver's own loop."""
         self.enabled_flag = EnabledFlag()
         self._warned: set[str] = set()
-        self._faulty: set[object] = set()
+        self._faulty: set[Observer] = set()
         """The observers whose first error at the begin of an operation was logged."""
         self.telemetry = telemetry = Telemetry(settings)
         self.clients: Clients = Clients() if earlier is None else earlier.clients
@@ -104,7 +107,7 @@ class Runtime:
         self._names_slow_servers = not self.owns_retries and config.slow_ms is not None
         """Where pymongo's own loop decides, only a command's event shows which server a slow
         operation went to."""
-        self.in_flight: dict[int, ref[Any]] = {}
+        self.in_flight: dict[int, ref[RetryLoop]] = {}
         """The runs of the retry loop that are making an attempt, each a RetryLoop (retries/).
         Weakly: a client whose event loop was given up must be collected with its operations."""
 
@@ -139,11 +142,11 @@ class Runtime:
         if self._publishes_commands:
             driver.clients.publish_commands(client)
 
-    def attempts_in_flight(self) -> list[Any]:
+    def attempts_in_flight(self) -> list[RetryLoop]:
         """In whatever thread or task."""
         return [made for each in list(self.in_flight.values()) if (made := each()) is not None]
 
-    def nested(self, client: object) -> bool:
+    def nested(self, client: Client) -> bool:
         """Whether the caller is inside of an operation of the same client: the outermost wins. Or
         inside of what the library publishes of one."""
         operation = in_progress.current_or_ended()
@@ -196,7 +199,7 @@ class Runtime:
                 ) as internal_error:  # a sampler's, too: see ``foreign``
                     self._log_once(recorder, internal_error)
 
-    def _log_once(self, recorder: object, internal_error: Exception) -> None:
+    def _log_once(self, recorder: Observer, internal_error: Exception) -> None:
         """Log the first error of an observer at the begin of an operation, which is in progress."""
         if recorder not in self._faulty:
             self._faulty.add(recorder)
@@ -270,7 +273,7 @@ class Runtime:
             state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons))
         return raised
 
-    def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:
+    def breakers_of(self, client: Client) -> Mapping[Address, Snapshot]:
         """By server, of those that an attempt was meant for; none where there are no breakers."""
         breakers = self.limits.of(client).breakers
         return {} if breakers is None else breakers.snapshots()

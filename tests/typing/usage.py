@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import assert_never, assert_type
+from typing import Any, assert_never, assert_type
+
+from bson.raw_bson import RawBSONDocument
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from pymongo.read_concern import ReadConcern
 
 import pymongo_resilience
 from pymongo_resilience import (
@@ -104,7 +108,7 @@ RetryAction("1")  # type: ignore[arg-type]
 # What a client knows of its servers, and which of them an operation may go to.
 
 
-def shows(client: object) -> str:
+def shows(client: MongoClient[RawBSONDocument]) -> str:
     known = status(client)
     assert_type(known, ClientStatus)
     assert_type(known.hedges, HedgeCounts | None)
@@ -117,7 +121,11 @@ def shows(client: object) -> str:
     verdicts = explain_selection(client, writes=True)
     assert_type(verdicts, tuple[ServerVerdict, ...])
     known.topology = "Sharded"  # type: ignore[misc]
+    explain_selection(client, ReadPreference.NEAREST)
+    explain_selection(client, client.read_preference)
     explain_selection(client, None, True)  # type: ignore[call-arg]
+    explain_selection(client, "nearest")  # type: ignore[arg-type]
+    status(client["shop"])  # type: ignore[arg-type]
     return "; ".join(
         str(each) for each in verdicts if each.excluded_by is not SelectionRule.LATENCY
     )
@@ -212,6 +220,7 @@ instrument(strategy="best_effort", timeout_ms=500, metrics="all", disabled_recov
 instrument(listeners=Counts())  # type: ignore[arg-type]
 instrument(timeout_ms="500")  # type: ignore[arg-type]
 instrument(timeout=500)  # type: ignore[call-arg]
+instrument(tracer_provider="otlp")  # type: ignore[arg-type]
 instrument(config={"timeout_ms": 500})  # type: ignore[arg-type]
 
 # Config.
@@ -238,16 +247,22 @@ async def asynchronously(client: object) -> None:
         assert_type(inside, Policy)
 
 
-@retry_transaction(object(), read_concern=None)
+shop: MongoClient[dict[str, Any]] = MongoClient()
+async_shop: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient()
+
+
+@retry_transaction(shop, read_concern=ReadConcern("snapshot"), write_concern=WriteConcern(1))
 def pays(session: object, order: int, *, by: str) -> bytes:
     return f"{order} {session} {by}".encode()
 
 
 assert_type(pays(1, by="card"), bytes)
 pays("1", by="card")  # type: ignore[arg-type]
+retry_transaction(shop, read_concern="snapshot")  # type: ignore[arg-type]
+retry_transaction(shop["orders"])  # type: ignore[arg-type]
 
 
-@retry_transaction(object())
+@retry_transaction(async_shop)
 async def pays_later(session: object, order: int) -> bytes:
     return f"{order} {session}".encode()
 

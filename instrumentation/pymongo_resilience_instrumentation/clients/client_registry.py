@@ -30,7 +30,7 @@ from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Interceptor
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
+    from pymongo_resilience_instrumentation.driver.protocols import Client, CursorAddress, Pool
 
 T = TypeVar("T")
 MAX_TRANSACTIONS = 1000
@@ -47,11 +47,11 @@ class ByClient(dict[int, T]):
     """A value for each client, made when it is first asked for: by the client's identity, since
     clients of the same servers are equal. Thread- and task-safe."""
 
-    def __init__(self, make: Callable[[Any], T]) -> None:
+    def __init__(self, make: Callable[[Client], T]) -> None:
         super().__init__()
         self._make = make
 
-    def of(self, client: object) -> T:
+    def of(self, client: Client) -> T:
         key = id(client)
         found = self.get(key)
         if found is None:
@@ -61,7 +61,7 @@ class ByClient(dict[int, T]):
                 weakref.finalize(client, self.pop, key, None).atexit = False
         return found
 
-    def known(self, client: object) -> T | None:
+    def known(self, client: Client) -> T | None:
         """The client's value; None where it has none yet."""
         return self.get(id(client))
 
@@ -76,14 +76,14 @@ class LostCursor(NamedTuple):
     """A cursor that may be open on its server although pymongo takes it for closed. Immutable."""
 
     cursor_id: int
-    address: Any
+    address: CursorAddress
     until: float
     """When the background task stops trying, on the driver's clock."""
     rejections: int = 0
     """How often the server has rejected the killCursors as overloaded."""
 
     @classmethod
-    def new(cls, cursor_id: int, address: Any) -> LostCursor:
+    def new(cls, cursor_id: int, address: CursorAddress) -> LostCursor:
         return cls(cursor_id, address, driver.csot.now() + LIFETIME)
 
 
@@ -182,7 +182,7 @@ class ClientState:
             until = driver.csot.now() + LIFETIME if until is None else until
             self.open_transactions.append((opened, until))
 
-    def kill_later(self, cursor_id: int, address: Any) -> None:
+    def kill_later(self, cursor_id: int, address: CursorAddress) -> None:
         """Have the background task kill a cursor once its server can be reached. Safe in a
         finalizer."""
         self.lost_cursors.append(LostCursor.new(cursor_id, address))
@@ -194,7 +194,7 @@ class ClientState:
         self.lost_cursors.clear()
         self.back_offs.clear()
 
-    def pools(self) -> dict[Address, Any]:
+    def pools(self) -> dict[Address, Pool]:
         """The driver's, by server: none of a client that is closed, that was collected, or that
         has not been used yet in this process."""
         client = self.client()
@@ -230,11 +230,11 @@ class Clients(ByClient[ClientState]):
         clients = [each.client() for each in list(self.values())]
         return [each for each in clients if each is not None]
 
-    def closed(self, client: object) -> bool:
+    def closed(self, client: Client) -> bool:
         known = self.known(client)
         return known is not None and known.closed
 
-    def left_by_coroutine(self, client: object) -> bool:
+    def left_by_coroutine(self, client: Client) -> bool:
         """Return True if a coroutine was closed inside an operation of the client, just before."""
         known = self.known(client)
         return known is not None and known.coroutine_closed
@@ -265,7 +265,7 @@ class Clients(ByClient[ClientState]):
         return None
 
 
-def closed_text(client: object) -> str:
+def closed_text(client: Client | None) -> str:
     """Return pymongo's words for an operation of a closed client."""
     name = "AsyncMongoClient" if isinstance(client, AsyncMongoClient) else "MongoClient"
     return f"Cannot use {name} after close"

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConcernError
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
@@ -25,6 +25,9 @@ from pymongo_resilience_instrumentation.addresses import Address, address_text
 
 from .clients import classes
 from .sessions import ABORT, note_router
+
+if TYPE_CHECKING:
+    from .protocols import Connection, Server
 
 LOOP = "_ClientConnectionRetryable"
 KILL_CURSORS, END_SESSIONS = "killCursors", "endSessions"
@@ -50,7 +53,7 @@ class PymongoLoop(Protocol):
     _attempt_number: int
     _bulk: Any
     _client: Any
-    _deprioritized_servers: list[Any] | None
+    _deprioritized_servers: list[Server] | None
     _func: Callable[..., Any]
     _is_aggregate_write: bool
     _is_read: bool
@@ -83,7 +86,7 @@ class PymongoLoop(Protocol):
 class AttemptOwner(Protocol):
     """Decides on the attempts of a loop."""
 
-    def check_txn(self, connection: Any, retryable: bool, /) -> bool:
+    def check_txn(self, connection: Connection, retryable: bool, /) -> bool:
         """Return whether a write is sent as a retryable one. Called before a write is sent on
         ``connection`` that may lack its transaction number; ``retryable``: what pymongo would do.
         """
@@ -91,7 +94,7 @@ class AttemptOwner(Protocol):
     def limit_selection(self) -> AbstractContextManager[None]:
         """Return what is active while a server is selected."""
 
-    def selected(self, server: Any, /) -> None:
+    def selected(self, server: Server, /) -> None:
         """Called with the selected server, before anything is sent to it."""
 
 
@@ -111,7 +114,7 @@ class RetryPlan:
     txn: Txn
     stay_pinned: bool
     """The attempt must go to the router that the transaction was begun through."""
-    avoid: Any = None
+    avoid: Server | None = None
     """The driver's server that the selection avoids, if there is another one."""
 
 
@@ -171,7 +174,7 @@ class DriverAttempts:
         self.connection = connection
         return loop.driver_func(*args)
 
-    def _pin_to_router(self, connection: Any) -> None:
+    def _pin_to_router(self, connection: Connection) -> None:
         """Pin a transaction by what the connection is. pymongo 4.20 goes by the server's
         description, which is Unknown while another operation's error is being looked into: the
         commit would go to any router, and without the token that makes it known there."""
@@ -276,7 +279,7 @@ class DriverAttempts:
             else address_text(self.loop._server.description.address)
         )
 
-    def supports_txn_number(self, connection: Any) -> bool:
+    def supports_txn_number(self, connection: Connection) -> bool:
         """Whether the selected server takes a retryable write on this connection.
 
         As the driver decides it, but for a connection to a standalone, which the server's
@@ -289,7 +292,7 @@ class DriverAttempts:
             and not connection.is_standalone
         )
 
-    def lost_its_txn_number(self, connection: Any) -> bool:
+    def lost_its_txn_number(self, connection: Connection) -> bool:
         """The server turned Unknown, or secondary, between selection and sending: the driver would
         now send a retryable write as one that is not.
 
@@ -309,7 +312,7 @@ class DriverAttempts:
         """Note whether the attempt at hand is a retryable write."""
         self.loop._retryable = retryable
 
-    def note_server(self, server: Any) -> None:
+    def note_server(self, server: Server) -> None:
         """Note the selected server before pymongo does, since the attempt ends here."""
         self.loop._server = server
 
@@ -438,7 +441,7 @@ class DriverAttempts:
         elif failure.stage is Stage.ANSWERED:
             transaction.attempt -= 1
 
-    def deprioritize(self, server: Any) -> None:
+    def deprioritize(self, server: Server | None) -> None:
         """The loop's next selection avoids the server, where there is another.
 
         Not where that could read what is too old: pymongo 4.20 measures a maximum staleness against

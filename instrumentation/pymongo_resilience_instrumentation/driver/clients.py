@@ -7,7 +7,7 @@ import importlib
 import re
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from pymongo.errors import ConfigurationError
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
 
-    from .protocols import Client, Server, Session, Topology
+    from .protocols import Client, CursorAddress, Document, Server, ServerFilter, Session, Topology
 
 ANY = ReadPreference.PRIMARY_PREFERRED
 
@@ -128,11 +128,12 @@ def records_spans(client: Client) -> bool:
     return bool(tracing and tracing["enabled"])
 
 
-def max_retries(client: Client) -> Any:
+def max_retries(client: Client) -> int | None:
     """The client's own option for overload retries; None where it has none, for which the public
     property has the default."""
-    given = client.options._options
-    return given.get("maxadaptiveretries", given.get("max_adaptive_retries"))
+    given: Document = client.options._options
+    retries: int | None = given.get("maxadaptiveretries", given.get("max_adaptive_retries"))
+    return retries
 
 
 def has_tls_certificate(client: Client) -> bool:
@@ -144,13 +145,15 @@ def uses_tls(client: Client) -> bool:
     return bool(client.options._options.get("tls"))
 
 
-def retargets_on_overload(client: Client) -> Any:
+def retargets_on_overload(client: Client) -> bool | None:
     """Whether the client itself says to avoid an overloaded server; None where it does not say."""
-    given = client.options._options
-    return given.get("enableoverloadretargeting", given.get("enable_overload_retargeting"))
+    given: Document = client.options._options
+    name, other_name = "enableoverloadretargeting", "enable_overload_retargeting"
+    retargets: bool | None = given.get(name, given.get(other_name))
+    return retargets
 
 
-def cursor_namespace(address: Any) -> tuple[str, str]:
+def cursor_namespace(address: CursorAddress) -> tuple[str, str]:
     """Database and collection of a cursor, which its address carries."""
     database, _, collection = str(address.namespace).partition(".")
     return database, collection
@@ -162,12 +165,14 @@ def kill_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [args[at] if len(args) > at else kwargs.get(name) for at, name in places]
 
 
-def kill_later(client: Client, cursor_id: int, address: Any) -> None:
+def kill_later(client: Client, cursor_id: int, address: CursorAddress) -> None:
     """Queue a cursor for the client's background task, as the driver does after a failure."""
     client._close_cursor_soon(cursor_id, address)
 
 
-def kill_cursors(client: Client, ids: list[int], address: Any, session: Session) -> Any:
+def kill_cursors(
+    client: Client, ids: list[int], address: CursorAddress, session: Session | None
+) -> Any:
     """Send killCursors through the retry loop, which the driver's own method passes by; a coroutine
     in async clients."""
     database, collection = cursor_namespace(address)
@@ -181,7 +186,7 @@ def kill_cursors(client: Client, ids: list[int], address: Any, session: Session)
     )
 
 
-def end_sessions(client: Client, ids: list[Any]) -> Any:
+def end_sessions(client: Client, ids: Sequence[Document]) -> Any:
     """The same for endSessions. The driver's own method hides errors, and ``command()`` of a
     database would make one more session."""
 
@@ -241,7 +246,7 @@ def publish_commands(client: Client, *, publish: bool = True) -> None:
         vars(client._options.pool_options._event_listeners).update(states[publish])
 
 
-def set_selector(client: Client, make: Callable[[Any], Any]) -> None:
+def set_selector(client: Client, make: Callable[[ServerFilter], ServerFilter]) -> None:
     """Have the client select servers by what ``make`` returns for its own selector, which its
     options go on showing."""
     client._topology_settings._server_selector = make(client._options.server_selector)

@@ -23,7 +23,12 @@ from .clients import classes, defining, each_api, server_at, topology_of
 from .csot import RTT
 
 if TYPE_CHECKING:
-    from .protocols import Client, Connection, Pool, Topology
+    from pymongo.hello import Hello
+
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.selection.second_look import Look
+
+    from .protocols import Client, Command, Connection, NetworkInterface, Pool, Topology
 
 OUT_OF_TIME = "_raise_wait_queue_timeout"
 """A pool's method, for an operation that has waited for a connection as long as it may."""
@@ -53,7 +58,7 @@ _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
 _REFUSED, _LOOK = "_pymongo_resilience_refused", "_pymongo_resilience_look"
 
 
-def watch_peer(interface: Any, seconds: int, *, is_monitor_pool: bool) -> None:
+def watch_peer(interface: NetworkInterface, seconds: int, *, is_monitor_pool: bool) -> None:
     """Have the kernel close the connection ``seconds`` after the peer's last packet, as long as
     everything that was sent is acknowledged; a monitor's in any case. See ``peer_is_gone``."""
     # Of a closed socket, asyncio's raises OSError and uvloop's ValueError.
@@ -62,7 +67,7 @@ def watch_peer(interface: Any, seconds: int, *, is_monitor_pool: bool) -> None:
             _watch(interface.sock, seconds, is_monitor_pool=is_monitor_pool)
 
 
-def _watch(sock: Any, seconds: int, *, is_monitor_pool: bool) -> None:
+def _watch(sock: socket.socket, seconds: int, *, is_monitor_pool: bool) -> None:
     tcp, idle, interval = socket.IPPROTO_TCP, max(1, seconds * 2 // 5), max(1, seconds // 5)
     if sys.platform == "darwin":
         sock.setsockopt(tcp, socket.TCP_KEEPALIVE, idle)
@@ -113,7 +118,7 @@ def peer_is_gone(connection: Connection, seconds: int) -> bool:
     return bool(sent_again or facts[_PROBES] > _UNANSWERED)
 
 
-def ignore_transient_state(connection: Connection, hello: Any) -> None:
+def ignore_transient_state(connection: Connection, hello: Hello[Any]) -> None:
     """A member that is neither primary nor secondary when it answers a handshake, as while it steps
     down, soon is: the connection must not lack sessions, nor its pool unacknowledged writes."""
     sessions = hello.logical_session_timeout_minutes is not None
@@ -165,7 +170,7 @@ def count_lost(connection: Connection, reason: str) -> None:
         setattr(pool, _LOST, counts | {reason: counts.get(reason, 0) + 1})
 
 
-def lost(pool: Pool) -> dict[str, int]:
+def lost(pool: Pool | None) -> dict[str, int]:
     """How many of a pool's connections were ended for which reason; none for no pool."""
     return dict(getattr(pool, _LOST, ()))
 
@@ -187,7 +192,7 @@ def shut_down(connection: Connection) -> None:
         return
 
 
-def pool_at(topology: Topology | None, address: Any) -> Any:
+def pool_at(topology: Topology | None, address: Address) -> Pool | None:
     """One server's pool; None where there is no such server."""
     server = server_at(topology, address)
     return None if server is None else server.pool
@@ -198,18 +203,19 @@ def count_login(pool: Pool, *, refused: bool) -> None:
     setattr(pool, _REFUSED, getattr(pool, _REFUSED, 0) + 1 if refused else 0)
 
 
-def refused_logins(client: Client, address: Any) -> int:
+def refused_logins(client: Client, address: Address) -> int:
     """How many in a row a server has refused."""
     return getattr(pool_at(topology_of(client), address), _REFUSED, 0)
 
 
-def keep_look(pool: Pool, look: object) -> None:
+def keep_look(pool: Pool, look: Look) -> None:
     """Keep what was found out about a pool's server; see ``selection/second_look.py``."""
     setattr(pool, _LOOK, look)
 
 
-def last_look(pool: Pool) -> Any:
-    return getattr(pool, _LOOK, None)
+def last_look(pool: Pool) -> Look | None:
+    look: Look | None = getattr(pool, _LOOK, None)
+    return look
 
 
 def tls_context(pool: Pool) -> Any:
@@ -217,7 +223,7 @@ def tls_context(pool: Pool) -> Any:
     return pool.opts._ssl_context
 
 
-def open_pools(client: Client) -> dict[Any, Any]:
+def open_pools(client: Client) -> dict[Address, Pool]:
     """The pools of a client that is used in this process and not closed, by server."""
     topology = getattr(client, "_topology", None)
     known = () if topology is None else topology.description.server_descriptions()
@@ -271,7 +277,7 @@ def socket_timed_out(connection: Connection) -> TimeoutError:
     return TimeoutError(f"timed out (configured timeouts: {', '.join(named)})")
 
 
-def limit_attempt(connection: Connection, command: Any, seconds: float) -> bool:
+def limit_attempt(connection: Connection, command: Command, seconds: float) -> bool:
     """After the driver has limited a command: the shorter of its limit and ``seconds``. Return True
     if that is what the server is told."""
     _shorten_socket_timeout(connection, seconds)
@@ -302,7 +308,7 @@ def passing_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     return given["command"], given["client"]
 
 
-def lift_limits(connection: Connection, command: Any) -> None:
+def lift_limits(connection: Connection, command: Command | None) -> None:
     """No limit for the command, and none for its connection's socket."""
     if command is not None:
         command.pop(LIMIT, None)

@@ -14,7 +14,17 @@ from pymongo_resilience_instrumentation.addresses import Address
 from .clients import classes
 
 if TYPE_CHECKING:
-    from .protocols import Client, Session
+    from .protocols import (
+        BatchRequest,
+        ChangeStream,
+        Client,
+        Cursor,
+        CursorAddress,
+        FindCursor,
+        Query,
+        Response,
+        Session,
+    )
 
 RUN_OPERATION = "_run_operation"
 """A client's method that sends for a batch of a cursor."""
@@ -33,35 +43,35 @@ def run_operation_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     return args[0], query, args[2] if len(args) > 2 else kwargs["run_with_conn"]  # noqa: PLR2004 - its place
 
 
-def pinned_address(query: Any) -> Address | None:
+def pinned_address(query: BatchRequest) -> Address | None:
     """The server whose connection the cursor keeps, for a batch that does not enter the loop, which
     would note its server; else None."""
     connection = getattr(getattr(query, "conn_mgr", None), "conn", None)
     return getattr(connection, "address", None)
 
 
-def is_tailable(cursor: Any) -> bool:
+def is_tailable(cursor: Cursor | None) -> bool:
     """Also where the application set the flag by itself."""
     return bool(getattr(cursor, "_query_flags", 0) & CursorType.TAILABLE)
 
 
-def awaits_data(cursor: Any) -> bool:
+def awaits_data(cursor: Cursor | None) -> bool:
     """Whether the server may wait for news before it answers a getMore."""
     flags = getattr(cursor, "_query_flags", 0)
     return bool(flags & CursorType.TAILABLE_AWAIT == CursorType.TAILABLE_AWAIT)
 
 
-def max_await_time_ms(cursor: Any) -> int | None:
+def max_await_time_ms(cursor: Cursor | None) -> int | None:
     """What the application gave, for a cursor that waits for new documents; milliseconds."""
     return getattr(cursor, "_max_await_time_ms", None)
 
 
-def cursor_address(query: Any, address: Any) -> Any:
+def cursor_address(query: BatchRequest, address: Address) -> CursorAddress:
     """What a killCursors for the cursor of a getMore is sent to, on the server at ``address``."""
     return message._CursorAddress(address, f"{query.db}.{query.coll}")
 
 
-def may_be_sent_twice(query: Any, cursor: Any) -> bool:
+def may_be_sent_twice(query: Query, cursor: FindCursor) -> bool:
     """Whether the first batch of the cursor could come from any server: no session of the
     application's, no connection of its own, and no plan of one server's."""
     return not (
@@ -72,26 +82,27 @@ def may_be_sent_twice(query: Any, cursor: Any) -> bool:
     )
 
 
-def with_new_session(client: Client, query: Any) -> Any:
+def with_new_session(client: Client, query: Query) -> Query:
     """A copy of the query of a cursor's first batch, with an implicit session of its own."""
     made = copy.copy(query)
     made.session = client._ensure_session()
     return made
 
 
-def swap_session(cursor: Any, session: Session | None) -> Any:
+def swap_session(cursor: Cursor, session: Session | None) -> Session | None:
     """Give the cursor another implicit session, or none, for the one it had."""
-    had, cursor._session = cursor._session, session
+    had: Session | None = cursor._session
+    cursor._session = session
     return had
 
 
-def opened_by(reply: Any, query: Any) -> tuple[int, Any]:
+def opened_by(reply: Response, query: Query) -> tuple[int, CursorAddress]:
     """The cursor of a first batch, 0 for one that is exhausted, and what it is killed with."""
     cursor_id: int = reply.docs[0]["cursor"]["id"]
     return cursor_id, cursor_address(query, reply.address)
 
 
-def set_timeout_of_each_call(cursor: Any, seconds: float | None) -> None:
+def set_timeout_of_each_call(cursor: Cursor | ChangeStream, seconds: float | None) -> None:
     """pymongo then applies it to each ``to_list`` of a cursor, or to each ``next`` of a change
     stream, a resume included; None is none."""
     cursor._timeout = seconds
@@ -104,3 +115,5 @@ target_of_stream = attrgetter("_target")
 """A collection, a database or a client."""
 cursor_of_stream = attrgetter("_cursor")
 """The one it reads from now; a resume makes another."""
+collection_of_find = attrgetter("collection")
+"""Of a find's cursor; no other cursor has one."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .clients import ASYNC_API, SYNC_API
+
+if TYPE_CHECKING:
+    from .protocols import Connection, Pool
 
 T = TypeVar("T")
 
@@ -16,12 +19,12 @@ WAITED_FOR = "_max_connecting_cond"
 _KEPT = "_pymongo_resilience_dialing"
 
 
-def is_monitor_pool(pool: Any) -> bool:
+def is_monitor_pool(pool: Pool) -> bool:
     """Return True for the pool of a server's monitor, which has one connection."""
     return not pool.opts.pause_enabled
 
 
-def kept(pool: Any, make: Callable[[], T]) -> T:
+def kept(pool: Pool, make: Callable[[], T]) -> T:
     """Return what is kept on the pool; made at the first call."""
     found: T | None = getattr(pool, _KEPT, None)
     if found is None:
@@ -35,31 +38,31 @@ condition = attrgetter(WAITED_FOR)
 the pool's lock."""
 
 
-def has_other_connections(pool: Any, making: int) -> bool:
+def has_other_connections(pool: Pool, making: int) -> bool:
     """Return True if the pool has connections besides the ``making`` ones. The lock is held."""
     return len(pool.conns) + len(pool.active_contexts) > making
 
 
-def take_idle(pool: Any) -> Any:
+def take_idle(pool: Pool) -> Connection | None:
     """Return an idle connection, for the caller alone; None if there is none. The lock is held."""
     if not pool.conns:
         return None
-    connection = pool.conns.popleft()
+    connection: Connection = pool.conns.popleft()
     pool.active_contexts.add(connection.cancel_context)
     return connection
 
 
-def wait(pool: Any, seconds: float) -> None:
+def wait(pool: Pool, seconds: float) -> None:
     """Wait until a connection was given back, or a dial has ended. The lock is held."""
     getattr(SYNC_API.module("pool"), SYNC_API.wait)(condition(pool), seconds)
 
 
-async def wait_async(pool: Any, seconds: float) -> None:
+async def wait_async(pool: Pool, seconds: float) -> None:
     """The same in a task."""
     await getattr(ASYNC_API.module("pool"), ASYNC_API.wait)(condition(pool), seconds)
 
 
-def is_usable(pool: Any, connection: Any) -> bool:
+def is_usable(pool: Pool, connection: Connection) -> bool:
     """Return False if the connection was lost or is too old; then it is closed."""
     if not pool._perished(connection):
         return True
@@ -67,7 +70,7 @@ def is_usable(pool: Any, connection: Any) -> bool:
     return False
 
 
-async def is_usable_async(pool: Any, connection: Any) -> bool:
+async def is_usable_async(pool: Pool, connection: Connection) -> bool:
     """The same in a task."""
     if not await pool._perished(connection):
         return True
@@ -75,7 +78,7 @@ async def is_usable_async(pool: Any, connection: Any) -> bool:
     return False
 
 
-def wait_queue_timeout(pool: Any) -> float | None:
+def wait_queue_timeout(pool: Pool) -> float | None:
     """Return the seconds of ``waitQueueTimeoutMS``; None if it is not set."""
     limit: float | None = pool.opts.wait_queue_timeout
     return limit

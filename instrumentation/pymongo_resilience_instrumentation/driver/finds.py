@@ -16,9 +16,13 @@ from pymongo.read_concern import ReadConcern
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+    from bson.timestamp import Timestamp
 
-    from .protocols import Client, Session
+    from pymongo_resilience_instrumentation.call import AnySession
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+    from pymongo_resilience_instrumentation.features.resumable_finds.rules import Find
+
+    from .protocols import BatchRequest, Client, FindCursor, Query, RawReply, Response
 
 OF_A_QUERY = (
     "client", "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip",
@@ -37,7 +41,7 @@ EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
 class ReadAfter(ReadConcern):
     """The same read concern, of a member that has all that was written until ``time``."""
 
-    def __init__(self, read_concern: ReadConcern, time: Any) -> None:
+    def __init__(self, read_concern: ReadConcern, time: Timestamp) -> None:
         super().__init__(read_concern.level)
         self._time = time
 
@@ -52,7 +56,7 @@ class ReadAfter(ReadConcern):
         return ({"level": level} if level else {}) | {"afterClusterTime": self._time}
 
 
-def read(query: Any) -> dict[str, Any]:
+def read(query: Query) -> dict[str, Any]:
     """What it says, by the names that the find command has for it, and what holds for it."""
     spec, session = query.spec, query.session
     return dict(
@@ -73,12 +77,12 @@ def read(query: Any) -> dict[str, Any]:
     )
 
 
-def _at_snapshot(session: Session) -> bool:
+def _at_snapshot(session: AnySession | None) -> bool:
     options = getattr(session, "options", None)
     return bool(getattr(options, "snapshot", False))
 
 
-def write(query: Any, find: Any) -> None:
+def write(query: Query, find: Find) -> None:
     """Let it say what ``find`` does, by the names of ``read``, and all else as before."""
     others = dict(query.spec) if "$query" in query.spec else {}
     ours = {modifier: getattr(find, name) for modifier, name in _MODIFIERS.items()}
@@ -87,13 +91,13 @@ def write(query: Any, find: Any) -> None:
     query.fields, query.limit, query.ntoskip = find.projection, find.limit, find.skip
 
 
-def copied(query: Any, session: Session | None) -> Any:
+def copied(query: Query, session: AnySession | None) -> Query:
     made = copy.copy(query)
     made.session = session
     return made
 
 
-def reads_chunks(query: Any) -> bool:
+def reads_chunks(query: Query) -> bool:
     """Whether GridFS reads the chunks of a file with it."""
     return str(query.coll).endswith(".chunks") and query.spec.get("$orderby") == {"n": 1}
 
@@ -109,7 +113,7 @@ def unreachable(address: Address) -> AutoReconnect:
     return AutoReconnect(f"{address_text(address)}: the server of the cursor is not reachable")
 
 
-def run_command(query: Any, command: dict[str, Any], args: Sequence[Any]) -> Any:
+def run_command(query: BatchRequest, command: dict[str, Any], args: Sequence[Any]) -> Any:
     """Run another command on the connection that a loop's function was ``given``: its reply, or an
     awaitable."""
     session, _, connection, preference = args
@@ -119,7 +123,7 @@ def run_command(query: Any, command: dict[str, Any], args: Sequence[Any]) -> Any
 
 
 def run_apart(
-    query: Any, command: dict[str, Any], attempts: DriverAttempts, address: Address
+    query: BatchRequest, command: dict[str, Any], attempts: DriverAttempts, address: Address
 ) -> Any:
     """Run another command on the server at ``address`` in a loop of its own, after ``attempts``
     have ended: its reply, or an awaitable."""
@@ -127,42 +131,45 @@ def run_apart(
     def run(*args: Any) -> Any:
         return run_command(query, command, args)
 
+    client: Client = query.client
     name = next(iter(command))
-    return query.client._retryable_read(
+    return client._retryable_read(
         run, attempts.loop._read_pref, query.session, name, address=address
     )
 
 
-def operation_time(response: Any) -> Any:
+def operation_time(response: Response) -> Timestamp | None:
     """The time of the server's last operation; None from one that is in no replica set."""
-    return response.docs[0].get("operationTime")
+    time: Timestamp | None = response.docs[0].get("operationTime")
+    return time
 
 
-def batch_of(response: Any) -> list[Any]:
+def batch_of(response: Response) -> list[Any]:
     cursor = response.docs[0]["cursor"]
     batch: list[Any] = cursor["firstBatch" if "firstBatch" in cursor else "nextBatch"]
     return batch
 
 
-def cursor_id(response: Any) -> int:
+def cursor_id(response: Response) -> int:
     """0 after the last batch."""
     return int(response.docs[0]["cursor"]["id"])
 
 
-def as_of_getmore(response: Any) -> None:
+def as_of_getmore(response: Response) -> None:
     """Make the reply to a find one to a getMore. What was published of it stays as it was."""
     _replace_batch(response, "nextBatch", batch_of(response))
 
 
-def _replace_batch(response: Any, name: str, batch: list[Any]) -> None:
-    document = response.docs[0]
-    response.docs[0] = {**document, "cursor": {**document["cursor"], name: batch}}
+def _replace_batch(response: Response, name: str, batch: list[Any]) -> None:
+    docs: Any = response.docs  # a list
+    document = docs[0]
+    docs[0] = {**document, "cursor": {**document["cursor"], name: batch}}
 
 
-def last_id(reply: Any) -> Any:
+def last_id(reply: RawReply) -> Any:
     """The ``_id`` of its last document, as the server has it; KeyError where there is none."""
-    reply = RawBSONDocument(bytes(reply.raw_command_response()), EXACT)["cursor"]
-    return reply["firstBatch" if "firstBatch" in reply else "nextBatch"][-1]["_id"]
+    cursor = RawBSONDocument(bytes(reply.raw_command_response()), EXACT)["cursor"]
+    return cursor["firstBatch" if "firstBatch" in cursor else "nextBatch"][-1]["_id"]
 
 
 def unbind(attempts: DriverAttempts) -> None:
@@ -175,14 +182,14 @@ def count(batch: Sequence[Any]) -> int:
     return sum(len(decode_all(each, EXACT)) if isinstance(each, bytes) else 1 for each in batch)
 
 
-def hide_ids(response: Any, cursor: Any) -> None:
+def hide_ids(response: Response, cursor: FindCursor) -> None:
     """Take ``_id`` off the documents of a batch."""
     options = cursor.collection.codec_options
     name = "firstBatch" if "firstBatch" in response.docs[0]["cursor"] else "nextBatch"
     _replace_batch(response, name, [without_id(each, options) for each in batch_of(response)])
 
 
-def without_id(document: Any, options: Any) -> Any:
+def without_id(document: Any, options: CodecOptions[Any]) -> Any:
     """A document, or a stream of raw ones, without ``_id``."""
     if isinstance(document, bytes):
         return b"".join(without_id(each, EXACT).raw for each in decode_all(document, EXACT))

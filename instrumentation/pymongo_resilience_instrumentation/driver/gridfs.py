@@ -5,10 +5,16 @@ Imported where the application has imported gridfs, and not by ``driver`` itself
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gridfs.asynchronous.grid_file import AsyncGridFS, AsyncGridFSBucket, AsyncGridIn, AsyncGridOut
 from gridfs.synchronous.grid_file import GridFS, GridFSBucket, GridIn, GridOut
+
+if TYPE_CHECKING:
+    from .protocols import AnyCollection
+
+    Bucket = GridFS | GridFSBucket | AsyncGridFS | AsyncGridFSBucket
+    Stream = GridIn | GridOut | AsyncGridIn | AsyncGridOut
 
 
 def gridfs_buckets() -> tuple[type, ...]:
@@ -19,10 +25,10 @@ def gridfs_streams() -> tuple[type, ...]:
     return GridIn, GridOut, AsyncGridIn, AsyncGridOut
 
 
-def files_of_bucket(bucket: Any) -> Any:
+def files_of_bucket(bucket: Bucket) -> AnyCollection:
     return bucket._files
 
 
-def files_of_stream(stream: Any) -> Any:
+def files_of_stream(stream: Stream) -> AnyCollection:
     """A stream that writes has its bucket's root collection, one that reads its files."""
     return stream._coll.files if isinstance(stream, GridIn | AsyncGridIn) else stream._files

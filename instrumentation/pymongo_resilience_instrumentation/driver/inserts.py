@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .protocols import AnyCollection, Document
 
 
-def document_of(send: Callable[..., Any]) -> tuple[Any, Any] | None:
+def document_of(send: Callable[..., Any]) -> tuple[AnyCollection, Document] | None:
     """Return the collection and the document of an ``insert_one``; None for anything else.
 
     pymongo 4.20 gives its loop a closure over both. If it does not, no insert is recognized.

@@ -6,29 +6,84 @@ for what only passes through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from bson.codec_options import CodecOptions
+    from pymongo.asynchronous.collection import AsyncCollection
+    from pymongo.asynchronous.database import AsyncDatabase
     from pymongo.client_options import ClientOptions
+    from pymongo.message import _CursorAddress, _GetMore, _Query
     from pymongo.pool_options import PoolOptions
+    from pymongo.read_preferences import _ServerMode
     from pymongo.server_description import ServerDescription
+    from pymongo.server_selectors import Selection
+    from pymongo.synchronous.collection import Collection
+    from pymongo.synchronous.database import Database
     from pymongo.topology_description import TopologyDescription
 
     from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.call import AnySession
+
+    AnyCollection = Collection[Any] | AsyncCollection[Any]
+    AnyDatabase = Database[Any] | AsyncDatabase[Any]
+    Document = Mapping[str, Any]
+    Command = MutableMapping[str, Any]
+    CursorAddress = _CursorAddress
+    """Where a cursor is open: the server's address, with the cursor's namespace."""
+    Query = _Query
+    """What a cursor's first batch is asked for with."""
+    BatchRequest = _Query | _GetMore
+    """What any batch of a cursor is asked for with."""
+    ReadPreference = _ServerMode
+    Selector = ReadPreference | Callable[[Selection], Selection]
+    """What a server is selected by: a read preference, or one of pymongo's functions."""
+    Servers = Sequence[ServerDescription]
+    ServerFilter = Callable[[list[ServerDescription]], Servers]
+    """The application's own ``server_selector``."""
+
+
+class NetworkInterface(Protocol):
+    """Around a connection's socket, or around the transport and the protocol of asyncio."""
+
+    @property
+    def conn(self) -> Any: ...
+
+    @property
+    def sock(self) -> Any: ...
+
+    @property
+    def gettimeout(self) -> Any: ...
 
 
 class Connection(Protocol):
     """A connection of a pool."""
 
-    conn: Any
     opts: PoolOptions
-    address: Address
     closed: bool
     cancel_context: Any
     supports_sessions: bool
-    is_writable: bool | None
-    pool_ref: Callable[[], Pool | None]
+    is_mongos: bool
+    is_standalone: bool
+    is_writable: bool
+    logical_session_timeout_minutes: int | None
+
+    @property
+    def address(self) -> Address: ...
+
+    @property
+    def command(self) -> Callable[..., Any]: ...
+
+    @property
+    def conn(self) -> NetworkInterface: ...
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def pool_ref(self) -> Callable[[], Pool | None]: ...
 
     def set_conn_timeout(self, timeout: float | None, /) -> None: ...
 
@@ -38,13 +93,18 @@ class Pool(Protocol):
 
     address: Address
     opts: PoolOptions
-    closed: bool
-    conns: Any
+    conns: deque[Any]
     active_contexts: set[Any]
     operation_count: int
     is_sdam: bool
     is_writable: bool | None
     pid: int
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def _perished(self) -> Callable[..., Any]: ...
 
 
 class Monitor(Protocol):
@@ -63,18 +123,94 @@ class Monitor(Protocol):
 class Server(Protocol):
     """One server of a topology."""
 
-    description: ServerDescription
-    pool: Pool
-    _monitor: Monitor
+    @property
+    def description(self) -> ServerDescription: ...
+
+    @property
+    def pool(self) -> Pool: ...
+
+    @property
+    def _monitor(self) -> Monitor: ...
 
 
 class Topology(Protocol):
     """The servers of one client."""
 
-    description: TopologyDescription
     _settings: Any
 
+    @property
+    def description(self) -> TopologyDescription: ...
+
     def get_server_by_address(self, address: Address, /) -> Server | None: ...
+
+
+class Response(Protocol):
+    """The reply with a batch of a cursor."""
+
+    @property
+    def address(self) -> Address: ...
+
+    @property
+    def docs(self) -> Sequence[Any]: ...
+
+
+class RawReply(Protocol):
+    """The message that a reply came in."""
+
+    def raw_command_response(self) -> Any: ...
+
+
+class Cursor(Protocol):
+    """A cursor of any kind."""
+
+    _session: Any
+    _timeout: float | None
+
+    @property
+    def cursor_id(self) -> int | None: ...
+
+    @property
+    def session(self) -> Any: ...
+
+
+class FindCursor(Cursor, Protocol):
+    """The cursor of a find."""
+
+    @property
+    def collection(self) -> AnyCollection: ...
+
+
+class ChangeStream(Protocol):
+    """A change stream, which reads from one cursor after the other."""
+
+    _timeout: float | None
+
+    @property
+    def _client(self) -> Any: ...
+
+    @property
+    def _cursor(self) -> Any: ...
+
+    @property
+    def _target(self) -> Any: ...
+
+
+class Bulk(Protocol):
+    """A bulk write of a collection or of a client."""
+
+    retrying: bool
+    started_retryable_write: bool
+
+
+class BulkContext(Protocol):
+    """Where the commands of a collection's bulk write are sent."""
+
+    codec: CodecOptions[Any]
+    db_name: str
+    session: AnySession | None
+
+    @property
+    def conn(self) -> Connection: ...
 
 
 class Session(Protocol):
@@ -108,6 +244,9 @@ class Session(Protocol):
     def client(self) -> Client: ...
 
     @property
+    def end_session(self) -> Callable[..., Any]: ...
+
+    @property
     def in_transaction(self) -> bool: ...
 
 
@@ -128,6 +267,9 @@ class Client(Protocol):
 
     @property
     def _close_cursor_soon(self) -> Callable[..., None]: ...
+
+    @property
+    def _retryable_read(self) -> Callable[..., Any]: ...
 
     @property
     def _retry_internal(self) -> Callable[..., Any]: ...

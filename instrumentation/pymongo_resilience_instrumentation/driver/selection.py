@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import Selection, any_server_selector, writable_server_selector
@@ -16,26 +16,31 @@ from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import Address
 
 if TYPE_CHECKING:
+    from pymongo.errors import PyMongoError
+    from pymongo.topology_description import TopologyDescription
+
+    from pymongo_resilience_instrumentation.call import AnyClient
+
     from .attempts import DriverAttempts
-    from .protocols import Client, Topology
+    from .protocols import Client, Selector, Server, ServerFilter, Servers, Topology
 
 PRIMARY = Primary().mode
 WRITABLE = writable_server_selector
 """The driver's selector for writes."""
 
 
-def is_no_selector(selector: Any) -> bool:
+def is_no_selector(selector: Selector | ServerFilter | None) -> bool:
     """Whether it leaves no server out: the driver's own, where none is given."""
     return selector is None or selector is any_server_selector
 
 
-def application_selector(client: Client) -> Any:
+def application_selector(client: Client) -> ServerFilter | None:
     """The application's; None if it gave none."""
-    own = client.options.server_selector
+    own: ServerFilter | None = client.options.server_selector
     return None if is_no_selector(own) else own
 
 
-def all_servers(description: Any) -> Any:
+def all_servers(description: TopologyDescription) -> Selection:
     """What a look begins with that leaves no server out. pymongo's own begins with what the last
     look has left: a retry may have avoided a server."""
     known = description.known_servers
@@ -47,11 +52,11 @@ SELECT = "_get_server"
 """The loop's method: a server for the attempt at hand."""
 
 
-address: Callable[[Any], Address] = attrgetter("description.address")
+address: Callable[[Server], Address] = attrgetter("description.address")
 """The address of a server of the driver."""
 
 
-def selecting(attempts: DriverAttempts) -> tuple[Any, Any]:
+def selecting(attempts: DriverAttempts) -> tuple[AnyClient, Selector | None]:
     """The client that the loop selects for, and its selector; one that is bound has none."""
     return (
         attempts.client,
@@ -84,7 +89,7 @@ def has_choice(attempts: DriverAttempts) -> bool:
     return may_choose(attempts.client, attempts.loop._server_selector)
 
 
-def may_choose(client: Client, preference: Any) -> bool:
+def may_choose(client: Client, preference: Selector) -> bool:
     """Whether the deployment may have several servers for that preference or driver's selector."""
     description = client.topology_description
     if len(description.server_descriptions()) < 2:  # noqa: PLR2004
@@ -93,7 +98,7 @@ def may_choose(client: Client, preference: Any) -> bool:
     return bool(mode != PRIMARY or description.topology_type_name == "Sharded")
 
 
-def choices(attempts: DriverAttempts, narrowed: Callable[[Any], Any]) -> list[Address]:
+def choices(attempts: DriverAttempts, narrowed: Callable[[Servers], Servers]) -> list[Address]:
     """The servers of which one would be selected now, by the client's own selector, then
     ``narrowed``. No server that failed before is avoided."""
     # A look keeps its candidates in the description, which pymongo's lock guards.
@@ -121,17 +126,17 @@ HANDSHAKE = "connect"
 """A pool's method: makes a connection, with hello and authentication."""
 
 
-def seeds(topology: Topology) -> list[Any]:
+def seeds(topology: Topology) -> list[Address]:
     """The addresses that the client was made with: what is left where no server is."""
     return list(topology._settings.seeds)
 
 
-def forget_transient(error: Any) -> None:
+def forget_transient(error: PyMongoError) -> None:
     """The transaction must not be repeated: pymongo labels every failed selection as transient."""
     error._remove_error_label("TransientTransactionError")
 
 
-def forget_overload(error: Any) -> None:
+def forget_overload(error: PyMongoError) -> None:
     """Take off the labels that pymongo gives each connection that cannot be made."""
     error._remove_error_label("SystemOverloadedError")
     error._remove_error_label("RetryableError")

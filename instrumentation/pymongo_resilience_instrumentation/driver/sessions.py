@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pymongo.errors import ClientBulkWriteException, PyMongoError
 from pymongo.server_selectors import writable_server_selector
@@ -14,7 +14,9 @@ from .clients import each_api
 from .finds import is_known
 
 if TYPE_CHECKING:
-    from .protocols import Client, Session
+    from .protocols import Client, Connection, Session
+
+T = TypeVar("T")
 
 STATE = "state"
 """The attribute of a transaction that has its state."""
@@ -31,7 +33,7 @@ class ReopenedIfInterrupted(AbstractContextManager["ReopenedIfInterrupted"]):
         self._transaction = session._transaction
         self._state: Any = None
 
-    def note(self, result: Any) -> Any:
+    def note(self, result: T) -> T:
         """The callback has returned ``result``, and the commit follows."""
         self._state = getattr(self._transaction, STATE, None)
         return result
@@ -52,12 +54,12 @@ def may_be_committed(session: Session, code: int | None) -> bool:
     return code == UNRECOVERABLE and session._transaction.attempt > 1
 
 
-def label_unknown_result(error: Any) -> None:
+def label_unknown_result(error: PyMongoError) -> None:
     """As the driver labels a commit whose result is not known: it may be sent again."""
     error._add_error_label("UnknownTransactionCommitResult")
 
 
-def label_transient(error: Any) -> None:
+def label_transient(error: PyMongoError) -> None:
     """As the driver labels an error after which the whole transaction may be repeated."""
     cause = error.error if isinstance(error, ClientBulkWriteException) else error
     if isinstance(cause, PyMongoError):
@@ -75,12 +77,12 @@ ROUTER = "_pymongo_resilience_router"
 """A session's attribute: the address of the mongos that its transaction was last sent to."""
 
 
-def note_router(session: Any, connection: Any) -> None:
+def note_router(session: Session, connection: Connection) -> None:
     """Remember the router of a session's transaction: pymongo forgets it after most errors."""
     vars(session)[ROUTER] = connection.address
 
 
-def is_orphaned(client: Any, session: Any) -> bool:
+def is_orphaned(client: Client, session: Session) -> bool:
     """Return True if the router of the session's transaction cannot be reached now: no other one
     knows what it has open on the shards."""
     router = vars(session).get(ROUTER)

@@ -122,7 +122,7 @@ def symptom_at(
     return found
 
 
-def is_rejection(error: object) -> bool:
+def is_rejection(error: BaseException | None) -> bool:
     """Return True if the server itself rejected a command as overloaded.
 
     pymongo gives the same label to connections that cannot be made, which prove nothing.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import ConfigurationError
 
@@ -26,6 +26,11 @@ from pymongo_resilience_instrumentation.telemetry.listeners import Commands, Hea
 from pymongo_resilience_instrumentation.telemetry.pool_metrics import Pools
 from pymongo_resilience_instrumentation.timeouts.command_limits import warn_of_ignored_options
 
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.call import AnyClient
+
+T = TypeVar("T")
+
 FOLDER = str(Path(__file__).parents[1])
 """This package's."""
 
@@ -35,7 +40,9 @@ class _Construction(Entered):
 
     __slots__ = ("arguments", "looks_up")
 
-    def __init__(self, client: Any, arguments: client_options.Arguments, *, looks_up: bool) -> None:
+    def __init__(
+        self, client: AnyClient, arguments: client_options.Arguments, *, looks_up: bool
+    ) -> None:
         super().__init__(client)
         self.arguments = arguments
         self.looks_up = looks_up
@@ -75,14 +82,14 @@ class Constructor(Interceptor):
         else:
             construct()
 
-    def succeeded(self, construction: _Construction, result: Any) -> Any:
+    def succeeded(self, construction: _Construction, result: T) -> T:
         if self._runtime.enabled_flag.on:
             driver.clients.hide_frames(construction.instance, FOLDER)
             warn_of_ignored_options(construction.instance)
         return result
 
 
-def _look_up(runtime: Runtime, client: Any, construct: Callable[[], None]) -> None:
+def _look_up(runtime: Runtime, client: AnyClient, construct: Callable[[], None]) -> None:
     """Run the constructor for a mongodb+srv URI, which in ``MongoClient`` ends with a lookup of its
     hosts. If name servers fail, look again until the configured timeout expires, or once without
     one. An ``AsyncMongoClient`` does it in its first operation, which is retried as a whole."""
@@ -122,7 +129,7 @@ class FromOptions(Interceptor):
             self._runtime.publish_commands(args[0])
         return Entered(args[0])
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         breakers = self._runtime.limits.of(entered.instance).breakers
         if breakers is not None:
             select = partial(ServerSelector, enabled_flag=self._runtime.enabled_flag)
@@ -131,7 +138,7 @@ class FromOptions(Interceptor):
 
 
 def _configure(
-    runtime: Runtime, client: Any, adaptive: bool | None, tracing_option: Mapping[str, Any]
+    runtime: Runtime, client: AnyClient, adaptive: bool | None, tracing_option: Mapping[str, Any]
 ) -> None:
     """Note what the client was given for us, and the listeners that it gets."""
     refusal = self_check.refusal()
@@ -148,7 +155,7 @@ def _configure(
     driver.clients.keep_listeners(client, _listeners(runtime, client, tracing))
 
 
-def carry_over(runtime: Runtime, client: Any) -> bool:
+def carry_over(runtime: Runtime, client: AnyClient) -> bool:
     """What a client has of an earlier ``instrument()`` reports to this one. False where a new
     client has more now."""
     state = runtime.clients.known(client)
@@ -169,7 +176,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     return not wanted
 
 
-def _listeners(runtime: Runtime, client: Any, tracing: Tracing) -> list[Any]:
+def _listeners(runtime: Runtime, client: AnyClient, tracing: Tracing) -> list[Any]:
     """The listeners of one client: only what is consumed, since each listener costs.
 
     No server or topology listeners: with one, ``close()`` takes half a second longer, and an async

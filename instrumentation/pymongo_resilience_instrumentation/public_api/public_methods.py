@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience.option_types import ITERATION
@@ -30,6 +30,9 @@ from pymongo_resilience_instrumentation.public_operations import (
 from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import precedence
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import ChangeStream, Cursor
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
@@ -119,7 +122,7 @@ class CursorMethod(PublicMethod):
         timeouts, call, limits = self.runtime.timeouts, operation.call, operation.limits
         precedence.limit_cursor(timeouts, call, limits, writes=writes)
 
-    def succeeded(self, operation: Operation, cursor: Any) -> Any:
+    def succeeded(self, operation: Operation, cursor: Cursor) -> Cursor:
         try:
             outer, bound = blocks.current(), operation.call.bound_policy
             kept = operation.limits.cursor
@@ -139,7 +142,7 @@ class WatchMethod(PublicMethod):
         given = dict(zip(WATCH, args, strict=False), **kwargs)
         precedence.check_max_await(operation.limits, given.get("max_await_time_ms"))
 
-    def succeeded(self, operation: Operation, stream: Any) -> Any:
+    def succeeded(self, operation: Operation, stream: ChangeStream) -> ChangeStream:
         try:
             inner = driver.cursors.cursor_of_stream(stream)
             for each in (stream, inner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
@@ -13,13 +13,18 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection.selection_explained import error_text, servers_of
 from pymongo_resilience_instrumentation.telemetry.client_tracing import tracing_of
 
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.call import AnyClient
+    from pymongo_resilience_instrumentation.driver.protocols import Pool
 
-def status(client: Any, runtime: Runtime | None) -> ClientStatus:
+
+def status(client: AnyClient, runtime: Runtime | None) -> ClientStatus:
     """Answers :func:`pymongo_resilience.status` for a client; ``runtime`` is None while nothing
     is instrumented."""
     described = client.topology_description
     budget = hedges = dead_peer_s = None
-    breakers: Mapping[Any, Snapshot] = {}
+    breakers: Mapping[Address, Snapshot] = {}
     if runtime is not None:
         budget = runtime.limits.of(client).budget
         breakers = runtime.breakers_of(client)
@@ -27,7 +32,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         if runtime.owns_retries and driver.connections.can_watch():
             dead_peer_s = runtime.config.dead_peer_s or None
 
-    def pool(at: Any) -> Any:
+    def pool(at: Address) -> Pool | None:
         return driver.connections.pool_at(driver.clients.topology_of(client), at)
 
     if driver.clients.records_spans(client):
@@ -47,7 +52,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 # None also with a pymongo that lacks the name, which the self-check has logged.
                 in_flight=getattr(pool(at), "operation_count", None),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
-                error=each.error and error_text(each.error, at),
+                error=None if each.error is None else error_text(each.error, at),
                 lost_connections=driver.connections.lost(pool(at)),
             )
             for each in servers_of(described)

@@ -18,6 +18,8 @@ from pymongo_resilience_instrumentation.interceptor import Entered, Function, In
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 if TYPE_CHECKING:
+    from pymongo.hello import Hello as HelloReply
+
     from pymongo_resilience_instrumentation.driver.protocols import Connection
 
 
@@ -44,7 +46,7 @@ class RaiseConnectionFailure(Interceptor):
         return None if named is error else Entered(named)
 
     def send(
-        self, entered: Entered, original: Function, connection: Any, *_: Any, **_kwargs: Any
+        self, entered: Entered, original: Function, connection: Connection, *_: Any, **_kwargs: Any
     ) -> Any:
         return original(connection, entered.instance)
 
@@ -104,6 +106,6 @@ class Hello(Interceptor):
             operation.note_handshake(args[0])
         return Entered(args[0])
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: HelloReply[Any]) -> HelloReply[Any]:
         driver.connections.ignore_transient_state(entered.instance, result)
         return result

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure, PyMongoError
 
@@ -20,6 +20,9 @@ from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Connection, Pool
 
 FIRST_PAUSE = 0.1
 """Seconds for which a pool makes no connection after the first rejection. Doubled by each
@@ -95,7 +98,7 @@ class Dial(Entered):
 
     __slots__ = ("dialing", "ends", "is_refill", "was_reused")
 
-    def __init__(self, pool: Any, dialing: Dialing, *, is_refill: bool) -> None:
+    def __init__(self, pool: Pool, dialing: Dialing, *, is_refill: bool) -> None:
         super().__init__(pool)
         self.dialing = dialing
         self.is_refill = is_refill
@@ -145,7 +148,7 @@ class PausedDialing(Interceptor):
         dial.dialing.making.add(dial)
         return await original(*args, **kwargs)
 
-    def succeeded(self, dial: Dial, connection: Any) -> Any:
+    def succeeded(self, dial: Dial, connection: Connection) -> Connection:
         dial.dialing.making.discard(dial)
         if not dial.was_reused:
             dial.dialing.note_success()
@@ -163,7 +166,7 @@ class PausedDialing(Interceptor):
         return error
 
 
-def _look(pool: Any, dialing: Dialing, ends: float) -> tuple[Any, float]:
+def _look(pool: Pool, dialing: Dialing, ends: float) -> tuple[Connection | None, float]:
     """Return an idle connection, if there is one, and the seconds to wait for one; 0 or less if it
     is time to dial. The lock is held."""
     if not driver.dialing.has_other_connections(pool, len(dialing.making)):
@@ -171,7 +174,7 @@ def _look(pool: Any, dialing: Dialing, ends: float) -> tuple[Any, float]:
     return driver.dialing.take_idle(pool), ends - time.monotonic()
 
 
-def _wait_for_idle(pool: Any, dialing: Dialing, ends: float) -> Any:
+def _wait_for_idle(pool: Pool, dialing: Dialing, ends: float) -> Connection | None:
     """Return a connection that another operation has given back; None if it is time to dial."""
     while True:
         with driver.dialing.condition(pool):
@@ -185,7 +188,7 @@ def _wait_for_idle(pool: Any, dialing: Dialing, ends: float) -> Any:
             return connection
 
 
-async def _wait_for_idle_async(pool: Any, dialing: Dialing, ends: float) -> Any:
+async def _wait_for_idle_async(pool: Pool, dialing: Dialing, ends: float) -> Connection | None:
     """The same in a task."""
     while True:
         async with driver.dialing.condition(pool):

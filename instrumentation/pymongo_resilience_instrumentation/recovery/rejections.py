@@ -33,7 +33,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
             yield owner, name, UnlessRejected(of_handshake)
 
 
-def _rejects_handshake(_topology: Any, args: tuple[Any, ...]) -> bool:
+def _rejects_handshake(_topology: Topology, args: tuple[Any, ...]) -> bool:
     """``args`` of ``handle_error``: the failed attempt's server, and its error with context."""
     _address, context = args
     return not context.completed_handshake and is_rejection(context.error)
@@ -52,7 +52,7 @@ def _rejects_check(topology: Topology, args: tuple[Any, ...]) -> bool:
 class UnlessRejected(Interceptor):
     """Leaves out what pymongo does about an error if the server has rejected a command."""
 
-    def __init__(self, is_rejected: Callable[[Any, tuple[Any, ...]], bool]) -> None:
+    def __init__(self, is_rejected: Callable[[Topology, tuple[Any, ...]], bool]) -> None:
         self._is_rejected = is_rejected
 
     def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pymongo.errors import AutoReconnect
 
@@ -32,7 +32,14 @@ from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
+    from pymongo_resilience_instrumentation.driver.protocols import (
+        Client,
+        Connection,
+        Pool,
+        Topology,
+    )
+
+T = TypeVar("T")
 
 PATIENCE_SHARE, PATIENCE = 0.25, 5.0
 """The part of its timeout, or without one the seconds, for which an attempt that could go to
@@ -84,7 +91,7 @@ class PrimaryChange(Interceptor):
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         with contain_internal_errors("after a check"):
             address = driver.monitors.replaced_primary(entered.instance)
             if address is not None:
@@ -127,7 +134,7 @@ class LivenessCheck:
     """Whether one server lives, as one client sees it. The watcher's thread alone changes it."""
 
     runtime: Runtime
-    topology: Any
+    topology: Topology
     address: Address
     suspicion: Suspicion
     asked_at: float = field(default_factory=time.monotonic)
@@ -157,7 +164,7 @@ class LivenessCheck:
         return False
 
     def _interrupt(self, attempt: RetryLoop, pool: Pool) -> None:
-        connection: Any = attempt.connection or attempt.operation.handshaking
+        connection: Connection | None = attempt.connection or attempt.operation.handshaking
         if (
             connection is not None
             and driver.connections.is_of(connection, pool)

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import common
 from pymongo.errors import OperationFailure
@@ -24,6 +24,8 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Monitor
+
+T = TypeVar("T")
 
 FIRST_INTERVAL = 0.01
 """Seconds to the second check of a server that could be reached until now."""
@@ -110,7 +112,7 @@ class Read(Interceptor):
         driver.monitors.begin_reading(monitor, connection)
         return Entered(monitor)
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         driver.monitors.end_reading(entered.instance)
         return result
 
@@ -127,7 +129,7 @@ class CancelCheck(Interceptor):
 
     logs = False
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         with suppress(Exception):
             driver.monitors.wake(entered.instance)
         return result
@@ -169,7 +171,7 @@ class RequestCheck(Interceptor):
 
     logs = False
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         monitor = entered.instance
         with suppress(Exception):  # a topology that was collected, among others
             found = driver.monitors.unknown_for(monitor)

@@ -100,7 +100,7 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
     """Return the facts of the attempt that ended with ``error``. Corrects the error's text and
     labels where pymongo's are misleading."""
     unselected = isinstance(error, ServerSelectionTimeoutError) and loop.connection is None
-    if terminal_cause(error) is not None:
+    if isinstance(error, ServerSelectionTimeoutError) and terminal_cause(error) is not None:
         driver.selection.forget_transient(error)
     elif unselected:
         from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
@@ -108,7 +108,11 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
         selection_explained.explain(error, loop.attempts)
     elif isinstance(error, WaitQueueTimeoutError):
         bounded_waits.name_configured_limit(error, loop.operation)
-    elif loop.connection is None and classify.ended_by_client(error):
+    elif (
+        loop.connection is None
+        and isinstance(error, PyMongoError)
+        and classify.ended_by_client(error)
+    ):
         driver.selection.forget_overload(error)
     failure = classify.failure_of(
         error,

@@ -35,7 +35,7 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
     select, own_operation = driver.selection.SELECT, LoopOperation(runtime)
 
-    def derive(base: Any) -> type:
+    def derive(base: type) -> type:
         name = driver.attempts.run_name(base)
         run_of_pymongo = getattr(base, name)
 

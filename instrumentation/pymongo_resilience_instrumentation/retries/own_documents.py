@@ -20,8 +20,19 @@ from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience_instrumentation import driver
 
 if TYPE_CHECKING:
+    from bson.codec_options import CodecOptions
+
     from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience_instrumentation.call import AnyClient, AnySession
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+    from pymongo_resilience_instrumentation.driver.protocols import (
+        AnyCollection,
+        BulkContext,
+        Connection,
+        Document,
+    )
+
+    from .retry_loop import RetryLoop
 
 DUPLICATE_KEY = 11000
 Reply = Mapping[str, Any]
@@ -34,7 +45,7 @@ class Search(NamedTuple):
     command: dict[str, Any]
     sent: list[bytes]
 
-    def run(self, connection: Any, session: Any, client: Any) -> Any:
+    def run(self, connection: Connection, session: AnySession | None, client: AnyClient) -> Any:
         """Ask the server that reported the duplicates; awaitable in async clients."""
         return connection.command(
             self.database,
@@ -50,7 +61,9 @@ class Search(NamedTuple):
         return [each in stored for each in self.sent]
 
 
-def search_for(database: str, collection: str, documents: Sequence[Any], codec: Any) -> Search:
+def search_for(
+    database: str, collection: str, documents: Sequence[Document], codec: CodecOptions[Any]
+) -> Search:
     sent = [encode(each, codec_options=codec) for each in documents]
     ids = [RawBSONDocument(each)["_id"] for each in sent]
     command = {
@@ -62,7 +75,7 @@ def search_for(database: str, collection: str, documents: Sequence[Any], codec: 
     return Search(database, command, sent)
 
 
-def is_of_an_id(error: Any) -> bool:
+def is_of_an_id(error: Document | None) -> bool:
     """Return True for a duplicate of an ``_id``, as the server's own words have it."""
     return (
         isinstance(error, Mapping)
@@ -84,7 +97,7 @@ def recognize(attempts: DriverAttempts) -> None:
     if inserted is None:
         return
 
-    def send_again(session: Any, connection: Any, retryable: bool) -> Any:
+    def send_again(session: AnySession | None, connection: Connection, retryable: bool) -> Any:
         try:
             return send(session, connection, retryable)
         except DuplicateKeyError as error:
@@ -93,7 +106,9 @@ def recognize(attempts: DriverAttempts) -> None:
                 raise
             return None
 
-    async def send_again_async(session: Any, connection: Any, retryable: bool) -> Any:
+    async def send_again_async(
+        session: AnySession | None, connection: Connection, retryable: bool
+    ) -> Any:
         try:
             return await send(session, connection, retryable)
         except DuplicateKeyError as error:
@@ -108,7 +123,9 @@ def recognize(attempts: DriverAttempts) -> None:
     attempts.replace_function(send_again_async if is_async else send_again)
 
 
-def _of_insert_one(coll: Any, document: Any, error: DuplicateKeyError) -> Search | None:
+def _of_insert_one(
+    coll: AnyCollection, document: Document, error: DuplicateKeyError
+) -> Search | None:
     with contain_internal_errors("after a duplicate key"):
         if is_of_an_id(error.details):
             return search_for(coll.database.name, coll.name, [document], coll.codec_options)
@@ -121,7 +138,12 @@ def _all(search: Search, reply: Reply | None) -> bool:
     return False
 
 
-def _reply(search: Search, connection: Any, session: Any, client: Any) -> Reply | None:
+def _reply(
+    search: Search,
+    connection: Connection,
+    session: AnySession | None,
+    client: AnyClient,
+) -> Reply | None:
     """None if the documents cannot be read: then nothing is known of them."""
     try:
         reply: Reply = search.run(connection, session, client)
@@ -130,7 +152,12 @@ def _reply(search: Search, connection: Any, session: Any, client: Any) -> Reply 
     return reply
 
 
-async def _reply_async(search: Search, connection: Any, session: Any, client: Any) -> Reply | None:
+async def _reply_async(
+    search: Search,
+    connection: Connection,
+    session: AnySession | None,
+    client: AnyClient,
+) -> Reply | None:
     try:
         reply: Reply = await search.run(connection, session, client)
     except PyMongoError:
@@ -141,16 +168,16 @@ async def _reply_async(search: Search, connection: Any, session: Any, client: An
 class Batch(NamedTuple):
     """One command of a bulk write of a collection, with its reply. Immutable."""
 
-    context: Any
+    context: BulkContext
     """pymongo's, which has the connection."""
     cmd: Mapping[str, Any]
     reply: Reply
-    sent: Sequence[Any]
+    sent: Sequence[Document]
     at: list[int]
     """The statements that may be an earlier attempt's: those with a duplicate of an ``_id``; of an
     ordered command also all that follow the one at which the server stopped."""
     search: Search
-    client: Any
+    client: AnyClient
 
     def settle(self) -> tuple[Reply, Sequence[Any]]:
         return self.settled(_reply(self.search, *self._where()))
@@ -158,7 +185,7 @@ class Batch(NamedTuple):
     async def settle_async(self) -> tuple[Reply, Sequence[Any]]:
         return self.settled(await _reply_async(self.search, *self._where()))
 
-    def _where(self) -> tuple[Any, Any, Any]:
+    def _where(self) -> tuple[Connection, AnySession | None, AnyClient]:
         return self.context.conn, self.context.session, self.client
 
     def settled(self, stored: Reply | None) -> tuple[Reply, Sequence[Any]]:
@@ -185,7 +212,11 @@ class Batch(NamedTuple):
 
 
 def batch_with_duplicates(
-    loop: Any, context: Any, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
+    loop: RetryLoop | None,
+    context: BulkContext,
+    cmd: Mapping[str, Any],
+    reply: Reply,
+    sent: Sequence[Any],
 ) -> Batch | None:
     """The batch, if an earlier attempt of it may have inserted what is reported as duplicates."""
     if "writeErrors" not in reply or "insert" not in cmd or "txnNumber" in cmd:

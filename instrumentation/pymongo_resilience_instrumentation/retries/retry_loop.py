@@ -38,6 +38,7 @@ from . import failed_attempts, own_documents
 from .txn_number import TxnNumber, TxnNumberLostError, TxnNumberUnsupportedError, refuse_lost
 
 if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Connection, Server
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 ROUTER_WAIT = 1.0
@@ -214,7 +215,7 @@ class RetryLoop:
         else:
             permit.report(shown)
 
-    def check_txn(self, connection: Any, retryable: bool) -> bool:
+    def check_txn(self, connection: Connection, retryable: bool) -> bool:
         """Decide whether a write is sent as a retryable one: pymongo decides for the first attempt,
         the library for the others.
 
@@ -237,7 +238,7 @@ class RetryLoop:
             return NO_DEADLINE
         return driver.csot.within(own)
 
-    def selected(self, server: Any) -> None:
+    def selected(self, server: Server) -> None:
         """Before anything is sent to the server that was selected.
 
         Raises CircuitBreakerOpenError, also pymongo's AutoReconnect.

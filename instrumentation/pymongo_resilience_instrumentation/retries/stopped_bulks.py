@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.results import DeleteResult, InsertOneResult, UpdateResult
@@ -24,6 +24,9 @@ from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import own_documents
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Bulk
 
 Reply = dict[str, Any]
 
@@ -57,7 +60,7 @@ class ExecuteBatch(Interceptor):
         return reply, *sent
 
     def _with_duplicates(
-        self, args: Sequence[Any], reply: Any, sent: Sequence[Any]
+        self, args: Sequence[Any], reply: Reply, sent: Sequence[Any]
     ) -> own_documents.Batch | None:
         if not isinstance(reply, dict) or "writeErrors" not in reply:
             return None
@@ -67,13 +70,13 @@ class ExecuteBatch(Interceptor):
             return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent[0])
         return None
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: tuple[Any, ...]) -> tuple[Any, ...]:
         (bulk, _, cmd, *_), (reply, *sent) = entered.instance, result
         return _checked(self._runtime, bulk, cmd, reply, sent[0]), *sent
 
 
 def _checked(
-    runtime: Runtime, bulk: Any, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
+    runtime: Runtime, bulk: Bulk, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
 ) -> Reply:
     """The reply, as the driver is to see it. ``cmd``: without what is ``sent``."""
     # A reply of another shape is the driver's to refuse.
@@ -105,7 +108,7 @@ def _checked(
 
 
 def _continued(
-    runtime: Runtime, operation: Operation, bulk: Any, cmd: Mapping[str, Any], reply: Reply
+    runtime: Runtime, operation: Operation, bulk: Bulk, cmd: Mapping[str, Any], reply: Reply
 ) -> bool:
     """Whether the retry rules are to decide, and not the driver: for it, an error of a statement is
     final, and an unordered bulk goes on behind it."""
@@ -130,7 +133,7 @@ def show_as_answered(error: BulkWriteError | ClientBulkWriteException) -> None:
     error.args = (str(error.args[0]).replace(before, str(details)), *error.args[1:])
 
 
-def _add_results(details: Any, stop: StoppedBulk, verbose: bool) -> None:
+def _add_results(details: dict[str, Any], stop: StoppedBulk, verbose: bool) -> None:
     """The driver raises before it reads the results of a client's bulk."""
     for result in stop.results:
         index = result["idx"] + stop.offset

@@ -4,7 +4,7 @@ library decides whether the next one is sent with it, without it, or not at all.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pymongo.errors import PyMongoError
 
@@ -13,6 +13,11 @@ from pymongo_resilience.rules.failure import Failure, Stage
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+
+if TYPE_CHECKING:
+    from pymongo.topology_description import TopologyDescription
+
+    from pymongo_resilience_instrumentation.driver.protocols import Connection
 
 DEFAULT_MINUTES = 30
 """For which a server keeps a session that is not used, where none that is known says it."""
@@ -29,7 +34,7 @@ class TxnNumberUnsupportedError(TxnNumberLostError):
     """The server takes no retryable writes, and an earlier attempt may be applied elsewhere."""
 
 
-def refuse_lost(attempts: DriverAttempts, connection: Any) -> None:
+def refuse_lost(attempts: DriverAttempts, connection: Connection) -> None:
     """Raises TxnNumberLostError for a write that lost its number on the way."""
     if attempts.lost_its_txn_number(connection):
         attempts.set_retryable(True)
@@ -55,7 +60,7 @@ class TxnNumber:
         """A bulk's next command has a number of its own."""
         self.bound_to = self.since = self.session_ends = None
 
-    def take(self, attempts: DriverAttempts, connection: Any) -> bool:
+    def take(self, attempts: DriverAttempts, connection: Connection) -> bool:
         """Whether a repeated attempt is sent as a retryable write. Raises TxnNumberLostError where
         it must not be sent."""
         supported = attempts.supports_txn_number(connection)
@@ -98,7 +103,7 @@ class TxnNumber:
         if sent or (follows_specification(state) and self.bound_to is None):
             self.bound_to = failure
 
-    def _note_session(self, known_to: Any) -> None:
+    def _note_session(self, known_to: Connection | TopologyDescription) -> None:
         """``known_to``: the connection, or what is known of all servers."""
         if self.since is not None:
             minutes = known_to.logical_session_timeout_minutes

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo.errors import AutoReconnect
 
@@ -30,8 +29,10 @@ from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients import client_options
 
 if TYPE_CHECKING:
+    from pymongo.server_description import ServerDescription
+
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
-    from pymongo_resilience_instrumentation.driver.protocols import Client
+    from pymongo_resilience_instrumentation.driver.protocols import Client, ServerFilter, Servers
 
 
 class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
@@ -128,7 +129,7 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         """The servers to which nothing may be sent now."""
         return {at for at, breaker in self.copy().items() if breaker.next_probe_in() > 0}
 
-    def without_open(self, servers: Sequence[Any]) -> Sequence[Any]:
+    def without_open(self, servers: Servers) -> Servers:
         """The descriptions whose breaker lets attempts pass; all where none does. Never logs: the
         driver's lock is held."""
         refusing = self.refusing()
@@ -192,13 +193,15 @@ class ServerSelector:
     all servers pass.
     """
 
-    def __init__(self, own: Any, enabled_flag: EnabledFlag, breakers: ClientBreakers) -> None:
+    def __init__(
+        self, own: ServerFilter, enabled_flag: EnabledFlag, breakers: ClientBreakers
+    ) -> None:
         """``own``: the client's."""
         self.own = own
         self._enabled_flag = enabled_flag
         self._breakers = breakers
 
-    def __call__(self, servers: Any) -> Any:
+    def __call__(self, servers: list[ServerDescription]) -> Servers:
         found = self.own(servers)
         if not self._enabled_flag.on or not isinstance(found, (list, tuple)):
             return found

@@ -22,7 +22,10 @@ from pymongo_resilience_instrumentation.operation import Operation
 from . import second_look
 
 if TYPE_CHECKING:
+    from pymongo.server_description import ServerDescription
     from pymongo.topology_description import TopologyDescription
+
+    from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a login, refusals."""
@@ -42,7 +45,7 @@ PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 class UnreachableServer(NamedTuple):
     """A server that cannot be reached, as a selection saw it. Immutable."""
 
-    description: Any
+    description: ServerDescription
     symptom: Symptom | None
     """A terminal cause, or that the server hangs up, which a second look may explain."""
     times: int
@@ -111,7 +114,7 @@ class TerminalDetector:
         found = {each.cause if each.is_terminal(now) else None for each in self.seen.values()}
         return found.pop() if len(found) == 1 else None
 
-    def _may_serve(self, description: Any, electing: bool) -> bool:
+    def _may_serve(self, description: ServerDescription, electing: bool) -> bool:
         """A server that is reached, and does not serve, may recover, catch up or be elected, unless
         the primary that it names has an error."""
         kind = description.server_type_name
@@ -121,7 +124,7 @@ class TerminalDetector:
 
     def _look_at(
         self,
-        description: Any,
+        description: ServerDescription,
         now: float,
         refusals: Callable[[Address], int],
         second_look: Callable[[Address], Symptom | None],
@@ -144,7 +147,7 @@ class TerminalDetector:
 class TerminalWaits:
     """Before a wait for a server of an operation with the strategy ``fast_fail``."""
 
-    def __init__(self, rules: NamespaceRules, in_flight: Callable[[], list[Any]]) -> None:
+    def __init__(self, rules: NamespaceRules, in_flight: Callable[[], list[RetryLoop]]) -> None:
         self._rules, self._in_flight = rules, in_flight
         self._checked: WeakSet[Exception] = WeakSet()
         """The refusals of a login after which the server was checked anew."""
@@ -168,7 +171,7 @@ class TerminalWaits:
             partial(driver.connections.refused_logins, client),
             partial(second_look.finding, client),
         )
-        refused = [
+        refused: list[Any] = [
             seen.description for seen in detector.seen.values() if seen.cause in causes.LOGINS
         ]
         if cause in causes.LOGINS:

@@ -55,7 +55,7 @@ def finding(client: Client, address: Address) -> Symptom | None:
     pool = driver.connections.pool_at(driver.clients.topology_of(client), address)
     if pool is None or address[1] is None:
         return None
-    last: Look | None = driver.connections.last_look(pool)
+    last = driver.connections.last_look(pool)
     if last is None or time.monotonic() - last.began >= AGAIN_S:
         driver.connections.keep_look(pool, Look(time.monotonic(), last and last.symptom))
         threading.Thread(

@@ -33,8 +33,18 @@ from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from . import second_look
 
 if TYPE_CHECKING:
+    from pymongo.server_description import ServerDescription
+    from pymongo.topology_description import TopologyDescription
+
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
-    from pymongo_resilience_instrumentation.driver.protocols import Client, Topology
+    from pymongo_resilience_instrumentation.driver.protocols import (
+        Client,
+        ReadPreference,
+        Selector,
+        ServerFilter,
+        Servers,
+        Topology,
+    )
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies for which the driver calls no selector."""
@@ -59,7 +69,11 @@ Why = Callable[[Any], str]
 
 
 def explain_selection(
-    client: Client, read_preference: Any, breakers: Mapping[Address, Snapshot], *, writes: bool
+    client: Client,
+    read_preference: ReadPreference | None,
+    breakers: Mapping[Address, Snapshot],
+    *,
+    writes: bool,
 ) -> tuple[ServerVerdict, ...]:
     """Implements :func:`pymongo_resilience.explain_selection`; ``breakers``: those in use, by
     server."""
@@ -101,7 +115,7 @@ def explain(error: Exception, attempts: DriverAttempts) -> None:
     error.args = (text if cause is None else f"{text}. {cause}", *error.args[1:])
 
 
-def diagnosis(client: Client, selector: Any, *, looks: bool = True) -> Diagnosis | None:
+def diagnosis(client: Client, selector: Selector | None, *, looks: bool = True) -> Diagnosis | None:
     """Return the likely cause of a failed selection; None if nothing is known. ``looks``: a server
     that hangs up may be looked at once more, in the background."""
     topology = driver.clients.topology_of(client)
@@ -125,17 +139,17 @@ def diagnosis(client: Client, selector: Any, *, looks: bool = True) -> Diagnosis
     )
 
 
-def servers_of(described: Any) -> list[Any]:
+def servers_of(described: TopologyDescription) -> list[ServerDescription]:
     """In the order of their addresses, as the driver shows them."""
     return sorted(described.server_descriptions().values(), key=lambda each: each.address)
 
 
 def _verdicts(
-    described: Any,
+    described: TopologyDescription,
     topology: Topology,
-    selector: Any,
+    selector: Selector | None,
     *,
-    own: Any,
+    own: ServerFilter | None,
     breakers: Mapping[Address, float] | None = None,
     threshold: float = math.inf,
 ) -> tuple[ServerVerdict, ...]:
@@ -156,7 +170,9 @@ def _verdicts(
     return tuple(_verdict(each, *excluded.get(each.address, (None, None))) for each in servers)
 
 
-def _verdict(server: Any, rule: SelectionRule | None, why: Why | None) -> ServerVerdict:
+def _verdict(
+    server: ServerDescription, rule: SelectionRule | None, why: Why | None
+) -> ServerVerdict:
     address = address_text(server.address)
     # "PossiblePrimary" is a possible primary, "RSPrimary" a primary.
     words = re.findall("[A-Z][a-z]+", server.server_type_name.removeprefix("RS"))
@@ -168,16 +184,18 @@ def _verdict(server: Any, rule: SelectionRule | None, why: Why | None) -> Server
 
 
 def _steps(
-    described: Any,
+    described: TopologyDescription,
     topology: Topology,
-    selector: Any,
+    selector: Selector | None,
     *,
-    own: Any,
+    own: ServerFilter | None,
     breakers: Mapping[Address, float],
     threshold: float,
-) -> Iterator[tuple[SelectionRule, Sequence[Any], Why]]:
+) -> Iterator[tuple[SelectionRule, Servers, Why]]:
     """What each rule of Server Selection leaves, in order. A later step may bring a server back."""
-    left, kind = described.known_servers, described.topology_type_name
+    # For pymongo's types, a server that was reached may still lack its times; it never does.
+    left: Sequence[Any] = described.known_servers
+    kind = described.topology_type_name
     yield SelectionRule.AVAILABILITY, left, lambda each: _error(each, topology)
     if kind in ALONE:
         return
@@ -215,7 +233,9 @@ def _steps(
         )
 
 
-def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRule, Any, Why]]:
+def _by_preference(
+    described: TopologyDescription, selector: Any
+) -> Iterator[tuple[SelectionRule, Any, Why]]:
     """The rules of a replica set, each with a selector of pymongo's that applies the former too."""
     if selector is writable_server_selector:
         yield SelectionRule.MODE, selector, lambda _: "writes go to the primary"
@@ -235,9 +255,10 @@ def _by_preference(described: Any, selector: Any) -> Iterator[tuple[SelectionRul
     yield SelectionRule.TAGS, selector, lambda each: f"tags {_tag_set(each.tags)}, wanted {sets}"
 
 
-def _staleness(server: Any, described: Any) -> float:
+def _staleness(server: Any, described: TopologyDescription) -> float:
     """Seconds that a secondary is behind, at worst. Source: Max Staleness, "Client"."""
-    whole = driver.selection.all_servers(described)
+    # A secondary that was reached has a last write, and so has its primary.
+    whole: Any = driver.selection.all_servers(described)
     behind: float = described.heartbeat_frequency - server.last_write_date
     if whole.primary is None:
         newest: float = whole.secondary_with_max_last_write_date().last_write_date
@@ -255,7 +276,7 @@ def _tenths(value: float) -> str:
     return f"{math.ceil(round(value, 3) * 10) / 10:.1f}".removesuffix(".0")
 
 
-def _error(server: Any, topology: Topology) -> str:
+def _error(server: ServerDescription, topology: Topology) -> str:
     """What an unavailable server's last check has found."""
     age = max(0.0, driver.csot.now() - server.last_update_time)
     if server.error is not None:
@@ -266,7 +287,7 @@ def _error(server: Any, topology: Topology) -> str:
     return f"no check answered since the client knows it, {age:.1f} s (firewall, address, TLS?)"
 
 
-def _symptom(server: Any, client: Client, *, looks: bool) -> Symptom | None:
+def _symptom(server: ServerDescription, client: Client, *, looks: bool) -> Symptom | None:
     """Return what is wrong with a server; None if it is reached."""
     topology = driver.clients.topology_of(client)
     if server.is_server_type_known:

@@ -12,13 +12,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import BOOLEAN, OptionType, integer, shown
 from pymongo_resilience_instrumentation import driver
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import Client
 
 OPTION = "tracing"
 ENABLED_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
@@ -54,12 +57,12 @@ _KEYS: dict[str, tuple[str, OptionType]] = {
 """The variable, and the type of its value."""
 
 
-def tracing_of(client: object) -> Tracing:
+def tracing_of(client: Client) -> Tracing:
     found: Tracing = getattr(client, KEPT, DEFAULT)
     return found
 
 
-def keep_for_existing(client: object) -> None:
+def keep_for_existing(client: Client) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
     if not hasattr(client, KEPT):
         setattr(client, KEPT, Tracing(*map(_of_variable, _KEYS)))
@@ -100,7 +103,7 @@ def _of_variable(key: str) -> Any:
     return value or 0
 
 
-def settle(client: object, options: Mapping[str, Any], warn: Callable[[str], None]) -> Tracing:
+def settle(client: Client, options: Mapping[str, Any], warn: Callable[[str], None]) -> Tracing:
     """What holds for a client that is being made, with these options: kept with it."""
     tracing = Tracing(*(options[key] if key in options else _of_variable(key) for key in _KEYS))
     # Without the option and the variable, a driver's own tracing is off.

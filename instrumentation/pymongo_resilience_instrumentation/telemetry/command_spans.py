@@ -39,6 +39,12 @@ from .span_state import SpanState
 # Bound once: each command compares them, and CPython 3.11 looks up an enum's member slowly.
 NEVER, ON_RETRY = CommandSpanMode.NEVER.value, CommandSpanMode.ON_RETRY.value
 
+CommandEvent = (
+    monitoring.CommandStartedEvent
+    | monitoring.CommandSucceededEvent
+    | monitoring.CommandFailedEvent
+)
+
 
 @dataclass(frozen=True)
 class CommandSpans:
@@ -50,7 +56,7 @@ class CommandSpans:
     hooks: Mapping[str, Hook] = field(default_factory=dict)
     _raised: set[str] = field(default_factory=set)
 
-    def call_hook(self, name: str, span: Span, event: object) -> None:
+    def call_hook(self, name: str, span: Span, event: CommandEvent) -> None:
         """What it raises is logged once, and never hurts the operation."""
         if name in self.hooks:
             try:
@@ -221,7 +227,7 @@ def _uuid_text(octets: bytes) -> str:
     return str(uuid.UUID(bytes=octets))
 
 
-def cursor_of(event: monitoring.CommandStartedEvent, reply: Any) -> int | None:
+def cursor_of(event: monitoring.CommandStartedEvent, reply: Mapping[str, Any]) -> int | None:
     """The cursor that the reply leaves open, else the one that the command read on or closed."""
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
     found = cursor.get("id") if hasattr(cursor, "get") else None

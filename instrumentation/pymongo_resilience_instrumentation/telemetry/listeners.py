@@ -174,7 +174,9 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
             self.metrics.heartbeat_failures.add(1, _attributes(event), NO_CONTEXT)
 
 
-def _attributes(event: Any) -> dict[str, Any]:
+def _attributes(
+    event: monitoring.ServerHeartbeatSucceededEvent | monitoring.ServerHeartbeatFailedEvent,
+) -> dict[str, Any]:
     return {
         **semconv.address_attributes(event.connection_id),
         "pymongo_resilience.awaited": event.awaited,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
 from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation import driver
@@ -56,7 +56,7 @@ class ServerGauges:
 _by_provider: weakref.WeakKeyDictionary[Any, ServerGauges] = weakref.WeakKeyDictionary()
 
 
-def server_gauges(meter: Meter, provider: object) -> ServerGauges:
+def server_gauges(meter: Meter, provider: MeterProvider | None) -> ServerGauges:
     """The gauges of a provider, made once; ``provider`` is None for the global one."""
     key = ServerGauges if provider is None else provider
     if key not in _by_provider:

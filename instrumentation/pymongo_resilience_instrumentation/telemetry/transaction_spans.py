@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Span, SpanKind, Tracer
@@ -35,6 +35,8 @@ from .observers import Observer
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Session
 
+T = TypeVar("T")
+
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
@@ -47,7 +49,7 @@ open_spans: set[TransactionSpan] = set()
 class TransactionSpan(Observer):
     """One transaction's, which observes its commit or abort. Ended once."""
 
-    def __init__(self, span: Span, session: object, quotes: bool) -> None:
+    def __init__(self, span: Span, session: Session, quotes: bool) -> None:
         self.span = span
         self._quotes = quotes
         self._unknown = False
@@ -55,7 +57,7 @@ class TransactionSpan(Observer):
         open_spans.add(self)
         setattr(session, _SPAN, self)
 
-    def _collected(self, _: object) -> None:
+    def _collected(self, _: weakref.ref[Session]) -> None:
         if self in open_spans:
             defer(partial(self.end, ended_ns=time.time_ns()))
 
@@ -96,7 +98,7 @@ class TransactionSpan(Observer):
         return "unknown" if operation == COMMIT or self._unknown else "unfinished"
 
 
-def span_of(session: object) -> TransactionSpan | None:
+def span_of(session: Session) -> TransactionSpan | None:
     """That of the transaction which the session is in, or whose commit is called again."""
     found: TransactionSpan | None = getattr(session, _SPAN, None)
     return found if found in open_spans else None
@@ -116,7 +118,7 @@ class StartTransaction(Interceptor):
             attributes={"db.system.name": "mongodb"},
         )  # fmt: skip
 
-    def succeeded(self, entered: Entered, result: object) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         operation = in_progress.current()
         # An atomic write has its operation's span.
         if operation is None or operation.client is not entered.instance.client:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import lock
 from pymongo.errors import (
@@ -31,9 +31,20 @@ from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.causes import LOGINS, cause_of
 from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
-from pymongo_resilience_instrumentation.interceptor import Function, Interceptor, Row, Wrapper
+from pymongo_resilience_instrumentation.interceptor import (
+    Entered,
+    Function,
+    Interceptor,
+    Row,
+    Wrapper,
+)
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE
 from pymongo_resilience_instrumentation.operation import Operation
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.protocols import NetworkInterface, Pool
+
+T = TypeVar("T")
 
 TIMEOUT_TEXT = "timeout: "
 """Before the number at the end of a WaitQueueTimeoutError (pymongo 4.20)."""
@@ -125,7 +136,7 @@ class Wait:
 TerminalCheck = Callable[[Operation], Exception | None]
 """Called before a wait for a server, with the topology's lock held; returns what the operation
 fails with at once where the wait could not help."""
-Connected = Callable[[Any, float, BaseException | None], None]
+Connected = Callable[["Pool", float, BaseException | None], None]
 """Called with the pool that has made a connection, or failed to, the seconds that it took, and the
 error."""
 
@@ -184,11 +195,11 @@ class MeasuredWait(Interceptor):
         if not waits or waits[-1].outcome is not None:
             waits.append(Wait(self._what))
 
-    def succeeded(self, waiting: _Waiting, result: Any) -> Any:
+    def succeeded(self, waiting: _Waiting, result: T) -> T:
         self._add(waiting)
         return result
 
-    def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
+    def failed(self, waiting: _Waiting | None, error: BaseException, *_: Any) -> BaseException:
         if waiting is not None:
             self._add(waiting)
         return error
@@ -258,12 +269,12 @@ class MeasuredHandshake(MeasuredWait):
         self._begin(operation)
         return _Waiting(args[0], None, operation=operation)
 
-    def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
+    def succeeded(self, waiting: _Waiting, connection: T) -> T:
         self._add(waiting)
         self._report(waiting)
         return connection
 
-    def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
+    def failed(self, waiting: _Waiting | None, error: BaseException, *_: Any) -> BaseException:
         if waiting is not None:
             self._add(waiting)
             self._report(waiting, error)
@@ -297,11 +308,11 @@ class Handshake(MeasuredHandshake):
         self._begin(operation)
         return _Waiting(pool, attempt, limit, operation, began=began)
 
-    def succeeded(self, waiting: _Waiting, connection: Any) -> Any:
+    def succeeded(self, waiting: _Waiting, connection: T) -> T:
         driver.connections.count_login(waiting.instance, refused=False)
         return super().succeeded(waiting, connection)
 
-    def failed(self, waiting: Any, error: BaseException, *_: Any) -> BaseException:
+    def failed(self, waiting: _Waiting | None, error: BaseException, *_: Any) -> BaseException:
         if waiting is None:
             return error
         super().failed(waiting, error)
@@ -334,7 +345,7 @@ class Connect(Interceptor):
         seconds = min(seconds, options.connect_timeout or seconds)
         return _Waiting(options, seconds, driver.csot.within(seconds))
 
-    def succeeded(self, connecting: _Waiting, interface: Any) -> Any:
+    def succeeded(self, connecting: _Waiting, interface: NetworkInterface) -> NetworkInterface:
         if self._dead_peer_s:
             driver.connections.watch_peer(
                 interface, self._dead_peer_s, is_monitor_pool=not connecting.instance.pause_enabled
@@ -359,7 +370,7 @@ class Connect(Interceptor):
             raise asyncio.CancelledError
         return interface
 
-    def failed(self, connecting: Any, error: BaseException, *_: Any) -> BaseException:
+    def failed(self, connecting: _Waiting | None, error: BaseException, *_: Any) -> BaseException:
         cause = error.__cause__
         if connecting is not None and isinstance(error, AutoReconnect) and cause is not None:
             # asyncio ends a handshake whose peer is gone with errors that have no text.
@@ -375,7 +386,7 @@ class Lookup(Interceptor):
 
     def send(
         self,
-        _entered: Any,
+        _entered: Entered,
         original: Function,
         *args: Any,
         lifetime: float | None = None,
@@ -392,7 +403,9 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
     """Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
     result. pymongo sends and waits by it; under a deadline, every command."""
 
-    async def wrapper(original: Function, _pool: Any, args: Any, kwargs: Any) -> None:
+    async def wrapper(
+        original: Function, _pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if not enabled_flag.on:
             await original(*args, **kwargs)
             return
@@ -414,7 +427,7 @@ class KeptWhileWaiting(Interceptor):
     """The same of what pymongo waits for by ``asyncio.wait_for``."""
 
     async def send_async(
-        self, _entered: Any, _original: Function, *args: Any, **kwargs: Any
+        self, _entered: Entered, _original: Function, *args: Any, **kwargs: Any
     ) -> Any:
         return await wait_for(*args, **kwargs)
 

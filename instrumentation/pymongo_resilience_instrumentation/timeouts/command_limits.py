@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import ExecutionTimeout
 
@@ -36,6 +36,13 @@ from pymongo_resilience_instrumentation.limits import Limits
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_operations import COMMIT
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pymongo_resilience_instrumentation.driver.protocols import Client, Command, Connection
+
+T = TypeVar("T")
+
 IGNORED = (
     "ignored where the application gives an operation a timeout (timeoutMS, pymongo.timeout or "
     "override): %s; give a shorter one there; further cases of this client are not logged"
@@ -52,7 +59,9 @@ def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
     """The server must not count later batches to the first command's limit."""
     found = in_progress.current_or_ended
 
-    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, connection: Connection, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         operation = found()
         cursor = None if operation is None else operation.limits.cursor
         if cursor is None or not cursor.omits_max_time or not enabled_flag.on:
@@ -91,7 +100,9 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
     active_timeout, found = driver.csot.TIMEOUT.get, in_progress.current_or_ended
     warned: ByClient[bool] = ByClient(lambda _: True)
 
-    def wrapper(original: Function, connection: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, connection: Connection, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         timeout, operation = active_timeout(), found()
         limits = None if operation is None else operation.limits
         attempt = None if limits is None else limits.attempt_timeout
@@ -142,7 +153,11 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
 
 
 def _apply_other_limits(
-    connection: Any, command: Any, own: int | None, timeout: float | None, operation: Operation
+    connection: Connection,
+    command: Command | None,
+    own: int | None,
+    timeout: float | None,
+    operation: Operation,
 ) -> None:
     limits = operation.limits
     if timeout is not None:
@@ -172,7 +187,7 @@ def _is_left_over(limit: int, limits: Limits) -> bool:
     return limit == limits.sent_ms and limits.application_limit_ms is None
 
 
-def _keep_configured_limit(command: Any, own: int | None, operation: Operation) -> int | None:
+def _keep_configured_limit(command: Command, own: int | None, operation: Operation) -> int | None:
     """Send the application's ``maxTimeMS`` or ``maxCommitTimeMS``, which is returned, if it is
     shorter than what is left. By iteration nothing else is sent."""
     if own is None and operation.loop is not None:
@@ -193,7 +208,7 @@ class KeepWtimeout(Interceptor):
             return None
         return Entered(args) if "wtimeout" in concern.document else None
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         command, concern = entered.instance
         command.setdefault("writeConcern", {})["wtimeout"] = concern.document["wtimeout"]
         return result
@@ -206,7 +221,11 @@ def _warn_once(warned: ByClient[bool], operation: Operation) -> None:
 
 
 def _adjust(
-    connection: Any, command: Any, own: int | None, timeout: float, operation: Operation | None
+    connection: Connection,
+    command: Command | None,
+    own: int | None,
+    timeout: float,
+    operation: Operation | None,
 ) -> None:
     # What is in a document for command() is the application's affair.
     document = operation is not None and operation.name == "runCommand"
@@ -235,7 +254,12 @@ class Reply(Interceptor):
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
         limited, found = super().wrapper(flag, asynchronous), in_progress.current_or_ended
 
-        def wrapper(original: Function, module: Any, args: Any, kwargs: Any) -> Any:
+        def wrapper(
+            original: Function,
+            module: ModuleType | None,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+        ) -> Any:
             operation = found()
             limits = None if operation is None else operation.limits
             if limits is None or not (
@@ -292,7 +316,7 @@ def limit_attempts(limits: Limits, seconds: float | None) -> None:
         limits.reply_within = None
 
 
-def warn_of_ignored_options(client: Any) -> None:
+def warn_of_ignored_options(client: Client) -> None:
     """If a client has a ``timeoutMS``, name its older options, which have no effect."""
     options, pool = client.options, client.options.pool_options
     if options.timeout is None:

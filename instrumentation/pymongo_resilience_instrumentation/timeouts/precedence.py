@@ -50,6 +50,7 @@ from pymongo_resilience_instrumentation.public_operations import Target
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.call import AnyClient
+    from pymongo_resilience_instrumentation.driver.protocols import ChangeStream, Cursor, Session
     from pymongo_resilience_instrumentation.operation import Operation
 
 CLOCK = Clock()
@@ -278,16 +279,16 @@ class TransactionDeadline(NamedTuple):
             )
 
 
-def enter_transaction(session: object, deadline: TransactionDeadline) -> None:
+def enter_transaction(session: Session, deadline: TransactionDeadline) -> None:
     """The session is in the callback from now on."""
     setattr(session, _TRANSACTION, deadline)
 
 
-def leave_transaction(session: object) -> None:
+def leave_transaction(session: Session) -> None:
     vars(session).pop(_TRANSACTION, None)
 
 
-def transaction_of(session: object) -> TransactionDeadline | None:
+def transaction_of(session: Session | None) -> TransactionDeadline | None:
     """The deadline of the with_transaction in whose callback a session is."""
     return getattr(session, _TRANSACTION, None)
 
@@ -352,11 +353,11 @@ class CursorTimeout:
         return driver.csot.Timeout.begin(seconds).until(self.ends)
 
 
-def kept_by(cursor: object) -> CursorTimeout | None:
+def kept_by(cursor: Cursor | ChangeStream) -> CursorTimeout | None:
     return getattr(cursor, ATTRIBUTE, None)
 
 
-def keep(cursor: object, timeout: CursorTimeout | None) -> None:
+def keep(cursor: Cursor | ChangeStream, timeout: CursorTimeout | None) -> None:
     if timeout is not kept_by(cursor):
         setattr(cursor, ATTRIBUTE, timeout)
 
@@ -365,7 +366,7 @@ def cursor_timeout(
     rules: TimeoutRules,
     call: Call,
     limits: Limits,
-    cursor: Any = None,
+    cursor: Cursor | None = None,
     writes: str | None = None,
 ) -> CursorTimeout | None:
     """Return what the cursor that ``call`` makes keeps; None without a timeout, or with all of a
@@ -412,7 +413,7 @@ def limit_cursor(
     rules: TimeoutRules,
     call: Call,
     limits: Limits,
-    cursor: Any = None,
+    cursor: Cursor | None = None,
     writes: str | None = None,
 ) -> None:
     """Give an operation that makes a cursor the timeout which the cursor keeps; arguments and
@@ -441,7 +442,7 @@ def limit_resume(limits: Limits, kept: CursorTimeout | None, least: float) -> No
         limit_to(limits, driver.csot.Timeout.begin(least))
 
 
-def wait_for_news(cursor: Any) -> float:
+def wait_for_news(cursor: Cursor | None) -> float:
     """Seconds that the server waits for a getMore's first document, where it awaits data."""
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
     return max_await_ms / 1000 if max_await_ms else DEFAULT_WAIT

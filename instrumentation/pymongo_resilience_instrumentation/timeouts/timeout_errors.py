@@ -125,7 +125,12 @@ def _timeout_class(cls: type) -> Any:
     return _classes[cls]
 
 
-def _again(cls: type, args: tuple[Any, ...], facts: dict[str, Any], cause: Any) -> PyMongoError:
+def _again(
+    cls: type,
+    args: tuple[Any, ...],
+    facts: dict[str, Any],
+    cause: BaseException | tuple[Any, ...] | None,
+) -> PyMongoError:
     """``cause``: the error, or what makes it again after pickling."""
     error: PyMongoError = _bare(_timeout_class(cls), args, facts)
     error.__cause__ = _bare(*cause) if isinstance(cause, tuple) else cause

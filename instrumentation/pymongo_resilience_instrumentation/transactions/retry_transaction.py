@@ -21,6 +21,7 @@ from pymongo_resilience_instrumentation.driver.sessions import ReopenedIfInterru
 from pymongo_resilience_instrumentation.failures import classify
 
 if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.call import AnySession
     from pymongo_resilience_instrumentation.driver.protocols import Client
 
 FINAL = (Rule.SELECTION, Rule.OVERLOAD_WAIT, Rule.BUDGET)
@@ -36,7 +37,7 @@ def run(
     """
     with client.start_session(**of_session) as session, ReopenedIfInterrupted(session) as ending:
 
-        def callback(_: Any) -> Any:
+        def callback(_: AnySession) -> Any:
             with _labelled_for_the_driver():
                 return ending.note(body(session))
 
@@ -53,7 +54,7 @@ async def run_async(
     async with client.start_session(**of_session) as session:
         with ReopenedIfInterrupted(session) as ending:
 
-            async def callback(_: Any) -> Any:
+            async def callback(_: AnySession) -> Any:
                 with _labelled_for_the_driver():
                     return ending.note(await body(session))
 

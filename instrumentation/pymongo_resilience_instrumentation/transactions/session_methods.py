@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from sys import exception
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import (
     ConfigurationError,
@@ -48,6 +48,8 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Session
+
+T = TypeVar("T")
 
 OPTION = "default_timeout_ms"
 # A private attribute of the session: changed by others, transactions would end too soon or late.
@@ -99,7 +101,7 @@ class StartSession(Interceptor):
         kwargs.pop(OPTION, None)
         return original(*args, **kwargs)
 
-    def succeeded(self, entered: Entered, session: Any) -> Any:
+    def succeeded(self, entered: Entered, session: Session) -> Session:
         setattr(session, _DEFAULT, entered.instance)
         return session
 
@@ -164,11 +166,15 @@ class EndTransaction(OperationInterceptor):
             runtime.begin(operation, whole_timeout=True)
         return operation
 
-    def succeeded(self, entered: Entered | Operation, result: Any) -> Any:
+    def succeeded(self, entered: Entered | Operation, result: None) -> Any:
         return self.runtime.end(entered, result) if isinstance(entered, Operation) else result
 
     def failed(
-        self, entered: Any, error: BaseException, args: Any, _kwargs: Any
+        self,
+        entered: Entered | Operation | None,
+        error: BaseException,
+        args: tuple[Any, ...],
+        _kwargs: dict[str, Any],
     ) -> BaseException | None:
         session = args[0]
         if isinstance(error, PyMongoError):
@@ -207,7 +213,7 @@ class _Transaction(Interceptor):
     """One with_transaction under a deadline, for one thread or task; around its callback: the
     session is under the deadline there, and all else as it was outside."""
 
-    def __init__(self, session: Any, seconds: float, source: TimeoutSource, name: str) -> None:
+    def __init__(self, session: Session, seconds: float, source: TimeoutSource, name: str) -> None:
         """``source``: who set the timeout. ``name``: what the error says is timed out."""
         self.session = session
         self._name = name
@@ -230,11 +236,11 @@ class _Transaction(Interceptor):
             precedence.enter_transaction(self.session, self._of_session)
         return Entered(self.session, self._outside.resume())
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         precedence.leave_transaction(entered.instance)
         return result
 
-    def failed(self, _entered: Any, error: BaseException, *_: Any) -> BaseException:
+    def failed(self, _entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
         precedence.leave_transaction(self.session)
         self._raised = error
         return error
@@ -305,12 +311,16 @@ class WithTransaction(Interceptor):
             kwargs["callback"] = outer(kwargs["callback"])
         return original(session, **kwargs)
 
-    def succeeded(self, transaction: _Transaction, result: Any) -> Any:
+    def succeeded(self, transaction: _Transaction, result: T) -> T:
         vars(transaction.session).pop(_WITHIN, None)
         return result
 
     def failed(
-        self, transaction: _Transaction | None, error: BaseException, args: Any, _kwargs: Any
+        self,
+        transaction: _Transaction | None,
+        error: BaseException,
+        args: tuple[Any, ...],
+        _kwargs: dict[str, Any],
     ) -> BaseException:
         if transaction is not None:
             vars(transaction.session).pop(_WITHIN, None)
