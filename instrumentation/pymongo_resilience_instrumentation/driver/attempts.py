@@ -132,7 +132,7 @@ class DriverAttempts:
         self.loop = loop
         self.client = loop._client
         self.session = loop._session
-        self.connection: Any = None
+        self.connection: Connection | None = None
         """The last attempt's, once it has one: a command may have been sent."""
         self.progress: tuple[Any, int] | None = None
         """For a bulk, where it stood after the last failure."""
@@ -338,12 +338,13 @@ class DriverAttempts:
         Or the session's, to leave its server after a failed write, as in the driver's loop.
         """
         in_statement = failure.executed and not isinstance(failure.error, WriteConcernError)
+        connection = self.connection
         if (
             failure.reason is RetryReason.NOT_PRIMARY
             and in_statement
+            and connection is not None
             and self.topology_type() != "Sharded"
         ):
-            connection = self.connection
             # What the driver's topology reads of an error.
             context = SimpleNamespace(
                 error=NotPrimaryError("", {"code": failure.code}),

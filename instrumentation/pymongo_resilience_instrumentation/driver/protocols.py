@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from bson.codec_options import CodecOptions
+    from bson.objectid import ObjectId
     from pymongo.asynchronous.collection import AsyncCollection
     from pymongo.asynchronous.database import AsyncDatabase
     from pymongo.client_options import ClientOptions
@@ -64,6 +65,9 @@ class Connection(Protocol):
     opts: PoolOptions
     closed: bool
     cancel_context: Any
+    generation: int
+    max_wire_version: int
+    service_id: ObjectId | None
     supports_sessions: bool
     is_mongos: bool
     is_standalone: bool

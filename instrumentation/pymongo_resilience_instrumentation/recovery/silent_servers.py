@@ -106,10 +106,11 @@ def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
     An attempt on a frozen router would take all the time that its operation has. It has no time
     limit of its own: if its server answers the check, the operation is merely slow, and goes on."""
     for attempt in runtime.attempts_in_flight():
-        if attempt.client is not client or not _has_waited_long(runtime, attempt):
+        server = attempt.server
+        if server is None or attempt.client is not client or not _has_waited_long(runtime, attempt):
             continue
         topology = driver.clients.topology_of(client)
-        address = driver.selection.address(attempt.server)
+        address = driver.selection.address(server)
         if driver.monitors.may_ask(topology, address, ASK_EVERY):
             watcher.ask(LivenessCheck(runtime, topology, address, UNANSWERED))
 

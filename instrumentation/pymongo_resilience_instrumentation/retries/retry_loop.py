@@ -157,10 +157,15 @@ class RetryLoop:
             self.limits = runtime.limits.of(self.client)
         runtime.in_flight[id(self)] = ref(self)
 
-    connection = property(attrgetter("attempts.connection"))
-    """The driver's connection of the last attempt, once it has one."""
-    server = property(attrgetter("attempts.server"))
-    """The driver's server that the last attempt selected; None before."""
+    # As in Operation: a property that is written in Python would cost each read a call.
+    if TYPE_CHECKING:
+        connection: Connection | None
+        """The driver's connection of the last attempt, once it has one."""
+        server: Server | None
+        """The driver's server that the last attempt selected; None before."""
+    else:
+        connection = property(attrgetter("attempts.connection"))
+        server = property(attrgetter("attempts.server"))
     session = property(attrgetter("attempts.session"))
 
     def failed_before_sending(self, error: Exception) -> bool:
