@@ -171,7 +171,10 @@ def status(client: MongoClient[Any] | AsyncMongoClient[Any]) -> ClientStatus:
 
 
 def readiness(
-    client: object, read_preference: object = None, *, grace_ms: int = 15_000
+    client: MongoClient[Any] | AsyncMongoClient[Any],
+    read_preference: ReadPreference | None = None,
+    *,
+    grace_ms: int = 15_000,
 ) -> Readiness:
     """Return whether a client is ready to write and to read, why not, and since when.
 

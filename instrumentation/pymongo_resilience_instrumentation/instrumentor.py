@@ -139,9 +139,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         _check_client(client, "status")
         return statuses.status(client, self._runtime)
 
-    def readiness(self, client: object, read_preference: object, grace: float) -> Readiness:
+    def readiness(
+        self, client: AnyClient, read_preference: ReadPreference | None, grace: float
+    ) -> Readiness:
         _check_client(client, "readiness")
-        return readiness.readiness(cast("Client", client), read_preference, grace, self._runtime)
+        return readiness.readiness(client, read_preference, grace, self._runtime)
 
     def explain_selection(
         self, client: AnyClient, read_preference: ReadPreference | None, *, writes: bool

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import ConfigurationError
 
@@ -23,7 +23,11 @@ from pymongo_resilience_instrumentation.selection import second_look, selection_
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.driver.protocols import Client
+    from pymongo.server_description import ServerDescription
+
+    from pymongo_resilience_instrumentation.driver.protocols import Client, ReadPreference, Topology
+
+T = TypeVar("T")
 
 LATE = 2.0
 """Seconds. A server answers a check at least every ``heartbeatFrequencyMS``: one that is this late
@@ -36,7 +40,9 @@ NOT_BEGUN = (
 )
 
 
-def readiness(client: Client, preference: Any, grace: float, runtime: Runtime | None) -> Readiness:
+def readiness(
+    client: Client, preference: ReadPreference | None, grace: float, runtime: Runtime | None
+) -> Readiness:
     """Implement :func:`pymongo_resilience.readiness`; ``grace`` in seconds."""
     preference = client.read_preference if preference is None else preference
     if not hasattr(preference, "mongos_mode"):
@@ -55,12 +61,12 @@ class History:
         self.latest: Readiness | None = None
         """The last answer."""
         self._states: dict[str, ReadyState] = {}
-        self._preferences: dict[str, Any] = {}
+        self._preferences: dict[str, ReadPreference] = {}
         self._detector = TerminalDetector()
-        self.topology: Any = None
+        self.topology: Topology | None = None
 
     def answer(
-        self, client: Client, preference: Any, grace: float, runtime: Runtime | None
+        self, client: Client, preference: ReadPreference, grace: float, runtime: Runtime | None
     ) -> Readiness:
         self.topology = driver.clients.topology_of(client)
         state, now = self._look(client, preference, runtime), driver.csot.now()
@@ -80,7 +86,9 @@ class History:
         for preference in list(self._preferences.values()):
             self._look(client, preference, runtime)
 
-    def _look(self, client: Client, preference: Any, runtime: Runtime | None) -> ReadyState:
+    def _look(
+        self, client: Client, preference: ReadPreference, runtime: Runtime | None
+    ) -> ReadyState:
         key = repr(preference)
         look = look_at(client, preference, runtime, self._detector)
         now, before = driver.csot.now(), self._states.get(key)
@@ -108,7 +116,7 @@ histories: ByClient[History] = ByClient(lambda _: History())
 
 
 def look_at(
-    client: Client, preference: Any, runtime: Runtime | None, detector: TerminalDetector
+    client: Client, preference: ReadPreference, runtime: Runtime | None, detector: TerminalDetector
 ) -> Look:
     """Look at what is known of the client's servers now."""
     topology = driver.clients.topology_of(client)
@@ -147,7 +155,7 @@ def look_at(
     )
 
 
-def _eligible(client: Client, preference: Any, *, writes: bool) -> list[Address]:
+def _eligible(client: Client, preference: ReadPreference, *, writes: bool) -> list[Address]:
     """Return the servers that an operation may go to by the rules of server selection."""
     verdicts = selection_explained.explain_selection(client, preference, {}, writes=writes)
     eligible = {each.address for each in verdicts if each.eligible}
@@ -155,7 +163,7 @@ def _eligible(client: Client, preference: Any, *, writes: bool) -> list[Address]
     return [at for at in known if address_text(at) in eligible]
 
 
-def _silent(client: Client, servers: Mapping[Address, Any]) -> dict[Address, float]:
+def _silent(client: Client, servers: Mapping[Address, ServerDescription]) -> dict[Address, float]:
     """Return the servers that have not answered a check when they should have, and when they last
     did: their process may be stopped."""
     topology = driver.clients.topology_of(client)
@@ -175,7 +183,7 @@ def _is_open(breaker: Snapshot | None) -> bool:
 
 def _why(
     client: Client,
-    preference: Any,
+    preference: ReadPreference,
     wanted: set[Address],
     silent: Mapping[Address, float],
     breakers: Mapping[Address, Snapshot],
@@ -210,7 +218,7 @@ class TopologyChange(Interceptor):
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         return Entered(args[0]) if histories else None
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: T) -> T:
         for client in driver.clients.existing_clients():
             history = histories.known(client)
             if history is not None and history.topology is entered.instance:
