@@ -1,6 +1,6 @@
 # Needs python3 (3.11 or newer) and make; everything else is installed into .venv and its like.
 #
-#   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared; build/demo.svg
+#   make demo ARGS="--seconds 30"   one workload through scripted faults, four sides compared; build/demo.svg
 #   make test                       what a change can break, in five minutes
 #   make check                      every check of the project: make test, and all that takes longer
 #   make failed                     once more what failed in the last of them

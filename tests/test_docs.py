@@ -46,7 +46,6 @@ DOCUMENTS = sorted(
 TIMEOUT = 120
 
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
-ERRORS = ROOT / "docs" / "errors.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
@@ -160,11 +159,15 @@ def quicker(code: str) -> str:
     return code
 
 
+NOT_INSTALLED = re.compile(
+    r"^(?:from|import) (?:pytest|fastapi|apscheduler|langgraph)\b", re.MULTILINE
+)
+"""A suite, and frameworks. The folder examples has each in full, and runs it."""
 BLOCKS = [
     (f"{document.stem}, block {n}", code)
     for document in DOCUMENTS
     for n, code in enumerate(code_blocks(document))
-    if "import pytest" not in code  # a suite: examples/testing is it in full
+    if not NOT_INSTALLED.search(code)
 ]
 ONE_AFTER_THE_OTHER = """
 import os, sys, traceback
@@ -343,13 +346,29 @@ def test_the_public_names_have_their_page(module: ModuleType) -> None:
     assert set(module.__all__) - {"__version__"} <= shown
 
 
-def test_the_readme_is_short_and_its_table_is_that_of_the_errors() -> None:
-    lines = README.read_text().splitlines()
-    table = README.read_text().partition("| fault |")[2].partition("\n\n")[0].splitlines()[2:]
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 120
 
-    assert len(lines) <= 120
-    assert len(table) >= 5
-    assert {line.replace("](docs/", "](") for line in table} <= set(ERRORS.read_text().splitlines())
+
+@pytest.mark.thorough("plays every fault on three sides")
+def test_the_readme_shows_how_operations_end() -> None:
+    """Durations differ from run to run: the endings must not."""
+    played = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "faults.py"), "--runs", "1", "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    ).stdout
+    rows = endings(played)
+    assert len(rows) > 5
+    assert rows <= endings(README.read_text())
+
+
+def endings(text: str) -> set[str]:
+    """The rows of the table of faults, without what each took."""
+    rows = re.findall(r"^\| (?:an?|one|three) .*\|$", text, re.MULTILINE)
+    return {re.sub(r", [\d,]+ (?:ms|s|attempts)", "", row) for row in rows}
 
 
 def test_the_readme_names_the_server_of_the_last_run() -> None:
@@ -358,8 +377,9 @@ def test_the_readme_names_the_server_of_the_last_run() -> None:
     assert f"[{ran_on[1]}](docs/compatibility.md#on-a-real-server)" in README.read_text()
 
 
-def test_the_readme_shows_what_its_script_prints(server: EmbeddedServer) -> None:
-    shown = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_start_page_shows_what_its_script_prints(server: EmbeddedServer) -> None:
+    start = (ROOT / "docs" / "index.md").read_text()
+    shown = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", start, re.DOTALL)
     assert [run(code, server).stdout for code, _ in shown] == [printed for _, printed in shown]
     assert shown
 

@@ -117,6 +117,7 @@ SERVERS = {
     "fastapi, switched on twice": (
         *("opentelemetry-instrument", "uvicorn", "fastapi_beanie:app", "--port"),
     ),
+    "fastapi, pymongo alone": ("uvicorn", "fastapi_pymongo:app", "--port"),
     "flask": (
         *("gunicorn", "--preload", "--workers", "2", "--config", "python:flask_mongoengine"),
         *("flask_mongoengine:app", "--bind"),
@@ -256,3 +257,24 @@ def test_notebook_whose_first_cell_runs_twice(proxy: ReplicaSet, collector: Coll
 
     assert said.strip() == "1"
     check_retried(collector)
+
+
+def test_apscheduler(proxy: ReplicaSet, collector: Collector) -> None:
+    """Its thread would end at the first error, and no job would run again."""
+    proxy.inject(CutAfter("insert", times=CUTS))
+    proxy.inject(CutAfter("update", times=CUTS))
+    with running(proxy, collector, "python", "apscheduler_jobs.py") as process:
+        said, _ = process.communicate()
+
+    assert said.splitlines().count("tick") >= 3
+    check_retried(collector, "insert shop.jobs")
+
+
+def test_langgraph(proxy: ReplicaSet, collector: Collector) -> None:
+    proxy.inject(CutAfter("update", times=CUTS))
+    proxy.inject(CutAfter("delete", times=CUTS))
+    with running(proxy, collector, "python", "langgraph_checkpoints.py") as process:
+        said, _ = process.communicate()
+
+    assert said == "{'visits': 1}\n"
+    check_retried(collector, "delete shop.checkpoints")

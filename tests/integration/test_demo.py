@@ -50,7 +50,7 @@ def test_the_whole_demonstration(tmp_path: Path) -> None:
         )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     sides = json.loads(file.read_text(encoding="utf-8"))["sides"]
-    plain, naive, ours = (sides[each] for each in ("plain", "naive", "ours"))
+    plain, timeout, naive, ours = (sides[each] for each in ("plain", "timeout", "naive", "ours"))
 
     # Ours loses, doubles and shows nothing; the same faults break the others.
     assert (ours["errors"], ours["duplicated"], ours["lost"]) == (0, 0, 0)
@@ -59,7 +59,11 @@ def test_the_whole_demonstration(tmp_path: Path) -> None:
     assert plain["errors"] > 0
     assert plain["duplicated"] == 0
     assert naive["duplicated"] > 0
-    assert plain["lost"] > 0, "pymongo 4.20.0 loses writes of a mixed bulk"
+    assert plain["lost"] > 0, "pymongo 4.20 loses writes of a mixed bulk"
+    # With its own timeout, pymongo retries until that expires, and still loses writes of the bulk.
+    assert timeout["duplicated"] == 0
+    assert timeout["lost"] > 0
+    assert 0 < timeout["errors"] < plain["errors"]
     (operations,) = {side["operations"] for side in sides.values()}
     assert operations >= sum(phase.shortest for phase in TIMELINE)
     assert all(0 < side["p50"] <= side["p99"] for side in sides.values())

@@ -70,9 +70,10 @@ def _parser() -> argparse.ArgumentParser:  # noqa: PLR0915 - about one for each 
     server = f"mongod, from the PATH, or mongod=/path, in place of SecantusDB, or {SERVER_VARIABLE}"
     demo = command(
         _demo,
-        "Run one workload through scripted faults: plain, in a naive loop, and with the library. "
-        "On a real server on this machine; the databases are compared with what was acknowledged. "
-        "Exit status 0 only if the library lost nothing, duplicated nothing and saw no error.",
+        "Run one workload through scripted faults in four ways: plain pymongo, pymongo with "
+        "timeoutMS, a naive retry loop, and this library. Then compare each database with the "
+        "writes that were acknowledged. The exit status is 0 only if this library lost nothing, "
+        "duplicated nothing, and showed no error.",
     )
     seconds = _number(float, 1, 3600)
     demo("how long, about", "--seconds", type=seconds, default=20.0, metavar="N")

@@ -13,6 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+DEADLINE_MS: Final = 20_000
+"""The timeout of both sides that have one: pymongo's own, and the library's."""
 _BAD: Final = "bold red"
 
 
@@ -20,12 +22,17 @@ class Side(enum.Enum):
     """Who runs the workload; the value names it in JSON and, as ``demo_*``, its database."""
 
     PLAIN = "plain"
+    TIMEOUT = "timeout"
     NAIVE = "naive"
     OURS = "ours"
 
     @property
     def title(self) -> str:
-        titles = {"plain": "plain pymongo", "naive": "naive retry loop"}
+        titles = {
+            "plain": "plain pymongo",
+            "timeout": f"timeoutMS={DEADLINE_MS}",
+            "naive": "naive retry loop",
+        }
         return titles.get(self.value, "pymongo-resilience")
 
     @property
@@ -137,7 +144,7 @@ class Result:
 
     def report(self) -> RenderableType:
         """What became of our side, and a table with the same rows for each."""
-        table = Table("", *(side.title for side in Side), box=None, padding=(0, 2))
+        table = Table("", *(side.title for side in Side), box=None, padding=(0, 1))
         records = [self.sides[side] for side in Side]
 
         def row(name: str, values: Iterable[object], style: str = "") -> None:

@@ -1,6 +1,6 @@
-"""The three sides: plain pymongo, a naive retry loop, pymongo-resilience; each in its own process.
+"""The four sides, each in its own process, because instrumenting patches pymongo process-wide.
 
-Instrumenting patches pymongo in the whole process.
+Plain pymongo, pymongo with its own timeoutMS, a naive retry loop, and pymongo-resilience.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from pymongo_resilience import Config, instrument
 from pymongo_resilience_instrumentation.tools.testbed import TestbedError
 
 from .fault_script import MAX_IDLE
-from .result import Outcome, Side
+from .result import DEADLINE_MS, Outcome, Side
 from .workload import Step, perform
 
-DEADLINE_MS: Final = 20_000
 _TRIES: Final = 3
 _PAUSE: Final = 0.05
 _TIMEOUT: Final = 90.0
@@ -113,7 +112,10 @@ class _Process:
         if settings.side is Side.OURS:
             instrument(config=Config(timeout_ms=DEADLINE_MS), **self._providers)
         client: MongoClient[dict[str, Any]] = MongoClient(
-            settings.uri, maxIdleTimeMS=round(MAX_IDLE * 1000), event_listeners=[self._failures]
+            settings.uri,
+            maxIdleTimeMS=round(MAX_IDLE * 1000),
+            event_listeners=[self._failures],
+            timeoutMS=DEADLINE_MS if settings.side is Side.TIMEOUT else None,
         )
         self._database = client[settings.side.database]
         # What one writes in a hurry: again on any error, around the code that builds the document.
