@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pymongo import InsertOne, MongoClient, UpdateOne
 from pymongo.collection import Collection
@@ -70,6 +70,8 @@ class Row:
     """Whether the attempts are more telling than the time."""
     options: tuple[tuple[str, Any], ...] = ()
     """Further options of the client."""
+    on: Literal["all", "primary"] = "all"
+    """Which members the faults hit."""
     has_server: bool = True
     """Whether the client finds a server. If not, the operation takes up to half a minute."""
 
@@ -92,8 +94,10 @@ ROWS: Final = (
         _bulk,
         lambda: [CutAtHandshake()],
         _once,
-        # A streaming monitor makes a second connection, which could be the one that is cut.
+        # The cut must not hit a monitor: a streaming one makes a second connection, and those of
+        # the secondaries may still connect.
         options=(("serverMonitoringMode", "poll"),),
+        on="primary",
     ),
     Row(
         "three replies of an `update_one` lost in a row",
@@ -162,7 +166,7 @@ def meet(row: Row, replica_set: ReplicaSet, options: Document) -> Document:
             # Wait for the primary, so that the operation makes the first connection of the pool.
             _ = client.address
         for fault in row.faults():
-            replica_set.inject(fault)
+            replica_set.inject(fault, on=row.on)
         end = threading.Timer(LASTING, replica_set.clear)
         end.start()
         began = time.perf_counter()
