@@ -379,7 +379,7 @@ def test_the_readme_names_the_server_of_the_last_run() -> None:
 
 def test_the_start_page_shows_what_its_script_prints(server: EmbeddedServer) -> None:
     start = (ROOT / "docs" / "index.md").read_text()
-    shown = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", start, re.DOTALL)
+    shown = re.findall(r"```python\n((?:(?!```).)*)```\n\n```text\n(.*?)```", start, re.DOTALL)
     assert [run(code, server).stdout for code, _ in shown] == [printed for _, printed in shown]
     assert shown
 
