@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -125,7 +126,7 @@ def test_a_server_that_cannot_be_reached_has_the_age_of_its_error() -> None:
     refused = AutoReconnect("db3:27017: connection refused")
     absent = server("db3", "Unknown", error=refused, last_update=csot.now() - 2.11)
     verdict = _verdicts(replica_set(DB1, absent), None, Primary(), own=None)[1]
-    assert verdict.text.endswith(" unknown: connection refused 2.1 s ago")
+    assert re.search(r" unknown: connection refused 2\.\d s ago$", verdict.text)
 
 
 HOSTS = ("db1", "db2", "db3", "db4")
