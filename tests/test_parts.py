@@ -1,4 +1,4 @@
-"""What is marked is where it is looked for; counts.toml shows what no part runs any more."""
+"""What is marked is where it is looked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def test_what_is_marked_oldest_is_where_it_is_looked_for(request: pytest.FixtureRequest) -> None:
-    """.ci/steps.py collects no more than these folders on the oldest pymongo."""
+    """noxfile.py collects no more than these folders on the oldest pymongo."""
     marked = [item for item in request.session.items if item.get_closest_marker("oldest")]
     folders = {item.nodeid.rpartition("/test_")[0] for item in marked}
     assert folders <= {"tests/integration", "tests/unit"}

@@ -1,4 +1,4 @@
-"""The built wheel as a user installs it: run by .ci/steps.py in an environment and a directory that
+"""The built wheel as a user installs it: run by ``nox -s wheel`` in an environment and a directory that
 know nothing of the source tree, without the OpenTelemetry SDK and without the demo's packages."""
 
 from __future__ import annotations

@@ -1,0 +1,321 @@
+"""Every check of the project, as sessions of nox. ``nox -l`` lists them.
+
+``make test`` runs the sessions of the tag ``test``, and ``make check`` also those of the tag
+``check``. Sessions that need the newest pymongo on this Python run in ``.venv``, the environment to
+work in, which the session ``dev`` makes. Each of the others has an environment below ``.nox``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nox
+from nox.command import CommandFailed
+
+ROOT = Path(__file__).parent
+VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+OTHER_PYTHONS = [each for each in ("3.11", "3.12", "3.13", "3.14") if each != THIS_PYTHON]
+OLDEST_PYMONGO = "pymongo==4.19.*"
+
+# Tests that run on the oldest pymongo and on each Python are in these folders alone.
+CORE_FOLDERS = ("tests/integration", "tests/unit")
+NOT_ALONE = "not wheel and not alone"
+
+nox.needs_version = ">=2026.10"
+nox.options.tags = ["test"]
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_venv = "yes"
+nox.options.allow_parallel = True
+# A Python that this machine does not have is skipped, and the summary names it.
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False
+
+# pyenv's commands on the path refuse to start a version that is not switched on.
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+os.environ["PATH"] = os.pathsep.join(
+    [os.environ["PATH"], *map(str, sorted(PYENV.glob("versions/3.*/bin")))]
+)
+# Many processes import the same modules: keep what one of them has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Building the test bed's server takes minutes and tools that few machines have. Where it has no
+# wheel, the installer says so in a few lines instead. To build it, set this to an empty string.
+os.environ.setdefault("UV_NO_BUILD_PACKAGE", "secantusdb")
+
+
+def in_venv(*tags: str, alone: bool = False, requires: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """A session that runs in ``.venv``; ``alone``: while no other session runs."""
+    return nox.session(
+        venv_backend="none",
+        requires=["dev", *requires],
+        tags=list(tags),
+        allow_parallel=False if alone else None,
+    )
+
+
+def tool(name: str) -> str:
+    """A command of ``.venv``."""
+    return str(BIN / name)
+
+
+def pytest(session: nox.Session, *arguments: str, workers: int = 0) -> None:
+    """Run tests. If some fail, show how to run them again."""
+    # More workers than cores, because most tests wait.
+    parallel = ("-n", str(workers), "--dist", "worksteal") if workers else ()
+    # Sessions run at the same time, and each remembers what failed in it.
+    cache = f"cache_dir={ROOT / '.nox' / 'pytest' / session.name}"
+    options = ("-q", "--no-header", "--durations=5", "-o", cache, *parallel)
+    python = tool("python") if session.virtualenv.venv_backend == "none" else "python"
+    try:
+        session.run(python, "-m", "pytest", *options, *arguments, *session.posargs)
+    except CommandFailed:
+        nox_command = Path(sys.executable).parent / "nox"
+        session.error(f"to run what failed again: {nox_command} -s {session.name} -- --last-failed")
+
+
+# The environment to work in
+
+
+@nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Make or update .venv, the environment to work in."""
+    beside_nox = str(Path(sys.executable).parent)
+    uv = shutil.which("uv", path=os.pathsep.join([beside_nox, os.environ["PATH"]]))
+    if uv is None:
+        session.error("uv is not installed: install nox with it (pip install 'nox[uv]')")
+    if not (VENV / "pyvenv.cfg").exists():
+        session.run(uv, "venv", "--quiet", "--seed", f"--python={sys.executable}", str(VENV))
+    session.run(uv, "pip", "install", "--quiet", f"--python={VENV}", "--editable", ".[dev,bench]")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """One workload through scripted faults: plain pymongo, a naive retry loop, and the library."""
+    session.install("--editable", ".[demo]")
+    (ROOT / "build").mkdir(exist_ok=True)
+    session.run("pymongo-resilience", "demo", "--svg", "build/demo.svg", *session.posargs)
+    session.log("the same for a browser: build/demo.svg")
+
+
+# What `make test` runs
+
+
+@in_venv("test")
+def tests(session: nox.Session) -> None:
+    """What a change can break, on this Python and the newest pymongo."""
+    # Not even collected, because nothing in these folders belongs to this part.
+    ignored = ("--ignore=tests/chaos", "--ignore=tests/conformance")
+    pytest(session, "--part=quick", *ignored, "-m", NOT_ALONE, workers=5)
+
+
+@in_venv("test")
+def lint(session: nox.Session) -> None:
+    """ruff, formatting, and which module may import which."""
+    session.run(tool("ruff"), "check", ".")
+    session.run(tool("ruff"), "format", "--check", ".")
+    session.run(tool("lint-imports"))
+
+
+@in_venv("test")
+def types(session: nox.Session) -> None:
+    """mypy on everything, pyright on the engine, both strict."""
+    session.run(tool("mypy"))
+    session.run(tool("basedpyright"))
+
+
+@nox.session(tags=["test"])
+def oldest(session: nox.Session) -> None:
+    """The core of the tests, on the oldest pymongo."""
+    session.install("--editable", ".[test]", OLDEST_PYMONGO)
+    pytest(session, "--part=core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=2)
+
+
+@nox.session(tags=["test"])
+def wheel(session: nox.Session) -> None:
+    """The built wheel, outside of the source tree and without the packages of the tests."""
+    check_wheel(session)
+
+
+def check_wheel(session: nox.Session) -> None:
+    folder = Path(session.create_tmp())
+    session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), external=True)
+    (built,) = folder.glob("*.whl")
+    session.install(f"pymongo-resilience[testbed] @ {built.as_uri()}", "pytest>=9")
+    session.install("--reinstall-package=pymongo-resilience", "--no-deps", str(built))
+    shutil.copy(ROOT / "tests" / "test_wheel.py", folder)
+    session.chdir(folder)
+    options = ("-p", "no:cacheprovider", "--rootdir=.", "-o", "markers=wheel")
+    session.run("python", "-I", "-m", "pytest", "-q", "--no-header", *options, "test_wheel.py")
+
+
+# What `make check` adds
+
+
+@in_venv("check")
+def thorough(session: nox.Session) -> None:
+    """All other tests on this Python and the newest pymongo: chaos, and what takes long."""
+    pytest(session, "--part=thorough", "-m", NOT_ALONE, workers=5)
+
+
+@in_venv("check")
+def properties(session: nox.Session) -> None:
+    """Properties of Hypothesis with all of their examples."""
+    selected = "hypothesis and not thorough and not alone"
+    pytest(session, *CORE_FOLDERS, "-m", selected, workers=1)
+
+
+@nox.session(tags=["check"])
+def oldest_thorough(session: nox.Session) -> None:
+    """All other tests for the oldest pymongo."""
+    session.install("--editable", ".[test]", OLDEST_PYMONGO)
+    pytest(session, "--part=beyond-core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=2)
+
+
+@nox.session(tags=["check"], python=OTHER_PYTHONS)
+def core(session: nox.Session) -> None:
+    """The core of the tests, on each other Python of this machine."""
+    session.install("--editable", ".[test]")
+    pytest(session, "--part=core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=2)
+
+
+@nox.session(tags=["check"])
+def docs(session: nox.Session) -> None:
+    """Build the site in build/site; a link or an anchor that leads nowhere fails."""
+    session.install("--editable", ".[docs]")
+    session.run("mkdocs", "build", "--quiet", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@in_venv("check", requires=("docs",))
+def site(session: nox.Session) -> None:
+    """Show each page of the site to a browser; screenshots are in build/screenshots."""
+    pytest(session, "tests/site/check_site.py")
+
+
+@nox.session(tags=["check"])
+def examples(session: nox.Session) -> None:
+    """The examples of frameworks: each loses replies, and shows the retries."""
+    requirements = "examples/frameworks/requirements.txt"
+    session.install("--editable", ".[testbed]", "pytest>=9", "--requirement", requirements)
+    pytest(session, "tests/frameworks/check_examples.py")
+
+
+@nox.session(tags=["check"], python=OTHER_PYTHONS)
+def wheels(session: nox.Session) -> None:
+    """The built wheel, on each other Python of this machine."""
+    check_wheel(session)
+
+
+@nox.session(tags=["check"], requires=["dev"])
+def package(session: nox.Session) -> None:
+    """What is published: metadata, types, the tests of the sdist, and the same bytes twice."""
+    session.install("twine>=6", "mypy>=1.15", "pyright>=1.1.400")
+    folder = Path(session.create_tmp())
+    shutil.rmtree(folder)
+    first, second, unpacked = (folder / name for name in ("first", "second", "unpacked"))
+    build(session, ROOT, first)
+    built = sorted(first.iterdir())
+    session.run("twine", "check", "--strict", *map(str, built))
+    (sdist,) = first.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    build(session, source, second)
+    for each in built:
+        if each.read_bytes() != (second / each.name).read_bytes():
+            session.error(f"{each.name} differs if it is built from the unpacked sdist")
+        session.log(f"sha256 {hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}")
+
+    # As users have it: the type checkers see the installed wheel.
+    (built_wheel,) = first.glob("*.whl")
+    session.install(
+        "--only-binary=:all:", "--reinstall-package=pymongo-resilience", str(built_wheel)
+    )
+    typing = folder / "typing"
+    typing.mkdir()
+    for name in ("usage.py", "pyrightconfig.json"):
+        shutil.copy(ROOT / "tests" / "typing" / name, typing)
+    session.chdir(typing)
+    session.run("mypy", "--strict", "usage.py")
+    session.run("pyright", "--pythonpath", str(Path(session.bin) / "python"))
+
+    session.chdir(source)
+    session.env["PYTHONPATH"] = os.pathsep.join([str(source), str(source / "instrumentation")])
+    selected = ("-m", "not hypothesis and not thorough and not alone", "tests/unit")
+    options = ("-q", "--no-header", "-p", "no:cacheprovider")
+    session.run(tool("python"), "-m", "pytest", *options, *selected, external=True)
+
+
+def build(session: nox.Session, source: Path, target: Path) -> None:
+    """The sdist, and the wheel from it. Files in both have the time of a fixed moment."""
+    env = {"SOURCE_DATE_EPOCH": "1767225600"}
+    session.run(
+        "uv", "build", "--quiet", f"--out-dir={target}", str(source), env=env, external=True
+    )
+
+
+@in_venv("check", alone=True)
+def alone(session: nox.Session) -> None:
+    """Tests that run while no other does, one after the other."""
+    pytest(session, "-m", "alone and not wheel")
+
+
+# What is run by hand
+
+
+@in_venv()
+def conformance(session: nox.Session) -> None:
+    """MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names."""
+    pytest(session, "tests/conformance", workers=5)
+
+
+@in_venv()
+def chaos(session: nox.Session) -> None:
+    """Ledger, failover, memory and hostile input at full length. CHAOS_SEED=7 repeats a run."""
+    seed = os.environ.get("CHAOS_SEED", str(secrets.randbelow(100_000)))
+    session.env |= {
+        "CHAOS_SEED": seed,
+        "CHAOS_SECONDS": os.environ.get("CHAOS_SECONDS", "60"),
+        "CHAOS_OPERATIONS": os.environ.get("CHAOS_OPERATIONS", "200000"),
+        "HYPOTHESIS_PROFILE": "chaos",
+    }
+    session.log(f"seed {seed}: CHAOS_SEED={seed} repeats this run")
+    hostile = sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("tests/unit/test_hostile_*"))
+    files = () if session.posargs else ("tests/chaos", *hostile)
+    pytest(session, "-o", "faulthandler_timeout=3600", *files)
+
+
+@in_venv()
+def check_mongod(session: nox.Session) -> None:
+    """All that talks to a server, on a mongod of yours: nox -s check_mongod -- /path/to/mongod."""
+    session.run(tool("python"), "tests/compatibility/check_mongod.py", *session.posargs)
+
+
+@nox.session
+def compatibility(session: nox.Session) -> None:
+    """Motor, MongoEngine, Beanie and Django, the newest of each."""
+    frameworks = ("motor", "mongoengine", "beanie", "django-mongodb-backend")
+    session.install("--upgrade", "--editable", ".[testbed]", "opentelemetry-sdk", *frameworks)
+    failed = []
+    # Each in a process of its own, because each imports and instruments in its own order.
+    for script in sorted(ROOT.glob("tests/compatibility/try_*.py")):
+        try:
+            session.run("python", str(script))
+        except CommandFailed:
+            failed.append(script.name)
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
+
+
+@nox.session
+def pymongo_tests(session: nox.Session) -> None:
+    """pymongo's own tests, with plain pymongo and with the library. Takes hours."""
+    pytest_plugins = ("pytest>=9", "pytest-asyncio", "pytest-timeout")
+    session.install("--editable", ".[testbed]", "opentelemetry-sdk", "pip", *pytest_plugins)
+    session.run("python", "tests/compatibility/pymongo_tests/run.py", *session.posargs)
