@@ -171,5 +171,6 @@ def test_connections_made_in_the_background_are_nobodys_wait(
     giving.start()
     side.do(client[database].coll.insert_one, {})
     giving.join()
-    (wait,) = waits(telemetry, f"insert {database}.coll")
-    assert wait[OUTCOME] == "checked_out"
+    # None if the background made a connection before the operation needed one.
+    found = [wait[OUTCOME] for wait in waits(telemetry, f"insert {database}.coll")]
+    assert found in ([], ["checked_out"])
