@@ -118,10 +118,11 @@ def tests(session: nox.Session) -> None:
 
 @in_venv("test")
 def lint(session: nox.Session) -> None:
-    """ruff, formatting, and which module may import which."""
+    """ruff, formatting, which module may import which, and the workflows of hosted CI."""
     session.run(tool("ruff"), "check", ".")
     session.run(tool("ruff"), "format", "--check", ".")
     session.run(tool("lint-imports"))
+    session.run(tool("zizmor"), "--offline", "--quiet", ".github/workflows")
 
 
 @in_venv("test")
@@ -148,7 +149,8 @@ def check_wheel(session: nox.Session) -> None:
     folder = Path(session.create_tmp())
     session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), external=True)
     (built,) = folder.glob("*.whl")
-    session.install(f"pymongo-resilience[testbed] @ {built.as_uri()}", "pytest>=9")
+    requirement = f"pymongo-resilience[testbed] @ {built.as_uri()}"
+    session.install("--only-binary=:all:", requirement, "pytest>=9")
     session.install("--reinstall-package=pymongo-resilience", "--no-deps", str(built))
     shutil.copy(ROOT / "tests" / "test_wheel.py", folder)
     session.chdir(folder)
@@ -221,16 +223,12 @@ def package(session: nox.Session) -> None:
     shutil.rmtree(folder)
     first, second, unpacked = (folder / name for name in ("first", "second", "unpacked"))
     build(session, ROOT, first)
-    built = sorted(first.iterdir())
-    session.run("twine", "check", "--strict", *map(str, built))
+    session.run("twine", "check", "--strict", *map(str, first.iterdir()))
     (sdist,) = first.glob("*.tar.gz")
     shutil.unpack_archive(sdist, unpacked, filter="data")
     (source,) = unpacked.iterdir()
     build(session, source, second)
-    for each in built:
-        if each.read_bytes() != (second / each.name).read_bytes():
-            session.error(f"{each.name} differs if it is built from the unpacked sdist")
-        session.log(f"sha256 {hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}")
+    compare(session, first, second)
 
     # As users have it: the type checkers see the installed wheel.
     (built_wheel,) = first.glob("*.whl")
@@ -252,12 +250,18 @@ def package(session: nox.Session) -> None:
     session.run(tool("python"), "-m", "pytest", *options, *selected, external=True)
 
 
-def build(session: nox.Session, source: Path, target: Path) -> None:
-    """The sdist, and the wheel from it. Files in both have the time of a fixed moment."""
-    env = {"SOURCE_DATE_EPOCH": "1767225600"}
-    session.run(
-        "uv", "build", "--quiet", f"--out-dir={target}", str(source), env=env, external=True
-    )
+def build(session: nox.Session, source: Path, target: Path, moment: str = "1767225600") -> None:
+    """The sdist, and the wheel from it. What they contain is dated to that moment."""
+    command = ("uv", "build", "--quiet", f"--out-dir={target}", str(source))
+    session.run(*command, env={"SOURCE_DATE_EPOCH": moment}, external=True)
+
+
+def compare(session: nox.Session, first: Path, second: Path) -> None:
+    """Fail unless both folders have the same packages, byte for byte."""
+    for each in first.glob("pymongo_resilience-*"):
+        if each.read_bytes() != (second / each.name).read_bytes():
+            session.error(f"{each.name} has other bytes if it is built again")
+        session.log(f"built twice with the same bytes: {each.name}")
 
 
 @in_venv("check", alone=True)
@@ -267,6 +271,14 @@ def alone(session: nox.Session) -> None:
 
 
 # What is run by hand
+
+
+@in_venv()
+def prose(session: nox.Session) -> None:
+    """Spelling of everything, and the style of the documents."""
+    session.run(tool("codespell"))
+    pages = sorted(str(each) for each in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+    session.run(tool("proselint"), "check", "--config", ".proselintrc.json", *pages)
 
 
 @in_venv()
@@ -319,3 +331,92 @@ def pymongo_tests(session: nox.Session) -> None:
     pytest_plugins = ("pytest>=9", "pytest-asyncio", "pytest-timeout")
     session.install("--editable", ".[testbed]", "opentelemetry-sdk", "pip", *pytest_plugins)
     session.run("python", "tests/compatibility/pymongo_tests/run.py", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("what", ["releases", "pre-releases"])
+def latest(session: nox.Session, what: str) -> None:
+    """The core of the tests, and each private name, on the newest of every dependency."""
+    session.install("--upgrade", "--editable", ".[test]")
+    if what == "pre-releases":
+        dependencies = ("pymongo", "wrapt", "opentelemetry-sdk", "opentelemetry-instrumentation")
+        session.install("--upgrade", "--prerelease=allow", *dependencies)
+    session.run("python", "-c", "import pymongo; print('pymongo', pymongo.version)")
+    pytest(session, "tests/unit/test_private_names.py")
+    pytest(session, "--part=core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=5)
+
+
+@in_venv()
+def coverage(session: nox.Session) -> None:
+    """Lines and branches that the tests reach, subprocesses and forks included: build/coverage."""
+    folder = ROOT / "build" / "coverage"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    env = {"COVERAGE_FILE": str(folder / "data"), "COVERAGE_PROCESS_START": ""}
+    arguments = session.posargs or ("--part=quick", "-m", NOT_ALONE, "-n", "5", "--dist=worksteal")
+    command = ("run", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *arguments)
+    # Some tests trace calls themselves, and fail beside another tracer; they count as run.
+    session.run(tool("coverage"), *command, env=env, success_codes=[0, 1])
+    session.run(tool("coverage"), "combine", "--quiet", env=env)
+    session.run(tool("coverage"), "html", "--quiet", f"--directory={folder}", env=env)
+    session.run(tool("coverage"), "json", "--quiet", f"-o{folder / 'coverage.json'}", env=env)
+    session.run(tool("coverage"), "report", "--skip-covered", "--sort=miss", env=env)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """What a release consists of, in build/release: nox -s release -- v1.2.3 checks the version."""
+    session.install("twine>=6", "cyclonedx-bom>=7", "pip-licenses>=5")
+    target, folder = ROOT / "build" / "release", Path(session.create_tmp())
+    for each in (target, folder):
+        shutil.rmtree(each, ignore_errors=True)
+    commit = session.run("git", "show", "-s", "--format=%ct", silent=True, external=True)
+    for name in ("first", "second"):
+        clone = folder / name / "clone"
+        session.run("git", "clone", "--quiet", str(ROOT), str(clone), external=True)
+        build(session, clone, folder / name / "dist", str(commit).strip())
+    dist = folder / "first" / "dist"
+    compare(session, dist, folder / "second" / "dist")
+    (wheel_file,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    version = sdist.name.removeprefix("pymongo_resilience-").removesuffix(".tar.gz")
+    if session.posargs and session.posargs[0].removeprefix("v") != version:
+        session.error(f"the tag is {session.posargs[0]}, and the version {version}")
+    session.run("twine", "check", "--strict", str(wheel_file), str(sdist))
+
+    (target / "dist").mkdir(parents=True)
+    for each in (wheel_file, sdist):
+        shutil.copy(each, target / "dist")
+    digests = [
+        f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}"
+        for each in (wheel_file, sdist)
+    ]
+    (target / "SHA256SUMS").write_text("\n".join(digests) + "\n")
+    # What a user installs, without extras: no other package is needed at run time.
+    users = folder / "users"
+    session.run("uv", "venv", "--quiet", str(users), external=True)
+    session.run(
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--only-binary=:all:",
+        f"--python={users}",
+        str(wheel_file),
+        external=True,
+    )
+    python = str(users / BIN.name / "python")
+    session.run(
+        "cyclonedx-py",
+        "environment",
+        "--output-reproducible",
+        "-o",
+        str(target / "sbom.cdx.json"),
+        python,
+    )
+    session.run(
+        "pip-licenses",
+        f"--python={python}",
+        "--format=markdown",
+        "--with-urls",
+        f"--output-file={target / 'licenses.md'}",
+    )

@@ -1,5 +1,5 @@
-"""The built wheel as a user installs it: run by ``nox -s wheel`` in an environment and a directory that
-know nothing of the source tree, without the OpenTelemetry SDK and without the demo's packages."""
+"""The built wheel as a user installs it: run by ``nox -s wheel``, in an environment and a folder
+that know nothing of the source tree, without the OpenTelemetry SDK and the demo's packages."""
 
 from __future__ import annotations
 

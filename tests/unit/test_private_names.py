@@ -1,54 +1,57 @@
-"""The names of pymongo's private parts stand in ``driver/`` alone."""
+"""The installed pymongo has each private name that the library uses, with the same parameters.
+
+On a new pymongo, what fails here says what to look at. That each name still does what the library
+relies on is held by the integration tests of what uses it.
+"""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
+import inspect
+import re
+from importlib import import_module
 from pathlib import Path
 
-import pymongo_resilience_instrumentation
+import pymongo
 import pytest
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.self_check import Part, missing
 
-ROOT = Path(pymongo_resilience_instrumentation.__file__).parent
-APART = {"driver", "testbed", "demo", "dashboards"}
-MODULES = sorted(
-    str(path.relative_to(ROOT))
-    for path in ROOT.rglob("*.py")
-    if path.relative_to(ROOT).parts[0] not in APART
-)
-UNDOCUMENTED = {driver.connections.LIMITED, driver.connections.PASSED}
-PARTS = [*driver.private_names.parts(), *driver.private_names.attributes()]
-PRIVATE = UNDOCUMENTED | {
-    name.partition("(")[0]
-    for part in PARTS
-    for name in part.names
-    if name.startswith("_") and not name.startswith("__")
-}
+pytestmark = pytest.mark.oldest
+DRIVER = Path(driver.__file__).parent
+PARTS = [*driver.private_names.parts(), *driver.private_names.parts_of_gridfs()]
+NAMES = [(part.place, name) for part in PARTS for name in part.names]
 
 
-def names_in(source: str) -> Iterator[str]:
-    """Strings, and attributes of others than ``self``; not what a class says of itself."""
-    tree = ast.parse(source)
-    own = {
-        id(each)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__"
-        for each in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in own and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "cls"}:
-            yield node.attr
+def found_instead(place: str, name: str) -> str:
+    """Return what the installed pymongo has in the place of the name."""
+    module_name, _, inner = place.partition(":")
+    try:
+        owner = import_module(module_name)
+        owner = getattr(owner, inner) if inner else owner
+    except (ImportError, AttributeError):
+        return "the place is gone"
+    found = getattr(owner, name, None)
+    return "the name is gone" if found is None else f"it has {inspect.signature(found)}"
 
 
-def test_private_names_are_found() -> None:
-    source = "class A:\n    __slots__ = ('_server',)\nself._x\nloop._server\nvars(a)['_session']\n"
-    assert [name for name in names_in(source) if name in PRIVATE] == ["_server", "_session"]
-    assert {"_kill_cursors", "_run_operation", "_read"} <= PRIVATE
+def used_in(name: str) -> str:
+    """Return the modules of ``driver`` that have the name, as a word."""
+    modules = sorted(DRIVER.glob("*.py"))
+    found = [each.name for each in modules if re.search(rf"\b{name}\b", each.read_text())]
+    return ", ".join(found)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_outside_of_driver_names_one(module: str) -> None:
-    assert [name for name in names_in((ROOT / module).read_text()) if name in PRIVATE] == []
+@pytest.mark.parametrize(("place", "name"), NAMES, ids=[f"{a}.{b}"[-90:] for a, b in NAMES])
+def test_pymongo_has(place: str, name: str) -> None:
+    bare = name.partition("(")[0]
+    assert missing([Part(place, (name,))]) == {}, (
+        f"pymongo {pymongo.version} has no {place}.{name}: {found_instead(place, bare)}. "
+        f"Look at {used_in(bare)} in {DRIVER}, and at docs/traps.md."
+    )
+
+
+def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name = "pymongo.synchronous.mongo_client:MongoClient", "_checkout(self, server, session)"
+    monkeypatch.setattr("pymongo.synchronous.mongo_client.MongoClient._checkout", lambda self: 1)
+    with pytest.raises(AssertionError, match=r"_checkout.*it has \(self\).* private_names\.py"):
+        test_pymongo_has(place, name)
