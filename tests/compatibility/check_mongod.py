@@ -96,7 +96,7 @@ def document(rows: list[str]) -> None:
 
 def _version(mongod: str) -> str:
     told = subprocess.run([mongod, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"db version v([\d.]+)", told)
+    found = re.search(r"db version v(\S+)", told)
     return found[1] if found else "unknown"
 
 

@@ -100,5 +100,6 @@ def _running(topology: str, user: Mapping[str, str] | None = None) -> Iterator[B
             else ShardedCluster(server.address)
         )
         with deployment, pymongo.MongoClient[Any](server.uri, appname="control") as control:
-            version = _version(control.server_info()["version"])
+            # The text of a pre-release is not only numbers: 9.0.0-alpha0.
+            version = tuple(control.server_info()["versionArray"][:3])
             yield Bed(topology, version, deployment, control, dict(user or {}))
