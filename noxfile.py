@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,13 @@ def tool(name: str) -> str:
     return str(BIN / name)
 
 
-def pytest(session: nox.Session, *arguments: str, workers: int = 0) -> None:
-    """Run tests. If some fail, show how to run them again."""
+def pytest(
+    session: nox.Session, *arguments: str, paths: tuple[str, ...] = (), workers: int = 0
+) -> None:
+    """Run the tests in ``paths``, or those that the command line names. If some fail, show how to
+    run them again."""
+    if any((ROOT / each.partition("::")[0]).exists() for each in session.posargs):
+        paths = ()
     # More workers than cores, because most tests wait.
     parallel = ("-n", str(workers), "--dist", "worksteal") if workers else ()
     # Sessions run at the same time, and each remembers what failed in it.
@@ -75,7 +81,7 @@ def pytest(session: nox.Session, *arguments: str, workers: int = 0) -> None:
     options = ("-q", "--no-header", "--durations=5", "-o", cache, *parallel)
     python = tool("python") if session.virtualenv.venv_backend == "none" else "python"
     try:
-        session.run(python, "-m", "pytest", *options, *arguments, *session.posargs)
+        session.run(python, "-m", "pytest", *options, *arguments, *paths, *session.posargs)
     except CommandFailed:
         nox_command = Path(sys.executable).parent / "nox"
         session.error(f"to run what failed again: {nox_command} -s {session.name} -- --last-failed")
@@ -136,7 +142,7 @@ def types(session: nox.Session) -> None:
 def oldest(session: nox.Session) -> None:
     """The core of the tests, on the oldest pymongo."""
     session.install("--editable", ".[test]", OLDEST_PYMONGO)
-    pytest(session, "--part=core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=2)
+    pytest(session, "--part=core", "-m", NOT_ALONE, paths=CORE_FOLDERS, workers=2)
 
 
 @nox.session(tags=["test"])
@@ -146,16 +152,19 @@ def wheel(session: nox.Session) -> None:
 
 
 def check_wheel(session: nox.Session) -> None:
-    folder = Path(session.create_tmp())
-    session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), external=True)
-    (built,) = folder.glob("*.whl")
-    requirement = f"pymongo-resilience[testbed] @ {built.as_uri()}"
-    session.install("--only-binary=:all:", requirement, "pytest>=9")
-    session.install("--reinstall-package=pymongo-resilience", "--no-deps", str(built))
-    shutil.copy(ROOT / "tests" / "test_wheel.py", folder)
-    session.chdir(folder)
-    options = ("-p", "no:cacheprovider", "--rootdir=.", "-o", "markers=wheel")
-    session.run("python", "-I", "-m", "pytest", "-q", "--no-header", *options, "test_wheel.py")
+    """Test the wheel in a folder that is not part of the repository, with no configuration."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        session.run("uv", "build", "--quiet", "--wheel", f"--out-dir={folder}", external=True)
+        (built,) = folder.glob("*.whl")
+        requirement = f"pymongo-resilience[testbed] @ {built.as_uri()}"
+        # One of the same version may be installed already.
+        again = ("--reinstall-package=pymongo-resilience", "--only-binary=:all:")
+        session.install(*again, requirement, "pytest>=9")
+        shutil.copy(ROOT / "tests" / "test_wheel.py", folder)
+        session.chdir(folder)
+        options = ("-p", "no:cacheprovider", "--rootdir=.", "-o", "markers=wheel")
+        session.run("python", "-I", "-m", "pytest", "-q", "--no-header", *options, "test_wheel.py")
 
 
 # What `make check` adds
@@ -171,21 +180,21 @@ def thorough(session: nox.Session) -> None:
 def properties(session: nox.Session) -> None:
     """Properties of Hypothesis with all of their examples."""
     selected = "hypothesis and not thorough and not alone"
-    pytest(session, *CORE_FOLDERS, "-m", selected, workers=1)
+    pytest(session, "-m", selected, paths=CORE_FOLDERS, workers=1)
 
 
 @nox.session(tags=["check"])
 def oldest_thorough(session: nox.Session) -> None:
     """All other tests for the oldest pymongo."""
     session.install("--editable", ".[test]", OLDEST_PYMONGO)
-    pytest(session, "--part=beyond-core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=2)
+    pytest(session, "--part=beyond-core", "-m", NOT_ALONE, paths=CORE_FOLDERS, workers=2)
 
 
 @nox.session(tags=["check"], python=OTHER_PYTHONS)
 def core(session: nox.Session) -> None:
     """The core of the tests, on each other Python of this machine."""
     session.install("--editable", ".[test]")
-    pytest(session, "--part=core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=2)
+    pytest(session, "--part=core", "-m", NOT_ALONE, paths=CORE_FOLDERS, workers=2)
 
 
 @nox.session(tags=["check"])
@@ -198,7 +207,7 @@ def docs(session: nox.Session) -> None:
 @in_venv("check", requires=("docs",))
 def site(session: nox.Session) -> None:
     """Show each page of the site to a browser; screenshots are in build/screenshots."""
-    pytest(session, "tests/site/check_site.py")
+    pytest(session, paths=("tests/site/check_site.py",))
 
 
 @nox.session(tags=["check"])
@@ -206,7 +215,7 @@ def examples(session: nox.Session) -> None:
     """The examples of frameworks: each loses replies, and shows the retries."""
     requirements = "examples/frameworks/requirements.txt"
     session.install("--editable", ".[testbed]", "pytest>=9", "--requirement", requirements)
-    pytest(session, "tests/frameworks/check_examples.py")
+    pytest(session, paths=("tests/frameworks/check_examples.py",))
 
 
 @nox.session(tags=["check"], python=OTHER_PYTHONS)
@@ -219,15 +228,15 @@ def wheels(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """What is published: metadata, types, the tests of the sdist, and the same bytes twice."""
     session.install("twine>=6", "mypy>=1.15", "pyright>=1.1.400")
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     shutil.rmtree(folder)
     first, second, unpacked = (folder / name for name in ("first", "second", "unpacked"))
     build(session, ROOT, first)
-    session.run("twine", "check", "--strict", *map(str, first.iterdir()))
+    session.run("twine", "check", "--strict", *map(str, packages_in(first)))
     (sdist,) = first.glob("*.tar.gz")
     shutil.unpack_archive(sdist, unpacked, filter="data")
     (source,) = unpacked.iterdir()
-    build(session, source, second)
+    build(session, ROOT, second)
     compare(session, first, second)
 
     # As users have it: the type checkers see the installed wheel.
@@ -256,9 +265,14 @@ def build(session: nox.Session, source: Path, target: Path, moment: str = "17672
     session.run(*command, env={"SOURCE_DATE_EPOCH": moment}, external=True)
 
 
+def packages_in(folder: Path) -> list[Path]:
+    """The sdist and the wheel."""
+    return sorted(folder.glob("pymongo_resilience-*"))
+
+
 def compare(session: nox.Session, first: Path, second: Path) -> None:
     """Fail unless both folders have the same packages, byte for byte."""
-    for each in first.glob("pymongo_resilience-*"):
+    for each in packages_in(first):
         if each.read_bytes() != (second / each.name).read_bytes():
             session.error(f"{each.name} has other bytes if it is built again")
         session.log(f"built twice with the same bytes: {each.name}")
@@ -284,7 +298,7 @@ def prose(session: nox.Session) -> None:
 @in_venv()
 def conformance(session: nox.Session) -> None:
     """MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names."""
-    pytest(session, "tests/conformance", workers=5)
+    pytest(session, paths=("tests/conformance",), workers=5)
 
 
 @in_venv()
@@ -299,8 +313,7 @@ def chaos(session: nox.Session) -> None:
     }
     session.log(f"seed {seed}: CHAOS_SEED={seed} repeats this run")
     hostile = sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("tests/unit/test_hostile_*"))
-    files = () if session.posargs else ("tests/chaos", *hostile)
-    pytest(session, "-o", "faulthandler_timeout=3600", *files)
+    pytest(session, "-o", "faulthandler_timeout=3600", paths=("tests/chaos", *hostile))
 
 
 @in_venv()
@@ -343,7 +356,7 @@ def latest(session: nox.Session, what: str) -> None:
         session.install("--upgrade", "--prerelease=allow", *dependencies)
     session.run("python", "-c", "import pymongo; print('pymongo', pymongo.version)")
     pytest(session, "tests/unit/test_private_names.py")
-    pytest(session, "--part=core", *CORE_FOLDERS, "-m", NOT_ALONE, workers=5)
+    pytest(session, "--part=core", "-m", NOT_ALONE, paths=CORE_FOLDERS, workers=5)
 
 
 @in_venv()
@@ -367,7 +380,7 @@ def coverage(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """What a release consists of, in build/release: nox -s release -- v1.2.3 checks the version."""
     session.install("twine>=6", "cyclonedx-bom>=7", "pip-licenses>=5")
-    target, folder = ROOT / "build" / "release", Path(session.create_tmp())
+    target, folder = ROOT / "build" / "release", Path(session.create_tmp()).resolve()
     for each in (target, folder):
         shutil.rmtree(each, ignore_errors=True)
     commit = session.run("git", "show", "-s", "--format=%ct", silent=True, external=True)
@@ -384,39 +397,20 @@ def release(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", str(wheel_file), str(sdist))
 
     (target / "dist").mkdir(parents=True)
-    for each in (wheel_file, sdist):
+    for each in packages_in(dist):
         shutil.copy(each, target / "dist")
     digests = [
         f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}"
         for each in (wheel_file, sdist)
     ]
     (target / "SHA256SUMS").write_text("\n".join(digests) + "\n")
-    # What a user installs, without extras: no other package is needed at run time.
+    # What a user installs, without extras.
     users = folder / "users"
-    session.run("uv", "venv", "--quiet", str(users), external=True)
-    session.run(
-        "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--only-binary=:all:",
-        f"--python={users}",
-        str(wheel_file),
-        external=True,
-    )
     python = str(users / BIN.name / "python")
-    session.run(
-        "cyclonedx-py",
-        "environment",
-        "--output-reproducible",
-        "-o",
-        str(target / "sbom.cdx.json"),
-        python,
-    )
-    session.run(
-        "pip-licenses",
-        f"--python={python}",
-        "--format=markdown",
-        "--with-urls",
-        f"--output-file={target / 'licenses.md'}",
-    )
+    session.run("uv", "venv", "--quiet", str(users), external=True)
+    install = ("uv", "pip", "install", "--quiet", "--only-binary=:all:", f"--python={python}")
+    session.run(*install, str(wheel_file), external=True)
+    sbom, licenses = str(target / "sbom.cdx.json"), str(target / "licenses.md")
+    session.run("cyclonedx-py", "environment", "--output-reproducible", "-o", sbom, python)
+    licenses_of_all = ("pip-licenses", f"--python={python}", "--with-urls", "--format=markdown")
+    session.run(*licenses_of_all, f"--output-file={licenses}")
