@@ -38,6 +38,7 @@ TELEMETRY = {
     "pymongo.*.topology.*_cond_wait": "the time that an operation waits for a server",
     "pymongo.*.pool.*_cond_wait": "the time that it waits for a connection",
     "*Pool.connect": "the time that a connection takes",
+    "*Topology.on_change": "what readiness() reports of a client's servers",
     "*Pool._raise_wait_queue_timeout": "a wait that ended without a connection",
 }
 """What is patched to observe, and what for."""
@@ -92,7 +93,7 @@ def test_by_default_more_is_patched(plain: Places, instrument: Instrument) -> No
     instrument()
     patched = {named(place) for place in differences(plain, patched_places())}
     assert {place.rpartition(".")[2] for place in patched if reason(place) is None} >= {
-        driver.attempts.LOOP, driver.monitors.CANCEL, driver.monitors.CHANGE,
+        driver.attempts.LOOP, driver.monitors.CANCEL,
         driver.clients.SYNC_API.connect, driver.connections.FAILED, driver.connections.HELLO,
     }  # fmt: skip
 
