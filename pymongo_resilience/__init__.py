@@ -1,6 +1,7 @@
-"""pymongo-resilience: safe retries, deadlines and telemetry for pymongo.
+"""Safe retries, deadlines and telemetry for pymongo.
 
-The engine lives here and decides; it needs neither pymongo nor OpenTelemetry.
+This package is the engine and the public API. The engine makes every decision; it needs neither
+pymongo nor OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -64,26 +65,37 @@ def instrument(
     replace: bool = False,
     **options: Unpack[Options],
 ) -> None:
-    """Make every MongoClient and AsyncMongoClient of the process resilient and visible.
+    """Add retries, deadlines and telemetry to every MongoClient and AsyncMongoClient of the
+    process.
 
-    The configuration is ``config``; without one it is :meth:`Config.from_env` but for ``options``,
-    by the names of its fields. A ``strategy`` that is an object replaces the one named there.
-    ``policies`` are rules for namespaces, by patterns such as ``"shop.*"``; they replace those of
-    the configuration. What an :class:`override` around the operation says wins over them.
-    ``listeners`` get every retry decision, and every circuit breaker that opens or closes. The
-    providers default to OpenTelemetry's global ones, so that the SDK may be set up before or
-    after: while there is none, it is looked for every 50 ms.
+    Clients that exist already get retries and operation spans; one warning names what only new
+    clients get. If OpenTelemetry's loader has already turned the library on, this call reconfigures
+    it. Calling it again with the same arguments has no effect.
 
-    The hooks are called with each command's span and pymongo's event of it: when it starts, once it
-    has succeeded, once it has failed. What one raises is logged once.
+    Thread-safe, but meant to be called at startup: an operation that is in progress while the
+    configuration changes ends as it would with pymongo alone.
 
-    Clients that exist already get retries and operation spans; one warning says what needs a new
-    client. Where OpenTelemetry's loader has switched the library on, this call reconfigures it. A
-    second call of the application's changes nothing where its arguments are the same, and raises
-    where they are not, unless ``replace`` is true. Raises :class:`ConfigurationError`, and
-    TypeError where an argument is not what it should be.
-    Thread-safe; meant to be called at start-up: an operation in progress while the configuration
-    changes ends as it would with pymongo alone.
+    Args:
+        config: The configuration. Without one, :meth:`Config.from_env` is used.
+        policies: Policies for namespaces, by patterns such as ``"shop.*"``. They replace those of
+            the configuration. An :class:`override` around an operation takes precedence over them.
+        strategy: A retry strategy, or the name of one. It replaces the configuration's.
+        listeners: Receive every retry decision, and every circuit breaker that opens or closes.
+        tracer_provider: Defaults to OpenTelemetry's global one. Until the application sets one up,
+            the library looks for it every 50 ms, so the SDK may be set up before or after this
+            call.
+        meter_provider: As ``tracer_provider``.
+        request_hook: Called with a command's span and pymongo's event when the command starts. The
+            first error that a hook raises is logged; it never reaches the operation.
+        response_hook: As ``request_hook``, when the command has succeeded.
+        failed_hook: As ``request_hook``, when the command has failed.
+        replace: Replace the arguments of an earlier call.
+        **options: Fields of :class:`Config` by name, instead of ``config``.
+
+    Raises:
+        ConfigurationError: If an option or a policy is invalid, or if an earlier call had other
+            arguments and ``replace`` is false.
+        TypeError: If an argument has the wrong type or is unknown.
     """
     if config is not None and not isinstance(config, Config):
         expected = "a Config, as in Config(timeout_ms=20_000)"
@@ -93,8 +105,8 @@ def instrument(
     if isinstance(strategy, str):
         by_keyword["strategy"], strategy = strategy, None
     if by_keyword and config is not None:
-        given = ", ".join(by_keyword)
-        raise TypeError(f"instrument() takes a Config or options by keyword, not both: {given}")
+        names = ", ".join(by_keyword)
+        raise TypeError(f"instrument() takes a Config or options by keyword, not both: {names}")
     if strategy is not None:
         check_strategy(strategy)
     for listener in listeners:
@@ -130,19 +142,30 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """Take every patch off again; what others wrapped over ours stays and passes through."""
+    """Remove every patch from pymongo. Wrappers that others put around ours stay and pass calls
+    through.
+    """
     _instrumentor().uninstrument()
 
 
 def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFields]) -> T:
-    """Return ``target`` with a policy, or with the fields of one: ``bind(orders, timeout_ms=500)``.
+    """Return ``target`` with a policy: ``bind(orders, timeout_ms=500)``.
 
-    ``target`` is a collection or a database of pymongo, sync or async. The original is left as it
-    is. What is made from the result inherits the policy: its ``with_options``, its collections and
-    sub-collections. If it is bound again, the fields that the newer policy sets win.
+    Everything made from the result inherits the policy: ``with_options``, collections and
+    sub-collections. If the result is bound again, the fields that the newer policy sets take
+    precedence. The original is not changed.
 
-    Raises TypeError for anything else, and what :class:`Policy` raises. Thread- and task-safe, as
-    the original is.
+    Thread- and task-safe, as the original is.
+
+    Args:
+        target: A collection or a database of pymongo, sync or async.
+        policy: The policy.
+        **fields: Fields of a :class:`Policy`, instead of ``policy``.
+
+    Raises:
+        TypeError: If ``target`` is neither a collection nor a database, or if both a policy and
+            fields are given.
+        ConfigurationError: If a field has an invalid value.
     """
     from pymongo_resilience_instrumentation import bound_policies  # noqa: PLC0415 - only public functions need the other half
 
@@ -161,11 +184,16 @@ def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFiel
 
 
 def status(client: MongoClient[Any] | AsyncMongoClient[Any]) -> ClientStatus:
-    """What a MongoClient or AsyncMongoClient knows of its servers at this moment.
+    """Return the current state of a MongoClient or AsyncMongoClient and its servers.
 
-    Sends nothing and awaits nothing, for both kinds of client. For one that was made before
-    ``instrument()``, or without it, too; a client that has not begun to look for its servers knows
-    nothing but their addresses. Raises TypeError for what is no client. Thread- and task-safe.
+    Sends nothing and awaits nothing, for both kinds of client. Works for clients made before
+    ``instrument()`` or without it, too. A client that has not connected yet reports only the
+    addresses of its servers.
+
+    Thread- and task-safe.
+
+    Raises:
+        TypeError: If ``client`` is not a client.
     """
     return _instrumentor().status(client)
 
@@ -205,13 +233,22 @@ def explain_selection(
     *,
     writes: bool = False,
 ) -> tuple[ServerVerdict, ...]:
-    """Every server that the client knows, and why an operation may go to it at this moment or not.
+    """Return a verdict for every server of a client: whether an operation could be sent to it now,
+    and why.
 
-    ``read_preference`` is one of pymongo's, the client's own by default; a write ignores it. The
-    client's own ``server_selector`` is called. Sends nothing and awaits nothing, for both kinds of
-    client. Raises TypeError for what is no client or no read preference, and pymongo's
-    ConfigurationError for a maximum staleness that is too small and for a server that is too old.
-    Thread- and task-safe as far as that selector is.
+    Sends nothing and awaits nothing, for both kinds of client. Calls the client's own
+    ``server_selector``; thread- and task-safe if that selector is.
+
+    Args:
+        client: A MongoClient or an AsyncMongoClient.
+        read_preference: One of pymongo's read preferences; by default the client's.
+        writes: Explain the selection for a write, which ignores the read preference.
+
+    Raises:
+        TypeError: If ``client`` is not a client, or ``read_preference`` is not a read preference.
+        pymongo.errors.ConfigurationError: If the maximum staleness is too small, or a server is too
+            old.
+
     Source: Server Selection, "Server Selection Algorithm".
     """
     return _instrumentor().explain_selection(client, read_preference, writes=writes)
@@ -225,7 +262,8 @@ def retry_transaction(
     read_preference: ReadPreference | None = None,
     max_commit_time_ms: int | None = None,
 ) -> Callable[[Callable[Concatenate[Any, P], T]], Callable[P, T]]:
-    """Makes a function a transaction that is repeated as with_transaction repeats one.
+    """Return a decorator that runs a function in a transaction and retries it as with_transaction
+    does.
 
     ::
 
@@ -235,17 +273,30 @@ def retry_transaction(
 
         place({"n": 1})
 
-    The function gets the session as its first argument, and the others as they are given; with an
-    AsyncMongoClient it is a coroutine function. ``retry_transaction(client)(function)`` is the
-    same for one that is defined already, a bound method say. The transaction is committed where
-    the function returns, and aborted where it raises; after an error labelled
-    TransientTransactionError the function is called again, after one labelled
-    UnknownTransactionCommitResult the commit is sent again, all with one session. All of it has one
-    timeout, of ``override`` or the client; without one nothing is repeated after 120 s. The
-    keywords are those of ``start_transaction``.
-    Raises TypeError for what is no client or no such function, and for a keyword that
-    ``start_transaction`` refuses its error; a call raises OperationTimeoutError where the timeout
-    is over, else the last error. Thread- and task-safe.
+    The function gets the session as its first argument, followed by the arguments of the call. With
+    an AsyncMongoClient it must be a coroutine function. For a function that is already defined,
+    such as a bound method, use ``retry_transaction(client)(function)``.
+
+    The transaction is committed when the function returns, and aborted when it raises. After an
+    error labeled TransientTransactionError the function is called again; after one labeled
+    UnknownTransactionCommitResult the commit is sent again. All of this uses one session and one
+    timeout, which comes from ``override`` or the client. Without a timeout, retries end after 120
+    seconds.
+
+    Thread- and task-safe.
+
+    Args:
+        client: A MongoClient or an AsyncMongoClient.
+        read_concern: As for pymongo's ``start_transaction``, like the other options.
+        write_concern: See ``read_concern``.
+        read_preference: See ``read_concern``.
+        max_commit_time_ms: See ``read_concern``.
+
+    Raises:
+        TypeError: If ``client`` is not a client, or the function does not fit it.
+            ``start_transaction`` raises its own errors for invalid options. A call raises
+            OperationTimeoutError if the timeout expires, and otherwise the last error.
+
     Source: Convenient API for Transactions.
     """
     options = {

@@ -1,4 +1,4 @@
-"""``python -m pymongo_resilience``: the command ``pymongo-resilience``."""
+"""``python -m pymongo_resilience`` runs the command ``pymongo-resilience``."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""Circuit breakers: a server that keeps failing is left alone for a time, then tried with care.
+"""Circuit breakers: stop sending to a server that keeps failing, then try it again carefully.
 
-One for each server, with three states (Nygard, "Release It!", "Circuit Breaker"). Closed, it
-counts calls. Once enough of them have failed it is open, and lets none through for a time; then
-half-open, it lets a few probes through. When all of them succeed it is closed; when one fails it is
-open again.
+Each server has its own breaker with three states (Nygard, "Release It!", "Circuit Breaker"). While
+closed, it counts calls. When enough of them have failed it opens, and refuses calls for a time.
+Then it is half-open and allows a few probes. If all of them succeed it closes; if one fails it
+opens again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from pymongo_resilience.config import Config
 from pymongo_resilience.rules.failure import Evidence
 
 PROBES = 3
-"""How many may be under way at once, and how many must succeed."""
+"""How many probes may be in progress at once, and how many must succeed."""
 RECHECK = 0.1
-"""Seconds after which it is worth asking again while all probes are under way: they may end at any
-time, without an event."""
+"""Seconds after which to ask again while all probes are in progress. They may end at any time, and
+nothing signals that.
+"""
 CALLS, FAILURES = range(2)
 
 
 class State(enum.Enum):
-    """The value is what telemetry shows."""
+    """The state of a breaker. Telemetry exports the value."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -35,50 +36,54 @@ class State(enum.Enum):
 
 
 class Snapshot(NamedTuple):
-    """A breaker at one instant."""
+    """The state of a breaker at one instant."""
 
     state: State
     calls: int
-    """In the window; of one that is not closed, those that have opened it."""
+    """Calls in the window; if the breaker is not closed, those that opened it."""
     failures: int
-    """Among those calls."""
+    """How many of these calls failed."""
     next_probe_in: float
-    """Seconds; zero where a call may be sent now."""
+    """Seconds; 0 if a call may be sent now."""
 
 
 @dataclass(eq=False, repr=False)
 class _Period:
-    """A breaker from one change of its state to the next."""
+    """The time from one change of a breaker's state to the next."""
 
     state: State
     since: float
     counts: RollingCounts
     opened_by: tuple[int, int]
-    """The calls and failures that have opened it, when it was closed last."""
+    """The calls and failures that opened the breaker most recently."""
     under_way: dict[Permit, float] = field(default_factory=dict)
-    """The probes, and when each is replaced."""
+    """The probes in progress, and when each may be replaced."""
     succeeded: int = 0
-    """How many probes have."""
+    """Number of probes that succeeded."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Permit:
-    """Leave to send one call, whose owner reports the outcome once, from any thread.
+    """Permission to send one call. Its owner reports the outcome once, from any thread.
 
-    Calls from before a change of state do not count.
+    Reports of calls that began before the last change of state are ignored.
     """
 
     _breaker: CircuitBreaker
     period: _Period
 
     def report(self, outcome: Evidence) -> None:
-        """What came of it, as ``evidence()`` has it."""
+        """Report the outcome of the call, as ``evidence()`` returns it."""
         self._breaker.ended(self, outcome)
 
 
 class CircuitBreaker:
-    """Thread- and task-safe: a reentrant lock, held for an addition. ``changed`` is called without
-    it when the breaker opens or closes, by the thread that reported the decisive call."""
+    """The circuit breaker of one server.
+
+    Thread- and task-safe: a reentrant lock is held for short computations. ``changed`` is called
+    without the lock when the breaker opens or closes, in the thread that reported the decisive
+    call.
+    """
 
     def __init__(
         self,
@@ -89,20 +94,20 @@ class CircuitBreaker:
         self.config = config
         self._changed = changed
         self.now = clock.now
-        """Called with the lock held, so that it does not run backwards."""
+        """The clock. Called with the lock held, so that times do not run backwards."""
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Closed, with nothing counted, and a new lock; no permit given before counts any more."""
+        """Close the breaker, reset the counts, invalidate earlier permits, and replace the lock."""
         self.lock = threading.RLock()
         with self.lock:
             self._become(State.CLOSED, self.now())
 
     def try_acquire(self) -> Permit | float:
-        """Leave to send one call, or the seconds after which it is worth asking again.
+        """Return a permit for one call, or the seconds after which to ask again.
 
-        A probe that does not report, because it hangs or its task is gone, is replaced after the
-        time that the breaker was open. Its report still counts if it comes later.
+        A probe may never report, for example if its task is gone. It is replaced after
+        ``circuit_breaker_open_s``. If its report comes later, it still counts.
         """
         with self.lock:
             now = self.now()
@@ -115,24 +120,30 @@ class CircuitBreaker:
             return permit
 
     def next_probe_in(self) -> float:
-        """Seconds after which it is worth asking for a permit; zero where there is one now."""
+        """Return the seconds after which to ask for a permit; 0 if one is available now."""
+        # The common case, without the lock.
         if self._period.state is State.CLOSED:
             return 0.0
         return self.snapshot().next_probe_in
 
     def snapshot(self) -> Snapshot:
-        """Half-open as soon as the time is over, whether there are calls or not."""
+        """Return the current state. An open breaker becomes half-open when its time is over, even
+        without calls.
+        """
         with self.lock:
             now = self.now()
             wait, period = self._wait(now), self._period
             closed = period.state is State.CLOSED
+            # While the breaker is not closed, there are no new calls, so show those that opened it.
             calls, failures = period.counts.sums(now) if closed else period.opened_by
             return Snapshot(period.state, calls, failures, wait)
 
     def ended(self, permit: Permit, outcome: Evidence) -> None:
-        """What became of a call; permits call this."""
+        """Record the outcome of a call. Called by permits."""
         with self.lock:
             period = permit.period
+            # The state has changed since the permit was given, so the report says nothing about the
+            # current period.
             if period is not self._period:
                 return
             now = self.now()
@@ -141,13 +152,15 @@ class CircuitBreaker:
             else:
                 self._count_probe(permit, outcome, now)
             change = None if self._period is period else self.snapshot()
+        # Call listeners after the lock was released, because they may take their time or use the
+        # breaker.
         if change is not None:
             self._changed(change)
 
     def _count(self, outcome: Evidence, now: float) -> None:
         counts, config = self._period.counts, self.config
         if outcome is Evidence.HEALTHY:
-            # It opens nothing, not even as the last call of the minimum.
+            # A success never opens the breaker, even if it is the call that reaches the minimum.
             counts.add(now, CALLS)
         elif outcome is Evidence.UNHEALTHY:
             counts.add(now, CALLS, FAILURES)
@@ -159,6 +172,7 @@ class CircuitBreaker:
 
     def _count_probe(self, permit: Permit, outcome: Evidence, now: float) -> None:
         period = self._period
+        # The probe may have been replaced in the meantime. Its report still counts.
         period.under_way.pop(permit, None)
         if outcome is Evidence.UNHEALTHY:
             self._become(State.OPEN, now, period.opened_by)
@@ -168,18 +182,21 @@ class CircuitBreaker:
                 self._become(State.CLOSED, now)
 
     def _wait(self, now: float) -> float:
-        """Seconds, like ``next_probe_in``. An open breaker whose time is over becomes half-open."""
+        """Return seconds, as ``next_probe_in``. Makes an open breaker half-open when its time is
+        over.
+        """
         period = self._period
         if period.state is State.OPEN:
-            left = period.since + self.config.circuit_breaker_open_s - now
-            if left > 0:
-                return left
+            remaining = period.since + self.config.circuit_breaker_open_s - now
+            if remaining > 0:
+                return remaining
             period = self._become(State.HALF_OPEN, now, period.opened_by)
         if period.state is State.CLOSED:
             return 0.0
-        # A copy: the same thread may come in between, in a finalizer or a signal handler.
+        # Copy the dictionary, because a finalizer or signal handler of the same thread may change
+        # it during the loop. (The lock is reentrant.)
         under_way = period.under_way.copy()
-        period.under_way = {each: due for each, due in under_way.items() if due > now}
+        period.under_way = {probe: due for probe, due in under_way.items() if due > now}
         if len(period.under_way) + period.succeeded < PROBES:
             return 0.0
         return min(RECHECK, min(period.under_way.values()) - now)

@@ -1,4 +1,4 @@
-"""What ``status(client)`` and ``explain_selection(client)`` return."""
+"""The results of ``status(client)`` and ``explain_selection(client)``."""
 
 from __future__ import annotations
 
@@ -20,58 +20,65 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One server. Immutable, so thread- and task-safe."""
+    """The status of one server. Immutable, so thread- and task-safe."""
 
     address: str
     """``"host:port"``."""
     type: str
-    """By the name in MongoDB's specifications: ``RSPrimary``, ``Mongos``, ``Unknown``."""
+    """The server type, as named in MongoDB's specifications: ``RSPrimary``, ``Mongos``,
+    ``Unknown``.
+    """
     round_trip_time: float | None
-    """The weighted average in seconds; None while the server is unknown, or is not monitored."""
+    """Weighted average in seconds; None if the server is unknown or not monitored."""
     minimum_round_trip_time: float | None
-    """The smallest of the last ten, in seconds; None before there are two."""
+    """Minimum of the last ten, in seconds; None until there are two."""
     in_flight: int | None
-    """Operations that have or await a connection; None where they are not counted."""
+    """Number of operations that use or wait for a connection; None if they are not counted."""
     circuit_breaker: str | None
-    """The state of its circuit breaker; None without one."""
+    """State of the circuit breaker; None without one."""
     error: str | None
-    """Why its last check failed, without any text of the server's."""
+    """Why the last check failed, without any text from the server."""
     lost_connections: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
-    """How many connections of operations were ended for a reason that pymongo does not name:
-    ``dead_peer``, ``interrupted``, ``attempt_timeout``."""
+    """Number of connections that the library closed, by reason: ``dead_peer``, ``interrupted``,
+    ``attempt_timeout``. pymongo reports none of these.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeCounts:
-    """A client's reads under a policy that hedges. Immutable, so thread- and task-safe."""
+    """Counts of a client's reads under a policy with ``hedge``. Immutable, so thread- and
+    task-safe.
+    """
 
     reads: int
-    """Those that could have been sent to a second server."""
+    """Reads that could have been sent to a second server."""
     sent: int
-    """Those that were."""
+    """Reads that were sent to a second server."""
     won: int
-    """Among those, the ones that the second server answered first."""
+    """Reads that the second server answered first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """One client. Immutable, so thread- and task-safe."""
+    """The status of one client. Immutable, so thread- and task-safe."""
 
     topology: str
-    """The type of the deployment: ``ReplicaSetWithPrimary``, ``Sharded``, ``Unknown``."""
+    """The topology type: ``ReplicaSetWithPrimary``, ``Sharded``, ``Unknown``."""
     servers: tuple[ServerStatus, ...]
     retry_tokens: float | None
-    """What its retries may still spend; None without a budget."""
+    """Tokens left in the retry budget; None without a budget."""
     dead_peer_s: int | None = None
-    """Seconds without a packet from a server's host, after which a new connection to it is closed;
-    None where it is not: the option is off, or the system cannot do it."""
+    """Seconds without a packet from a server's host after which new connections to it are closed.
+    None if the option is off or the operating system does not support it.
+    """
     spans: str | None = None
-    """Who records the spans of its operations: ``pymongo_resilience``, or ``pymongo`` where the
-    application asked the driver for its own; None where nothing does."""
+    """Who records the spans of its operations: ``pymongo_resilience``, or ``pymongo`` if the
+    application turned on pymongo's own spans. None if nobody does.
+    """
     hedges: HedgeCounts | None = None
-    """None before the first read that a policy hedges."""
+    """None until the first read under a policy with ``hedge``."""
     config: Config | None = None
-    """The configuration in force in the process; None while the library is off."""
+    """The active configuration of the process; None while the library is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +97,13 @@ class Readiness:
 
 
 class SelectionRule(enum.StrEnum):
-    """What leaves a server out."""
+    """The rule that excluded a server from selection."""
 
     AVAILABILITY = "availability"
     BOUND = "bound"
-    """The operation goes to one server and no other, as a cursor's next batch does."""
+    """The operation can only run on one server, as a cursor's next batch."""
     MODE = "mode"
-    """The type of the deployment, the kind of the operation, or the read preference's mode."""
+    """The type of the deployment, the kind of operation, or the mode of the read preference."""
     STALENESS = "staleness"
     TAGS = "tags"
     APPLICATION = "application"
@@ -106,12 +113,12 @@ class SelectionRule(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerVerdict:
-    """What became of one server in a selection, and why. Immutable."""
+    """Whether one server can be selected, and why. Immutable."""
 
     address: str
     """``"host:port"``."""
     excluded_by: SelectionRule | None
-    """None for a server that may be chosen."""
+    """None if the server can be selected."""
     text: str
 
     @property

@@ -1,8 +1,8 @@
-"""Every option, once: its variable, type, default, legal range and one sentence.
+"""The options: name, environment variable, type, default, allowed values and description of each.
 
-``Config`` holds only options that act. Values come from keyword arguments, from
-``PYMONGO_RESILIENCE_*`` variables, and from a TOML file that such a variable names; a variable
-wins over the file. Namespace rules come from code and from the file alone.
+Values come from keyword arguments, from ``PYMONGO_RESILIENCE_*`` variables, and from a TOML file
+that ``PYMONGO_RESILIENCE_CONFIG`` names. A variable takes precedence over the file. Namespace rules
+come only from code and from the file.
 """
 
 from __future__ import annotations
@@ -38,18 +38,22 @@ T = TypeVar("T")
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"
-"""Read by the test bed alone."""
+"""Only the test bed reads it."""
 _NO_OPTIONS = frozenset({FILE_VARIABLE, SERVER_VARIABLE})
 RULES = "policies"
 SWITCHES = ("enabled", "strategy")
-"""Options whose variables win over code: whoever is on call has no other switch."""
+"""Options whose variables take precedence over code, because an operator on call cannot change the
+code.
+"""
 TELEMETRY = ("traces", "command_spans", "slow_ms", "command_comment", "metrics")
-"""Options that concern nothing but what is shown of operations."""
+"""Options that affect only telemetry."""
 
 
 # Values of options. A Config keeps what it was given: plain strings, which equal these members.
 
 
+# Allowed values of options. A Config keeps the plain strings it was given; they compare equal to
+# these members.
 class BudgetKind(enum.StrEnum):
     """``retry_budget``."""
 
@@ -102,7 +106,7 @@ class Option(NamedTuple):
     default: Any
     sentence: str
     has_variable: bool = True
-    """False for what is set in code or in a file alone."""
+    """False for an option that only code or a file can set."""
 
     @property
     def variable(self) -> str:
@@ -116,9 +120,10 @@ def _option(default: T, kind: OptionType, sentence: str, **more: bool) -> T:
 @check_field_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What holds for the whole process. Immutable, so thread- and task-safe.
+    """The options of the whole process. Immutable, so thread- and task-safe.
 
-    Raises :class:`ConfigurationError` that names every value out of range.
+    Raises:
+        ConfigurationError: Lists every invalid value.
     """
 
     enabled: bool = _option(True, BOOLEAN, "Whether instrument() has any effect.")
@@ -242,36 +247,42 @@ class Config:
         "the collection's name in durations.",
     )
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy], hash=False)
-    """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
+    """Namespace rules by pattern, as for ``instrument(policies=...)``. No variable sets them."""
 
     def __post_init__(self) -> None:
         problems = problems_in(self) + problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
-        # A copy: what the caller changes later must not seem to hold.
+        # Copy the mapping, so that later changes by the caller do not appear to take effect.
         object.__setattr__(self, "policies", dict(self.policies))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
-        """From the variables, and from the TOML file that ``PYMONGO_RESILIENCE_CONFIG`` names.
+        """Return the configuration from the environment variables and the TOML file they name.
 
-        An empty variable is an unset one; an unknown variable is a warning with the nearest name.
-        Raises ConfigurationError with every bad value at once.
+        Empty variables are ignored. An unknown variable causes a warning with the nearest known
+        name.
+
+        Raises:
+            ConfigurationError: Lists every invalid value.
         """
         return load(environ).config
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Config:
-        """From a TOML file whose top-level keys are the options' names, and ``policies``.
+        """Return the configuration from a TOML file.
 
-        An unknown key is a warning with the nearest name. Raises ConfigurationError with every
-        bad value at once, also where the file cannot be read.
+        Its top-level keys are the names of options, and ``policies``. An unknown key causes a
+        warning with the nearest known name.
+
+        Raises:
+            ConfigurationError: Lists every invalid value, or reports that the file cannot be read.
         """
         return load({FILE_VARIABLE: str(Path(path))}).config
 
 
 class Options(TypedDict, total=False):
-    """The fields of ``Config`` as ``instrument()`` takes them by keyword, beside its own."""
+    """The fields of ``Config``, as keyword arguments of ``instrument()``."""
 
     enabled: bool
     timeout_ms: int | None
@@ -297,15 +308,15 @@ class Options(TypedDict, total=False):
 
 
 class Loaded(NamedTuple):
-    """A configuration, and where it came from. Immutable."""
+    """A configuration, and where its values came from. Immutable."""
 
     config: Config
     sources: Mapping[str, str]
-    """The variable, or the file, of each value that one of them has."""
+    """For each option that a variable or the file set: the variable, or the path of the file."""
     overridden: tuple[str, ...]
-    """The variables and the file that have values which code overrides."""
+    """Variables, and the file, whose values code overrides."""
     ignored: tuple[str, ...]
-    """Wrong values of telemetry's options, whose defaults hold."""
+    """Descriptions of invalid telemetry options, which were replaced by their defaults."""
 
 
 def load(
@@ -314,29 +325,39 @@ def load(
     *,
     tolerant: bool = False,
 ) -> Loaded:
-    """What variables and file say, and over them what code says: a configuration, beside which no
-    file is read, or options by name. What code overrides is not checked.
+    """Merge the variables, the file, and the options given in code.
 
-    Raises ConfigurationError with every bad value at once; ``tolerant``: not for those that concern
-    telemetry alone.
+    If ``code`` is a ``Config``, the file is not read. Values that code overrides are not checked.
+
+    Args:
+        environ: The environment variables.
+        code: A whole configuration, or options by name.
+        tolerant: Replace invalid telemetry options by their defaults instead of raising.
+
+    Raises:
+        ConfigurationError: Lists every invalid value.
     """
-    whole = isinstance(code, Config)
+    is_whole = isinstance(code, Config)
     base, options = (code, {}) if isinstance(code, Config) else (Config(), code or {})
     path = environ.get(FILE_VARIABLE)
-    overridden: set[str] = {FILE_VARIABLE} if whole and path else set()
+    overridden: set[str] = {FILE_VARIABLE} if is_whole and path else set()
     problems: list[str] = []
     ignored: list[str] = []
     values: dict[str, Any] = {**options}
     sources: dict[str, str] = {}
-    file = _of_file(path, problems) if path and not whole else ()
+    file = _of_file(path, problems) if path and not is_whole else ()
     for name, value, source in (*file, *_of_variables(environ)):
         option = BY_NAME.get(name)
-        switches = name in SWITCHES and source != path
-        if (whole or name in options) and not switches:
+        # The two switches for operators are read from variables even if code sets them, but not
+        # from the file, which ships with the code.
+        wins_over_code = name in SWITCHES and source != path
+        if (is_whole or name in options) and not wins_over_code:
             overridden.add(source)
         elif option is None or option.kind.legal(value):
             values[name], sources[name] = value, source
         else:
+            # Under OpenTelemetry's loader, a typo in a telemetry option must not turn the retries
+            # off.
             tolerated = tolerant and name in TELEMETRY
             place = f"{path}: {name}" if source == path else source
             (ignored if tolerated else problems).append(option.kind.problem(place, value))
@@ -346,7 +367,7 @@ def load(
 
 
 _Entry = tuple[str, Any, str]
-"""An option's name, its value, and the variable or the file that has it."""
+"""An option's name, its value, and the variable or file it came from."""
 
 
 def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
@@ -360,6 +381,7 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[_Entry]:
         elif not option.has_variable:
             logger.warning("%s is ignored: only code or a file can set %s", variable, option.name)
         else:
+            # Pass text that cannot be parsed on as it is, so that the caller reports it.
             value = option.kind.read(text)
             yield option.name, text if value is None else value, variable
 
@@ -376,10 +398,11 @@ def _of_file(path: str, problems: list[str]) -> Iterator[_Entry]:
         if name == RULES:
             yield name, policies_of(value, path, problems), path
         elif name in BY_NAME:
+            # TOML has arrays only; options with several values are tuples.
             items = tuple(cast("list[object]", value)) if isinstance(value, list) else value
             yield name, items, path
         else:
-            defaults = {each: known.default for each, known in BY_NAME.items()}
+            defaults = {key: known.default for key, known in BY_NAME.items()}
             warn_unknown(name, f"key in {path}", [*defaults, RULES], defaults)
 
 
@@ -388,6 +411,6 @@ OPTIONS: tuple[Option, ...] = tuple(
     for entry in fields(Config)
     if entry.name != RULES
 )
-"""The table that ``pymongo-resilience config`` and docs/options.md show."""
+"""The table shown by ``pymongo-resilience config`` and docs/options.md."""
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_VARIABLE = {option.variable: option for option in OPTIONS}

@@ -1,4 +1,4 @@
-"""Whether the instrumentation acts: one flag for each ``instrument()``, off once that has ended."""
+"""A flag for each ``instrument()`` that tells whether it is still active."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from contextlib import contextmanager
 
 
 class EnabledFlag:
-    """Wrappers and listeners that are still in place pass through while it is off."""
+    """While the flag is off, wrappers and listeners that are still in place pass calls through."""
 
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
         self._turns = 0
 
     def turn(self, *, on: bool) -> None:
-        """Permanently: blocks that are not left yet have no effect any more."""
+        """Set the flag permanently. Blocks of ``set_to`` that are still open no longer
+        restore it.
+        """
         self._turns += 1
         self.on = on
 
     @contextmanager
     def set_to(self, on: bool) -> Generator[None]:
-        """Inside of the block."""
+        """Set the flag inside the block."""
         turns, before, self.on = self._turns, self.on, on
         try:
             yield
         finally:
+            # ``uninstrument()`` may have been called inside the block. Its effect must last.
             if turns == self._turns:
                 self.on = before
 
 
 current = EnabledFlag()
-"""The flag of the latest ``instrument()`` in this process."""
+"""The flag of the most recent ``instrument()`` in this process."""

@@ -1,4 +1,4 @@
-"""The errors this library adds to those of the driver."""
+"""The errors that this library adds to those of pymongo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class ConfigurationError(ValueError):
-    """One or more options are invalid; the message lists every one with what is allowed."""
+    """One or more options are invalid. The message lists each of them and its allowed values."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -34,71 +34,77 @@ class ConfigurationError(ValueError):
 
 
 class CircuitBreakerOpenError(Exception):
-    """The circuit breaker of the server that was selected is open: nothing was sent.
+    """The circuit breaker of the selected server is open, so the operation was not sent.
 
-    What an application catches is also pymongo's AutoReconnect.
+    Applications catch a subclass that is also pymongo's AutoReconnect.
     """
 
     server: str
     """``"host:port"``."""
     next_probe_in: float
-    """Seconds after which it is worth trying again."""
+    """Seconds until the server is tried again."""
     calls: int
-    """Those that have opened it."""
+    """The calls that were counted when the breaker opened."""
     failures: int
-    """Among those calls."""
+    """How many of those calls failed."""
     elsewhere: bool
-    """Another server could have been selected at once."""
+    """True if another server could be selected at once."""
 
 
 class OperationTimeoutError(Exception):
-    """The deadline ended the operation.
+    """The operation did not finish before its deadline.
 
-    What an application catches is a subclass that is also the driver's own exception class, so
-    that no ``except`` clause stops working. ``__cause__`` is the driver's exception.
-    Source: Client Side Operations Timeout, "Errors".
+    Applications catch a subclass that is also the class of pymongo's own exception, so existing
+    ``except`` clauses keep working. ``__cause__`` is pymongo's exception. Source: Client Side
+    Operations Timeout, "Errors".
     """
 
     timeout_s: float
-    """The time the operation was given, in seconds."""
+    """The timeout of the operation, in seconds."""
     elapsed_s: float
-    """How much of that is gone, in seconds: since it began, be it with a cursor, a transaction or a
-    block of ``pymongo.timeout`` before this operation."""
+    """Seconds since the timeout began. It may have begun before this operation: with a cursor, a
+    transaction, or a block of ``pymongo.timeout``.
+    """
     attempts: int
     retry_reasons: tuple[RetryReason, ...]
-    """Why it was repeated: one for each retry."""
+    """The reason for each retry."""
     timeline: tuple[Phase, ...] = ()
-    """Where the time of this operation went, in order."""
+    """How the operation spent its time, in order."""
     retry_rule: Rule | None
-    """The rule by which there was no further retry."""
+    """The rule that ended the retries."""
     server: str | None
-    """``"host:port"`` of the last attempt; None when no server was selected."""
+    """``"host:port"`` of the last attempt; None if no server was selected."""
     stage: Stage
-    """How far the last attempt came. Earlier ones, and earlier batches of a bulk write, may have
-    come further: it does not prove that nothing happened."""
+    """How far the last attempt got. Earlier attempts, or earlier batches of a bulk write, may have
+    got further, so ``not_sent`` does not prove that nothing was applied.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RetryInfo:
-    """What the library did before an error reached the application. Immutable."""
+    """What the library tried before an error reached the application. Immutable."""
 
     attempts: int
-    """How often the command was sent, or was to be sent."""
+    """How many attempts were made, whether or not they got as far as sending the command."""
     reasons: tuple[RetryReason, ...]
-    """Why it was repeated: one for each retry."""
+    """The reason for each retry."""
     rule: Rule | None
-    """The rule by which there was no further retry; None where there was nothing to decide."""
+    """The rule that ended the retries; None if no rule was needed."""
     server: str | None
-    """``"host:port"`` of the last attempt; None when no server was selected."""
+    """``"host:port"`` of the last attempt; None if no server was selected."""
     timeout_s: float | None = None
-    """The time that the operation had, in seconds; None where no deadline ended it."""
+    """The timeout of the operation, in seconds; None unless the deadline ended it."""
     elapsed_s: float | None = None
-    """How much of that was gone."""
+    """Seconds since that timeout began."""
 
 
 def retry_info(error: BaseException) -> RetryInfo | None:
-    """The attempts and retries behind an error of pymongo; None for one that the library had no
-    part in. The error has the same facts as attributes. Thread- and task-safe.
+    """Return the attempts and retries behind an error of pymongo.
+
+    The error carries the same facts as attributes. Thread- and task-safe.
+
+    Returns:
+        The facts, or None if the library had no part in the operation.
     """
     facts: Any = vars(error)
     names = ("attempts", "retry_reasons", "retry_rule", "server", "timeout_s", "elapsed_s")

@@ -1,6 +1,6 @@
-"""What the engine reports about its decisions, and who may listen.
+"""The events that report the engine's decisions, and the listeners that receive them.
 
-Events are immutable and carry no document, no query and no server text.
+Events are immutable. They contain no document, no query and no text from a server.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
 deadline_logger = logging.getLogger("pymongo_resilience.deadlines")
 for each in (retry_logger, breaker_logger, deadline_logger):
-    each.addFilter(RedactionFilter())  # a logger's filter does not hold for those below it
+    # A logger's filter does not apply to its child loggers, so each logger needs its own.
+    each.addFilter(RedactionFilter())
 
 
 class EventName(enum.StrEnum):
-    """What a log record's ``event`` may be."""
+    """The values of ``event`` in log records."""
 
     RETRY_SCHEDULED = "retry.scheduled"
     RETRY_DECLINED = "retry.declined"
@@ -45,26 +46,26 @@ class EventName(enum.StrEnum):
 
 
 class RetryScheduled(NamedTuple):
-    """A failed attempt will be repeated after ``delay`` seconds."""
+    """A failed attempt will be retried after ``delay`` seconds."""
 
     operation: str
-    """The operation's name as in the telemetry, for example ``"find"``."""
+    """The operation's name in telemetry, such as ``"find"``."""
     namespace: str
-    """``"db.collection"``, or ``"db"`` where there is no collection."""
+    """``"db.collection"``, or ``"db"`` if there is no collection."""
     reason: RetryReason
     server: str | None
-    """``"host:port"`` of the server whose attempt failed, if one was selected."""
+    """``"host:port"`` of the failed attempt; None if no server was selected."""
     attempt: int
-    """How many attempts of this command have failed, this one included."""
+    """Number of failed attempts of this command, including this one."""
     delay: float
     error: str = ""
-    """Class, code and code name of what the attempt ended with, without its text."""
+    """Class, code and code name of the error, without its text."""
     held_back: bool = False
-    """The client's retry budget is spent, and the delay is longer for it."""
+    """The delay is longer because the client's retry budget is spent."""
 
 
 class RetryDeclined(NamedTuple):
-    """A failed attempt is final: its error goes to the application."""
+    """A failed attempt is not retried. Its error goes to the application."""
 
     operation: str
     namespace: str
@@ -74,43 +75,43 @@ class RetryDeclined(NamedTuple):
     rule: Rule
     """The rule that declined."""
     why: str = ""
-    """The same in words, as the error has it."""
+    """The rule in words, as at the end of the error's text."""
     error: str = ""
-    """The same as RetryScheduled has."""
+    """As for RetryScheduled."""
 
 
 class BreakerOpened(NamedTuple):
-    """A server's circuit breaker has opened, or a probe has failed and it is open again."""
+    """A server's circuit breaker opened, or a probe failed and it opened again."""
 
     server: str
     """``"host:port"``."""
     calls: int
-    """Those that have opened it, when it was closed last."""
+    """The calls that were counted when the breaker last opened from closed."""
     failures: int
-    """Among those calls."""
+    """How many of these calls failed."""
     next_probe_in: float
     """Seconds."""
 
 
 class BreakerClosed(NamedTuple):
-    """The probes have succeeded: the server is used as before."""
+    """All probes succeeded, so the server is used normally again."""
 
     server: str
 
 
 class ReadHedged(NamedTuple):
-    """A read that stayed unanswered was sent to a second server as well, and has ended."""
+    """A read that was also sent to a second server has ended."""
 
     operation: str
     namespace: str
     server: str
-    """``"host:port"`` of the one that it was sent to first."""
+    """``"host:port"`` of the first server."""
     second_server: str | None
-    """None where the second try had not got one yet."""
+    """None if no second server had been selected yet."""
     waited: float
-    """Seconds that the read was unanswered before it was sent again."""
+    """Seconds without an answer before the read was sent again."""
     winner: str | None
-    """Whose answer the operation has: ``"first"`` or ``"hedge"``; None where neither had one."""
+    """Whose reply was used: ``"first"`` or ``"hedge"``; None if neither replied."""
 
 
 class RequestExpired(NamedTuple):
@@ -127,21 +128,20 @@ Event = RetryEvent | BreakerEvent | ReadHedged | RequestExpired
 
 
 class Listener(Protocol):
-    """Receives every decision, in the thread or task of the operation; and when a circuit breaker
-    opens or closes, in that of the operation which has brought it about.
+    """Receives every event, in the thread or task of the operation that caused it.
 
-    An implementation must not block; in async clients it runs on the event loop. What it raises
-    is logged once and never reaches the operation.
+    Implementations must not block; with async clients they run on the event loop. If a listener
+    raises, the first error is logged, and it never reaches the operation.
     """
 
     def on_event(self, event: Event, /) -> None:
-        """Take one event; called in the order of the decisions of one operation."""
+        """Receive one event. The events of one operation arrive in order."""
 
 
 class Broadcast:
-    """Sends every event to all listeners; one that raises is logged once and kept apart.
+    """Sends every event to all listeners. The first error of each listener is logged.
 
-    Thread- and task-safe: the listeners are fixed when it is made.
+    Thread- and task-safe: the listeners do not change.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
@@ -153,10 +153,12 @@ class Broadcast:
             try:
                 listener.on_event(event)
             except Exception:
+                # By identity, because a listener need not be hashable.
                 if id(listener) not in self._faulty:
                     self._faulty.add(id(listener))
                     logger.exception(
-                        "the listener %s raised; further errors of it are not logged",
+                        "the listener %s raised an error, which affects no operation; further "
+                        "errors of this listener are not logged",
                         type(listener).__name__,
                     )
 
@@ -183,13 +185,16 @@ outlet = Outlet()
 
 
 class EventLog:
-    """Writes events to loggers, with structured fields in the record's attribute
-    ``pymongo_resilience``, as formatters for JSON and OpenTelemetry's handler show it.
+    """Writes events to loggers.
+
+    The fields of the event are also in the record's attribute ``pymongo_resilience``, which JSON
+    formatters and OpenTelemetry's handler export.
 
     Scheduled retries are logged at INFO. Declined ones are logged at WARNING if the operation was
-    retried before, or if the rule declines a retry that is normally made; else at DEBUG, since an
-    ordinary error of the application is no news. A breaker that opens is logged at WARNING, one
-    that closes at INFO, as is a request that was refused because it had expired.
+    retried before, or if the rule declines a retry that is normally made; otherwise at DEBUG,
+    because ordinary errors of the application are not news. A breaker that opens is logged at
+    WARNING, one that closes at INFO. A request that is refused because its deadline has passed is
+    logged at INFO.
     """
 
     def on_event(self, event: Event, /) -> None:
@@ -198,13 +203,13 @@ class EventLog:
         if isinstance(event, BreakerOpened):
             fields["event"] = EventName.BREAKER_OPENED.value
             message = (
-                "the circuit breaker of %(server)s is open: %(failures)d of %(calls)d calls failed;"
-                " next probe in %(next_probe_in).3f s"
+                "the circuit breaker of %(server)s is open: %(failures)d of %(calls)d calls "
+                "failed. Check this server; it is tried again in %(next_probe_in).3f s"
             )
             breaker_logger.warning(message, fields, extra=extra)
         elif isinstance(event, BreakerClosed):
             fields["event"] = EventName.BREAKER_CLOSED.value
-            message = "the circuit breaker of %(server)s is closed again"
+            message = "the circuit breaker of %(server)s is closed again: the server has recovered"
             breaker_logger.info(message, fields, extra=extra)
         elif isinstance(event, RequestExpired):
             fields["event"] = EventName.REQUEST_EXPIRED.value
@@ -214,16 +219,17 @@ class EventLog:
             deadline_logger.info(message, fields, extra=extra)
         elif isinstance(event, RetryEvent):
             fields["reason"] = event.reason.value
+            # The text needs words for "no server", but the record keeps None.
             shown = {**fields, "server": event.server or "no server"}
             failed = "%(operation)s %(namespace)s: attempt %(attempt)d failed on %(server)s "
             failed += "(%(reason)s: %(error)s), "
             if isinstance(event, RetryScheduled):
                 fields["event"] = EventName.RETRY_SCHEDULED.value
-                held_back = ", held back: the retry budget is spent" if event.held_back else ""
-                text = failed + "again in %(delay).3f s" + held_back
+                held_back = " (delayed: the retry budget is spent)" if event.held_back else ""
+                text = failed + "retrying in %(delay).3f s" + held_back
                 retry_logger.info(text, shown, extra=extra)
             else:
                 fields |= {"event": EventName.RETRY_DECLINED.value, "rule": event.rule.value}
                 is_news = event.attempt > 1 or event.rule in WITHHELD
                 level = logging.WARNING if is_news else logging.DEBUG
-                retry_logger.log(level, failed + "not repeated: %(why)s", shown, extra=extra)
+                retry_logger.log(level, failed + "not retried: %(why)s", shown, extra=extra)

@@ -1,4 +1,7 @@
-"""Decide, wait, attempt again. Both executors decide alike; they differ in what they await."""
+"""The retry loop: decide, wait, attempt again.
+
+The sync and the async executor share every decision and differ only in what they await.
+"""
 
 from __future__ import annotations
 
@@ -24,49 +27,51 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """One command of the driver, as an executor retries it."""
+    """One pymongo command that an executor retries."""
 
     @property
     def outcome(self) -> Outcome:
-        """What happened to the operation that the command is part of; the executor writes it."""
+        """The record of the operation that the command belongs to. The executor writes it."""
         ...
 
     def retry_state(self) -> RetryState:
-        """What the rules decide on; called once, at the first failure."""
+        """Return the facts that the rules decide on. Called once, at the first failure."""
         ...
 
     def attempt(self) -> Any:
-        """Send it; the executor of tasks awaits what it returns."""
+        """Send the command. The async executor awaits the result."""
 
     def classify(self, error: Exception, state: RetryState, /) -> Failure:
         """Return the facts of the attempt that ended with ``error``.
 
-        Raises ``error`` itself if its coroutine is being closed: nothing may follow it then.
+        Raises ``error`` itself if its coroutine is being closed, because no other attempt may
+        follow.
         """
         ...
 
     def report(self, failure: Failure, state: RetryState, /) -> Callable[[], Any] | None:
-        """The failed attempt is over, whatever follows: report it to what counts them, once, and
-        return what releases what it held, if anything.
+        """Report the failed attempt, once, to everything that counts attempts.
 
-        No coroutine yet: an exception of a signal handler that strikes between one and its
-        ``await`` leaves it unawaited.
+        Returns:
+            A function that releases what the attempt held (for async work, a coroutine function),
+            or None. It is not yet a coroutine, because a signal handler may raise before the
+            coroutine is awaited, and Python would warn about it.
         """
 
     def prepare(self, failure: Failure, state: RetryState, retry: Retry, /) -> None:
-        """Set the driver up for one more attempt after ``failure``, as the rules have it."""
+        """Prepare pymongo for the next attempt after ``failure``."""
 
     def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
-        """What the application gets once no attempt follows."""
+        """Return the error that the application gets when no attempt follows."""
         ...
 
     def failed_before_sending(self, error: Exception, /) -> bool:
-        """Whether an internal error ended the attempt before anything was sent."""
+        """Return True if an internal error ended the attempt before anything was sent."""
         ...
 
 
 class UndecidedError(Exception):
-    """An internal error, its cause, kept the rules from deciding on ``failed``."""
+    """An internal error (its cause) prevented a decision about the failure ``failed``."""
 
     def __init__(self, failed: Exception) -> None:
         super().__init__("internal error in pymongo-resilience")
@@ -74,7 +79,9 @@ class UndecidedError(Exception):
 
 
 OURS = frozenset(map(type, NAMED.values()))
-"""What any other strategy raises is caught, whatever it is."""
+"""The library's own strategies. Errors raised by any other strategy are caught, whatever their
+type.
+"""
 
 
 _End = float | Exception
@@ -82,10 +89,10 @@ _End = float | Exception
 
 
 class _Retries:
-    """Decides on the failed attempts of one work. Belongs to one thread or task."""
+    """The decisions about the failed attempts of one command. Belongs to one thread or task."""
 
     failure: Failure
-    """The last one."""
+    """The most recent failure."""
 
     def __init__(self, executor: Executor, work: Work) -> None:
         self.executor = executor
@@ -96,37 +103,47 @@ class _Retries:
         return self.work.retry_state()
 
     def classify(self, error: Exception) -> Callable[[], Any] | None:
-        """What releases what the failed attempt held, if anything."""
+        """Classify, report and count the failed attempt; return what ``Work.report`` returned."""
         self.failure = self.work.classify(error, self.state)
         release = self.work.report(self.failure, self.state)
+        # Count after reporting, because budgets distinguish the first failure from later ones.
         self.state.count(self.failure)
         return release
 
     def ask(self) -> Any:
-        """GiveUp by the rules, or the strategy's answer, in tasks perhaps to be awaited."""
+        """Return GiveUp if a rule declines, or else the strategy's answer (perhaps an
+        awaitable).
+        """
         state, failure = self.state, self.failure
         declined = self.executor.retry_rules.declined(state, failure)
         if declined is not None:
             return GiveUp(declined)
         try:
             return ask_strategy(state, failure)
+        # A strategy of the application may raise anything. Its error is logged, and the attempt is
+        # not retried.
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
             self._no_answer(error)
 
     async def awaited(self, answer: Any) -> Any:
-        """An answer that perhaps is to be awaited."""
+        """Return the strategy's answer, awaiting it if it is awaitable."""
         try:
             return await answer if inspect.isawaitable(answer) else answer
         except Exception as error:  # noqa: BLE001 - as above
             self._no_answer(error)
 
     def decide(self, answer: Any) -> _End:
-        """Who prepares it and who listens may take their time: the wait ends when it was to end."""
+        """Apply the remaining rules and record the decision.
+
+        Returns:
+            Seconds to wait, or the error to raise.
+        """
         state, failure, executor = self.state, self.failure, self.executor
         decided = executor.clock.now()
         verdict: Verdict = answer
         if not isinstance(answer, GiveUp):
             verdict = executor.retry_rules.verdict(state, failure, self._checked(answer))
+        # Another thread may have taken the last token since the rules looked at the budget.
         if not isinstance(verdict, GiveUp) and not state.budget.spend(failure):
             verdict = GiveUp(Rule.BUDGET)
         outcome = self.work.outcome
@@ -146,6 +163,8 @@ class _Retries:
         executor.listener.on_event(
             RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
         )
+        # Preparing the attempt and calling listeners takes time. Subtract it, so that the next
+        # attempt starts when it was planned.
         return verdict.delay - (executor.clock.now() - decided)
 
     def succeeded(self) -> None:
@@ -156,13 +175,15 @@ class _Retries:
             logger.exception("internal error in pymongo-resilience after a retry")
 
     def _checked(self, answer: Any) -> RetryAction | None:
-        """A strategy need not be type-checked code."""
+        """Return the strategy's answer if it is valid; strategies need not be type-checked code."""
         try:
             if inspect.iscoroutine(answer):
-                answer.close()  # or Python warns of it, long after and far from its making
+                # A sync client cannot await it. Close it here, or Python warns about it much later.
+                answer.close()
             if answer is not None and not isinstance(answer, RetryAction):
                 raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
-            # Made anew, and so checked: a subclass need not have done that.
+            # Build a new object: the constructor checks the delay, which a subclass may not have
+            # done.
             return None if answer is None else RetryAction(answer.delay)
         except Exception as error:  # noqa: BLE001 - as above
             self._no_answer(error)
@@ -172,7 +193,10 @@ class _Retries:
         strategy = type(self.state.strategy)
         if strategy in OURS:
             raise error
-        text = "the retry strategy %s raised on %s: not retried"
+        text = (
+            "the retry strategy %s raised an error for %s, so the operation is not retried. "
+            "Fix the strategy: the traceback follows"
+        )
         logger.error(text, strategy.__name__, self.state.name, exc_info=error)
 
 
@@ -185,10 +209,15 @@ class Executor:
         self.listener = listener
 
     def run(self, work: Work, error: Exception) -> Any:
-        """After a first attempt that has raised ``error``: the first successful one's result, or
-        ``work.final_error()`` raised.
+        """Retry ``work`` after a first attempt that raised ``error``.
 
-        Raises UndecidedError after an internal error."""
+        Returns:
+            The result of the first attempt that succeeds.
+
+        Raises:
+            Exception: What ``work.final_error()`` returns.
+            UndecidedError: After an internal error.
+        """
         retries = _Retries(self, work)
         end: _End = 0.0
         try:
@@ -201,7 +230,9 @@ class Executor:
                 except internal_error_types() as internal_error:
                     if internal_error is not error:
                         raise UndecidedError(error) from internal_error
-                    end = error  # its coroutine is being closed
+                    # ``classify`` raises the error itself if its coroutine is being closed. It is
+                    # final.
+                    end = error
                 if isinstance(end, Exception):
                     raise end
                 if end > 0:
@@ -209,6 +240,8 @@ class Executor:
                 try:
                     result = work.attempt()
                 except Exception as raised:
+                    # A bug of the library ended the attempt before anything was sent, so pymongo
+                    # can still continue with the previous error.
                     if work.failed_before_sending(raised):
                         raise UndecidedError(error) from raised
                     error = raised
@@ -216,7 +249,8 @@ class Executor:
                     retries.succeeded()
                     return result
         finally:
-            # The frames of errors hold this one.
+            # The tracebacks of the errors reference this frame. Delete the variables that reference
+            # the errors, so that no reference cycle keeps both alive.
             del error, retries, end
 
 
@@ -236,7 +270,8 @@ class AsyncExecutor(Executor):
                 except internal_error_types() as internal_error:
                     if internal_error is not error:
                         raise UndecidedError(error) from internal_error
-                    end = error  # its coroutine is being closed
+                    # As above: the coroutine is being closed.
+                    end = error
                 if isinstance(end, Exception):
                     raise end
                 if end > 0:
@@ -251,5 +286,5 @@ class AsyncExecutor(Executor):
                     retries.succeeded()
                     return result
         finally:
-            # The frames of errors hold this one.
+            # As above: break the reference cycle.
             del error, retries, end

@@ -1,4 +1,4 @@
-"""Internal errors, which are logged and fail nothing."""
+"""Containment of the library's own bugs: they are logged, and never make an operation fail."""
 
 from __future__ import annotations
 
@@ -19,33 +19,38 @@ _internal_error_types: tuple[type[Exception], ...] = (
 
 T = TypeVar("T")
 OUR_FRAMES = 3
-"""Between who logs and logging."""
+"""Stack frames between the caller of the logger and ``logging``."""
 
 
 def internal_error_types() -> tuple[type[Exception], ...]:
-    """What a bug of ours raises, and so what is caught around our own code. What a signal handler
-    raises must reach the application: Celery's SoftTimeLimitExceeded, or a TimeoutError, an OSError
-    or an AssertionError of others."""
+    """Return the exception classes that are treated as bugs of the library.
+
+    Only these are caught around the library's own code. Other classes may come from a signal
+    handler of the application, such as Celery's SoftTimeLimitExceeded, a TimeoutError or an
+    OSError, and must reach the application.
+    """
     return _internal_error_types
 
 
 def catch_also(*classes: type[Exception]) -> None:
-    """Take errors of these classes for a bug of ours, too: those of the driver."""
+    """Also treat errors of these classes, those of pymongo, as bugs of the library."""
     global _internal_error_types  # noqa: PLW0603 - one for the process
     _internal_error_types += classes
 
 
 def raised_in(error: BaseException, *folders: str) -> bool:
-    """Return True if code below one of the folders raised the error, and nothing that it called.
+    """Return True if code in one of the folders raised the error itself.
 
-    What a signal handler or a callback of the application raises was not.
+    False if a function that it called raised the error, such as a callback of the application, or
+    if a signal handler did.
     """
     frames = traceback.extract_tb(error.__traceback__)
+    # The last frame is the one that raised the error.
     return bool(frames) and frames[-1].filename.startswith(folders)
 
 
 class ForeignError(RuntimeError):
-    """A hook, a span processor or the like has raised ``foreign``."""
+    """Raised in place of ``foreign``, an exception from a hook, a span processor, or the like."""
 
     def __init__(self, foreign: Exception) -> None:
         super().__init__(f"{type(foreign).__name__} from foreign code")
@@ -53,9 +58,10 @@ class ForeignError(RuntimeError):
 
 
 def wrap_foreign_error(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call foreign code inside of a block that catches ``internal_error_types()``.
+    """Call foreign code inside a block that catches ``internal_error_types()``.
 
-    Raises ForeignError.
+    Raises:
+        ForeignError: If the foreign code raises.
     """
     try:
         return function(*args, **kwargs)
@@ -64,11 +70,13 @@ def wrap_foreign_error(function: Callable[..., T], *args: Any, **kwargs: Any) ->
 
 
 def call_handlers(log: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    """Log something. A handler of the application's that raises fails nothing: its error is printed
-    as ``logging.Handler.handleError`` prints one."""
+    """Log a record. If a handler of the application raises, print its error as logging itself
+    does.
+    """
     try:
         log(*args, **kwargs)
     except Exception:  # noqa: BLE001 - a handler may raise anything
+        # The same conditions as in ``logging.Handler.handleError``.
         if logging.raiseExceptions and sys.stderr is not None:
             traceback.print_exc()
 
@@ -79,7 +87,9 @@ def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
     within: Callable[..., object] = staticmethod(_call)
-    """Calls a function with its arguments: what is logged is handled in there."""
+    """Calls a function with its arguments. The instrumentation replaces it to mark what handlers
+    do.
+    """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         stacklevel = kwargs.pop("stacklevel", 1) + OUR_FRAMES
@@ -92,9 +102,10 @@ logger.logger.addFilter(RedactionFilter())
 
 
 class contain_internal_errors:  # noqa: N801 - as contextlib's own
-    """Contain the internal errors of a block of our code: log them, and go on after the block.
+    """Contain internal errors in a block: log them, and continue after the block.
 
-    ``what`` ends the log line: where the error was raised.
+    Args:
+        what: The end of the log line, which describes where the error was raised.
     """
 
     __slots__ = ("_what",)
@@ -108,5 +119,6 @@ class contain_internal_errors:  # noqa: N801 - as contextlib's own
         if error is None or not isinstance(error, internal_error_types()):
             return False
         text = "internal error in pymongo-resilience %s"
+        # The log record names the line of the block, not this one.
         logger.error(text, self._what, exc_info=error, stacklevel=2)
         return True

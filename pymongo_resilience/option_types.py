@@ -1,4 +1,4 @@
-"""The types of values that options and rules have: what is legal, and what to say of others."""
+"""The types of option values: which values are allowed, and the errors for others."""
 
 from __future__ import annotations
 
@@ -22,36 +22,38 @@ MAX_MS = 2_147_483_647
 
 @dataclass(frozen=True, slots=True)
 class OptionType:
-    """A type of value: how text becomes one, which values are legal, and how to say so."""
+    """A type of value: how text is parsed, which values are allowed, and the error for others."""
 
     allowed: str
     legal: Callable[[object], bool]
     parse: Callable[[str], Any]
-    """From a variable's text; raises ValueError or KeyError if it is no such value."""
+    """Convert the text of a variable. Raises ValueError or KeyError if that is impossible."""
     confidential: bool = False
-    """An error names the type of a value alone."""
+    """Errors show only the type of the value."""
 
     def read(self, text: str) -> Any:
-        """The value that a variable's text stands for; None where that is not legal."""
+        """Return the value of a variable's text, or None if it is not allowed."""
         with suppress(ValueError, KeyError):
             value = self.parse(text.strip())
             return value if self.legal(value) else None
 
     def problem(self, name: str, value: object) -> str:
-        """What is wrong with a value that is not legal."""
+        """Return the error text for a value that is not allowed."""
         text = shown(value)
+        # A connection string contains a password, so its value must not appear in an error.
         if self.confidential or "://" in text:
             return wrong_type(name, value, self.allowed)
         return f"{name}={text}: expected {self.allowed}"
 
 
 def problems_in(target: DataclassInstance) -> list[str]:
-    """What is wrong with those fields of a dataclass that have a type in their metadata."""
+    """Return the errors of those dataclass fields whose metadata contains a type."""
     problems: list[str] = []
-    for each in fields(target):
-        kind, value = each.metadata.get("kind"), getattr(target, each.name)
-        if kind is not None and value is not each.default and not kind.legal(value):
-            problems.append(kind.problem(each.name, value))
+    for entry in fields(target):
+        kind, value = entry.metadata.get("kind"), getattr(target, entry.name)
+        # Defaults need no check, and None is the default of several options whose type excludes it.
+        if kind is not None and value is not entry.default and not kind.legal(value):
+            problems.append(kind.problem(entry.name, value))
     return problems
 
 
@@ -67,6 +69,7 @@ BOOLEAN = OptionType(
 
 
 def _within(low: float, high: float, value: object) -> bool:
+    # bool is a subclass of int, but a boolean is not a number.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -83,7 +86,7 @@ def number(low: float, high: float) -> OptionType:
 
 
 def _not_as_text(text: str) -> Any:
-    """The parser of what only code or a file can set."""
+    """Raise ValueError: the parser of options that only code or a file can set."""
     raise ValueError(text)
 
 
@@ -101,7 +104,7 @@ HEDGE = OptionType(
 
 
 def one_of(*names: str, or_boolean: bool = False) -> OptionType:
-    """A name in small letters; a variable may have it in capitals."""
+    """Return the type of a name in lowercase. A variable may contain it in uppercase."""
     allowed = "one of " + ", ".join(names)
     if not or_boolean:
         return OptionType(allowed, lambda value: _is_one(value, names), str.lower)
@@ -113,7 +116,7 @@ def one_of(*names: str, or_boolean: bool = False) -> OptionType:
 
 
 def several_of(*names: str) -> OptionType:
-    """A tuple of names; a variable has them with commas in between."""
+    """Return the type of a tuple of names. In a variable, they are separated by commas."""
     return OptionType(
         "any of " + ", ".join(names),
         lambda value: (
@@ -129,7 +132,7 @@ def _names_in(text: str) -> tuple[str, ...]:
 
 
 def _are_all(values: tuple[object, ...], names: Collection[str]) -> bool:
-    return all(_is_one(each, names) for each in values)
+    return all(_is_one(value, names) for value in values)
 
 
 def _is_one(value: object, names: Collection[str]) -> bool:
@@ -139,16 +142,20 @@ def _is_one(value: object, names: Collection[str]) -> bool:
 CURSOR_LIFETIME = "cursor_lifetime"
 ITERATION = "iteration"
 TIMEOUT_MODE = one_of(CURSOR_LIFETIME, ITERATION)
-"""What the timeout of a cursor holds for (Client-Side Operations Timeout, "timeoutMode")."""
+"""Whether a timeout covers a cursor's whole life or each batch (Client Side Operations Timeout,
+"timeoutMode").
+"""
 
 
 def wrong_type(name: str, value: object, expected: str) -> str:
-    """An error's text for what may be confidential, such as a connection string."""
+    """Return an error text that shows only the type of a value, which may be confidential."""
     return f"{name} is of type {type(value).__name__}: expected {expected}"
 
 
 def shown(value: object) -> str:
-    # Python refuses to write a number of thousands of digits, which TOML can give in hexadecimal.
+    """Return the repr of a value, or a placeholder if it cannot be printed."""
+    # Python refuses to print numbers with thousands of digits, which a TOML file can contain in
+    # hexadecimal. And a keyword argument may be any object.
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - a keyword may be anything, with a __repr__ of its own
@@ -156,7 +163,7 @@ def shown(value: object) -> str:
 
 
 def as_text(value: object) -> str:
-    """The value of an option for a reader."""
+    """Return the value of an option as text for users."""
     if value is None or value == ():
         return "unset"
     if isinstance(value, tuple):
@@ -165,10 +172,10 @@ def as_text(value: object) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Empty where none is near."""
-    # Without what all variables begin with, by which any two of them would be close. In one case:
-    # a key of the file may be written as a variable is.
-    candidates = {each.removeprefix(PREFIX).lower(): each for each in known}
+    """Return the known name that is most similar to ``name``, or an empty string if none is."""
+    # Compare without the prefix that all variables share, which would make any two of them similar.
+    # Ignore case, because a key of the file may be written like a variable.
+    candidates = {candidate.removeprefix(PREFIX).lower(): candidate for candidate in known}
     close = get_close_matches(name.removeprefix(PREFIX).lower(), candidates, n=1)
     return candidates[close[0]] if close else ""
 
@@ -176,19 +183,28 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def warn_unknown(
     name: str, what: str, known: Iterable[str], defaults: Mapping[str, object] = {}
 ) -> None:
-    """``defaults``: those of options, by their known names."""
+    """Log a warning about an unknown name, with the nearest known one.
+
+    Args:
+        name: The unknown name.
+        what: What it is, such as "variable".
+        known: All known names.
+        defaults: The defaults of options, by their known names.
+    """
     close = _nearest(name, known)
     hint = f"; did you mean {close}?" if close else ""
     if close in defaults:
         default = as_text(defaults[close])
-        hint += f" Unless it is set elsewhere, that option keeps its default: {default}"
+        hint += f" Unless that option is set elsewhere, its default applies: {default}"
     logger.warning("unknown %s %s is ignored%s", what, name, hint)
 
 
-def check_keywords(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raises a TypeError that names each unknown keyword, the nearest one and all that exist."""
+def check_keywords(owner: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise a TypeError that lists each unknown keyword, the nearest known one, and all known
+    ones.
+    """
     unknown: list[str] = []
-    for name in given:
+    for name in names:
         if name not in known:
             close = _nearest(name, known)
             unknown.append(f"{name}; did you mean {close}?" if close else name)
@@ -197,9 +213,11 @@ def check_keywords(owner: str, given: Iterable[str], known: Collection[str]) -> 
 
 
 def check_field_names(cls: type[T]) -> type[T]:
-    """A dataclass whose constructor checks its keywords with :func:`check_keywords`."""
+    """Return the dataclass with a constructor that checks its keywords with
+    :func:`check_keywords`.
+    """
     construct = cls.__init__
-    known = tuple(each.name for each in fields(cls))  # type: ignore[arg-type]  # a dataclass
+    known = tuple(field.name for field in fields(cls))  # type: ignore[arg-type]  # a dataclass
 
     @wraps(construct)
     def checked(self: T, *args: Any, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Strategies, and what one of your own is given and answers; docs/options.md says how."""
+"""The retry strategies, and the types that a strategy of your own needs. See docs/options.md."""
 
 from pymongo_resilience.rules.failure import Failure
 from pymongo_resilience.rules.retry_state import RetryState

@@ -1,6 +1,6 @@
-"""The test bed's public name: deployments and faults to run an application against.
+"""Public names of the test bed: deployments and faults to run an application against.
 
-Needs the extra ``testbed``; see docs/testing.md.
+Needs the extra ``testbed``. See docs/testing.md.
 """
 
 from pymongo_resilience_instrumentation.tools.testbed import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""For tests: recorded decisions, the library switched off."""
+"""Helpers for tests of applications: record events, and turn the library off for a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RecordingListener", "is_active", "set_active"]
 
 
 class RecordingListener:
-    """Keeps every event. Thread-safe: appending to a list is atomic."""
+    """A listener that keeps every event. Thread-safe, because appending to a list is atomic."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -20,18 +20,18 @@ class RecordingListener:
         self.events.append(event)
 
     def clear(self) -> None:
-        """Forget what was recorded."""
+        """Remove all recorded events."""
         self.events.clear()
 
 
 def is_active() -> bool:
-    """Whether the instrumentation acts in this process."""
+    """Return True if the instrumentation is active in this process."""
     return enabled_flag.current.on
 
 
 def set_active(active: bool) -> AbstractContextManager[None]:
-    """Inside the block the instrumentation acts, or stands aside, in the whole process.
+    """Turn the instrumentation on or off in the whole process, inside the block.
 
-    Blocks nest, also across threads: the one that is entered last is left first.
+    Blocks nest. If several threads use them, the block that was entered last must be left first.
     """
     return enabled_flag.current.set_to(active)

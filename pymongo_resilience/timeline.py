@@ -1,4 +1,4 @@
-"""Where the time of one operation went: phases in order, which add up to the whole."""
+"""How one operation spent its time: consecutive phases that add up to the whole."""
 
 from __future__ import annotations
 
@@ -16,46 +16,52 @@ class Phase(NamedTuple):
     """One part of an operation's time."""
 
     name: str
-    """``server_selection``, ``pool_wait``, ``connecting``, ``attempt`` (sent to a server, until its
-    answer or failure) or ``backoff``."""
+    """``server_selection``, ``pool_wait``, ``connecting``, ``attempt`` (from sending the command to
+    its reply or failure) or ``backoff``.
+    """
     milliseconds: float
     server: str | None = None
-    """``"host:port"``, of an attempt."""
+    """``"host:port"`` of an attempt."""
     reason: str | None = None
-    """Why an attempt failed."""
+    """Why the attempt failed."""
 
     def __str__(self) -> str:
-        where = f" on {self.server}" if self.server else ""
-        why = f" ({self.reason})" if self.reason else ""
-        return f"{self.name}{where} {self.milliseconds:.1f} ms{why}"
+        on = f" on {self.server}" if self.server else ""
+        because = f" ({self.reason})" if self.reason else ""
+        return f"{self.name}{on} {self.milliseconds:.1f} ms{because}"
 
 
 class Wait(NamedTuple):
-    """For a server or a connection, within an attempt."""
+    """A wait for a server or a connection, within an attempt."""
 
     seconds: float
     for_server: bool
     connecting: float = 0.0
-    """How many of the seconds."""
+    """The part of ``seconds`` that was spent on connecting."""
 
 
 class Run(NamedTuple):
-    """One attempt, as it was noted when it was over."""
+    """One attempt, recorded when it ended."""
 
     ended: float
-    """Seconds since the operation began."""
+    """Seconds after the start of the operation."""
     server: str | None
     waits: Sequence[Wait]
     reason: str | None = None
-    """None of one that succeeded, or whose failure ended the operation before any rule saw it."""
+    """Why it failed. None if it succeeded, or if its failure ended the operation before the rules
+    saw it.
+    """
     delay: float = 0.0
-    """Seconds of back-off that followed it."""
+    """Seconds of back-off after it."""
 
 
 def phases(runs: Iterable[Run]) -> tuple[Phase, ...]:
-    """Nothing is shorter than 0, and what a wait was cut short by is not counted twice: the sum is
-    when the last one ended."""
-    found: list[Phase] = []
+    """Return the phases of an operation.
+
+    No phase is negative, and overlapping times are counted once, so the sum is the end of the last
+    attempt.
+    """
+    result: list[Phase] = []
     at = backoff = 0.0
     for run in runs:
         left = max(0.0, run.ended - at)
@@ -66,24 +72,26 @@ def phases(runs: Iterable[Run]) -> tuple[Phase, ...]:
         for name, seconds in parts:
             part = min(max(seconds, 0.0), left)
             left -= part
-            found.append(Phase(name, part * 1000))
-        # Where no server was selected, that is what it was about.
+            result.append(Phase(name, part * 1000))
+        # Without a server, the attempt spent its time on server selection.
         name = SELECTION if run.server is None else ATTEMPT
-        found.append(Phase(name, left * 1000, run.server, run.reason))
+        result.append(Phase(name, left * 1000, run.server, run.reason))
         at, backoff = max(at, run.ended), run.delay
-    return tuple(each for each in found if each.milliseconds > 0)
+    return tuple(phase for phase in result if phase.milliseconds > 0)
 
 
 def log(operation: str, namespace: str, outcome: str, timeline: Sequence[Phase]) -> None:
-    """Write one line to ``pymongo_resilience.slow``, with its facts in the record's attribute
-    ``pymongo_resilience`` as well."""
+    """Write one line to the logger ``pymongo_resilience.slow``.
+
+    The facts are also in the record's attribute ``pymongo_resilience``.
+    """
     facts = {
         "event": "operation.slow",
         "operation": operation,
         "namespace": namespace,
         "outcome": outcome,
-        "milliseconds": sum(each.milliseconds for each in timeline),
-        "timeline": [each._asdict() for each in timeline],
+        "milliseconds": sum(phase.milliseconds for phase in timeline),
+        "timeline": [phase._asdict() for phase in timeline],
     }
     shown = facts | {"timeline": ", ".join(map(str, timeline))}
     text = "%(operation)s %(namespace)s took %(milliseconds).1f ms (%(outcome)s): %(timeline)s"

@@ -1,4 +1,4 @@
-"""Who set the timeout of an operation."""
+"""The origin of an operation's timeout."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Self
 
 
 class TimeoutSource(enum.StrEnum):
-    """Who set a timeout. It decides what the timeout may replace and what it may end.
+    """Where a timeout was set. This decides which other limits it replaces, and what it may end.
 
-    A timeout from the library's configuration was never chosen in place of the application's own
-    limits: it bounds commands, never the life of a cursor, and the application's shorter limits
-    (maxTimeMS, socketTimeoutMS and so on) still hold. A timeout that the application set replaces
-    them (Client Side Operations Timeout, "timeoutMS overrides deprecated timeout options").
+    A timeout from the library's configuration applies to commands but not to the life of a cursor,
+    and the application's own shorter limits (maxTimeMS, socketTimeoutMS and so on) still apply,
+    because the application did not choose it in their place. A timeout that the application set
+    replaces them (Client Side Operations Timeout, "timeoutMS overrides deprecated timeout
+    options").
     """
 
     is_configuration: bool
-    """The library's configuration set it, not the application."""
+    """True if the library's configuration set the timeout, not the application."""
 
     def __new__(cls, value: str, is_configuration: bool = False) -> Self:
         source = str.__new__(cls, value)
@@ -26,9 +27,9 @@ class TimeoutSource(enum.StrEnum):
 
     NONE = "none"
     CONFIGURATION = "configuration", True
-    """``timeout_ms`` of ``instrument()``, of an environment variable, or of a file."""
+    """``timeout_ms`` of ``instrument()``, an environment variable, or a file."""
     RULE = "rule", True
-    """A rule for the namespace, which is part of the configuration."""
+    """A namespace rule, which is part of the configuration."""
     CLIENT = "client"
     """``timeoutMS`` of the client."""
     BINDING = "binding"

@@ -1,1 +1,3 @@
-"""The half of pymongo-resilience that acts and shows; the engine is ``pymongo_resilience``."""
+"""The part of pymongo-resilience that instruments pymongo. The engine, which decides, is
+``pymongo_resilience``.
+"""

@@ -1,6 +1,6 @@
-"""Collections, databases, and cursors that carry a policy: ``bind()`` makes the first two.
+"""Collections, databases and cursors that carry a policy. ``bind()`` creates the first two.
 
-Nothing of pymongo is imported: what is bound only needs the methods of pymongo's classes.
+Imports nothing from pymongo, because it only needs the methods of pymongo's classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ATTRIBUTE = "_pymongo_resilience_policy"
 BOUND_CLASSES = 64
-"""How many are kept: there are four, and those an application derives from them."""
+"""Size of the cache. There are four classes, and those that an application derives from them."""
 
 
 def can_be_bound(target: object) -> bool:
@@ -25,7 +25,7 @@ def can_be_bound(target: object) -> bool:
 
 
 def policy_of(target: object) -> Policy:
-    """The policy that ``target`` carries; EMPTY_POLICY where it carries none."""
+    """Return the policy that ``target`` carries, or EMPTY_POLICY."""
     if not isinstance(target, Bound):
         return EMPTY_POLICY
     policy: Policy = vars(target)[ATTRIBUTE]
@@ -33,30 +33,33 @@ def policy_of(target: object) -> Policy:
 
 
 def attach_policy(policy: Policy, cursor: Cursor | ChangeStream) -> None:
-    """Keep ``policy`` on a cursor or change stream that was created under it."""
+    """Attach ``policy`` to a cursor or change stream that was created under it."""
     if policy is not EMPTY_POLICY:
         setattr(cursor, ATTRIBUTE, policy)
 
 
 def policy_of_cursor(cursor: Cursor | ChangeStream) -> Policy:
-    """The policy that it carries; EMPTY_POLICY where it carries none."""
-    # Not by vars(), which makes attributes slower on CPython 3.11: this runs for each document.
+    """Return the policy that a cursor carries, or EMPTY_POLICY."""
+    # Do not use vars(), which makes all later attribute accesses slower on CPython 3.11. This runs
+    # for each document.
     policy: Policy = getattr(cursor, ATTRIBUTE, EMPTY_POLICY)
     return policy
 
 
 def carrying(target: T, policy: Policy) -> T:
-    """Return a copy of a collection or a database, with ``policy`` over what it carries already."""
+    """Return a copy of a collection or a database, with ``policy`` over the policy that it carries
+    already.
+    """
     return _with_policy(target, policy.over(policy_of(target)))
 
 
 def _with_policy(target: T, policy: Policy) -> T:
     cls: Any = type(target)
-    # Not copy(): pymongo's classes take an attribute that is not set yet for a collection.
-    made: T = cls.__new__(cls if issubclass(cls, Bound) else _bound_class(cls))
-    vars(made).update(vars(target))
-    vars(made)[ATTRIBUTE] = policy
-    return made
+    # Do not use copy(): pymongo's classes treat an attribute that is not set yet as a collection.
+    bound: T = cls.__new__(cls if issubclass(cls, Bound) else _bound_class(cls))
+    vars(bound).update(vars(target))
+    vars(bound)[ATTRIBUTE] = policy
+    return bound
 
 
 @lru_cache(BOUND_CLASSES)
@@ -65,7 +68,7 @@ def _bound_class(cls: type) -> type:
 
 
 class Bound:
-    """A collection or a database with a policy: what it makes is bound as well."""
+    """A collection or a database with a policy. Everything made from it is bound as well."""
 
     def with_options(self, *args: Any, **kwargs: Any) -> Any:
         return self._inherit(super().with_options(*args, **kwargs))  # type: ignore[misc]  # pymongo's

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     AnySession = ClientSession | AsyncClientSession
 
 
-# Every operation makes one: a named tuple takes half as long to make as a frozen dataclass.
+# Every operation creates a Call. A named tuple takes half as long to create as a frozen dataclass.
 class Call(NamedTuple):
-    """What the application called. Immutable, so thread- and task-safe."""
+    """One call of the application. Immutable, so thread- and task-safe."""
 
     client: AnyClient
     name: str
-    """The command's name, for example ``"find"``."""
+    """The command's name, such as ``"find"``."""
     target: Target = ("", None)
-    """Database and collection; empty if they are unknown: the method was bound before
-    ``instrument()``."""
+    """Database and collection. Empty if unknown, because the method was bound before
+    ``instrument()``.
+    """
     public_method: str = ""
-    """The driver's method that the application called, for example ``"find_one"``; empty for
-    none."""
+    """The pymongo method that the application called, such as ``"find_one"``, or empty."""
     source: object = None
     """The collection, database, client or session whose method was called."""
     session: AnySession | None = None
@@ -44,52 +44,55 @@ class Call(NamedTuple):
     bound_policy: Policy = EMPTY_POLICY
     """The policy that the collection, database, session or cursor carries."""
     is_public: bool = True
-    """False for what pymongo sends on its own account: it has no telemetry."""
+    """False for commands that pymongo sends by itself, which have no telemetry."""
     is_cleanup: bool = False
-    """It ends a cursor, a session or a transaction that was left open."""
+    """True if it ends a cursor, a session or a transaction that was left open."""
     unknown_concern: bool = False
-    """Its write concern is not known, so the write may be unacknowledged."""
+    """True if the write concern is unknown, so the write may be unacknowledged."""
     cursor_class: type | None = None
-    """The class of the cursor that a later batch is fetched for."""
+    """The class of the cursor whose later batch is fetched."""
 
     @property
     def method(self) -> str:
-        """Return the driver's method, with ``getMore`` for a batch; empty for none."""
+        """The pymongo method, with ``getMore`` for a later batch; empty if there is none."""
         if self.cursor_class is None:
             return self.public_method
-        # For any other cursor it is not known which command it is from.
+        # For any other cursor, it is unknown which command created it.
         is_find = issubclass(self.cursor_class, (Cursor, AsyncCursor))
         return "find/getMore" if is_find else "getMore"
 
     @property
     def namespace(self) -> str:
-        """Return ``"db.collection"``, ``"db"``, or an empty text if it is unknown."""
+        """``"db.collection"``, ``"db"``, or an empty string if unknown."""
         return "admin" if self.name in {COMMIT, ABORT} else namespace_text(*self.target)
 
     @property
     def is_acknowledged(self) -> bool:
-        """Return False if the write concern asks for no reply, or is unknown."""
+        """False if the write concern requests no reply, or if it is unknown."""
         if self.unknown_concern:
             return False
         concern = getattr(self.source, "write_concern", None)
         return concern is None or bool(concern.acknowledged)
 
     def rule(self, rules: NamespaceRules) -> Policy:
-        """Return the rule for the namespace. A client's bulk write goes to several namespaces,
-        none of which is ``admin``."""
+        """Return the rule for the namespace.
+
+        A client's bulk write goes to several namespaces, none of which is ``admin``, so only rules
+        for all namespaces apply to it.
+        """
         if self.name == "bulkWrite" and self.target[1] is None:
             return rules.policy_of("", None)
         return rules.policy_of(*self.target)
 
     def policy(self, rules: NamespaceRules) -> Policy:
-        """Merge the policies: of blocks, over the object's, over the namespace's.
+        """Merge the policies: blocks over the object over the namespace.
 
-        Merged only when it is needed: a healthy operation without policies never needs it.
+        Only called when needed, which a healthy operation without policies never does.
         """
         return self.block_policy.over(self.bound_policy).over(self.rule(rules))
 
     def option(self, rules: NamespaceRules, name: str) -> Any:
-        """Return one option of the merged policy, without merging; None if no policy has it."""
+        """Return one option of the merged policy without merging; None if no policy sets it."""
         rule = self.rule(rules) if rules.any else EMPTY_POLICY
         for policy in (self.block_policy, self.bound_policy, rule):
             value = getattr(policy, name)
@@ -99,5 +102,6 @@ class Call(NamedTuple):
 
 
 ENDED = Call(cast("AnyClient", None), "")
-"""The call of an operation that has ended: a context that outlives the operation, a connection's or
-a task's, must not keep its client alive."""
+"""The call of an operation that has ended. A context that outlives the operation, such as that of a
+task, must not keep its client alive.
+"""

@@ -1,10 +1,11 @@
-"""What ends cursors, sessions and transactions that are left. killCursors and endSessions, which
-pymongo sends past its retry loop, are repeated for an overloaded server, and after no other error.
+"""Ends cursors, sessions and transactions that were left open.
 
-A client's background task must not wait, for it keeps the pools as well: it repeats the killCursors
-of collected cursors with its next run. It also aborts transactions whose abort was not answered:
-else they keep their locks until the server ends them, after a minute. If the router of one is gone,
-it kills the session, through another router.
+pymongo sends killCursors and endSessions outside of its retry loop. Here they are retried if the
+server is overloaded, and after no other error. A client's background task must not wait, because it
+also maintains the pools, so it retries the killCursors of collected cursors in its next run. It
+also aborts transactions whose abort was not answered; otherwise they would hold their locks until
+the server ends them after a minute. If the router of such a transaction is gone, it kills the
+session through another router.
 
 Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 """
@@ -44,23 +45,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_RETRIES = 5
-"""How often the background task kills one cursor again."""
+"""How often the background task tries again to kill one cursor."""
 MAX_SESSIONS = 10_000
-"""How many of them one endSessions may name."""
+"""Maximum number of sessions in one endSessions command."""
 ABORT_WITHIN = 5.0
-"""Seconds that one run of the task has for a transaction."""
+"""Seconds that one run of the task spends on a transaction."""
 
 
 @contextmanager
 def _aborting(client: ClientState) -> Iterator[OpenTransaction]:
-    """Around the abort of the transaction that waits longest; what fails has the next run."""
+    """A context for aborting the transaction that has waited longest. If that fails, the next run
+    tries again.
+    """
     opened, until = client.open_transactions.popleft()
     with contain_internal_errors("in the background task"):
         try:
             with driver.csot.ActiveTimeout(ABORT_WITHIN):
                 yield opened
         except PyMongoError as error:
-            # An answer of the server's says that it has ended.
+            # If the server answered with an error, the transaction has ended.
             if not isinstance(error, OperationFailure):
                 _try_again(client, opened, until)
 
@@ -71,7 +74,7 @@ def _try_again(client: ClientState, opened: OpenTransaction, until: float) -> No
 
 
 class CleanupOperation(Operation):
-    """A killCursors or endSessions: no operation of the public API, though it has a span."""
+    """A killCursors or endSessions. Not an operation of the public API, although it has a span."""
 
     has_operations = False
 
@@ -96,28 +99,31 @@ class CleanupOperation(Operation):
 
 
 class BackgroundOperation(CleanupOperation):
-    """One run of the task."""
+    """One run of the background task."""
 
     def __init__(self, client: AnyClient) -> None:
         super().__init__(client, KILL_CURSORS)
         self.handed_over: dict[int, LostCursor] = {}
-        """The lost cursors that this run has given to pymongo, by their ids."""
+        """The lost cursors that this run has passed to pymongo, by ID."""
 
 
 class BackgroundRun(Interceptor):
-    """Around a run of the task: it begins with the aborts."""
+    """Wraps a run of the background task, and begins with the aborts."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._clients = runtime.clients
 
     def _hand_over(self, run: BackgroundOperation) -> None:
-        """Give pymongo the lost cursors whose server can be reached now. The others wait for a
-        later run, since the task must not wait for a server."""
+        """Pass to pymongo the lost cursors whose servers can be reached now.
+
+        The others wait for a later run, because the task must not wait for a server.
+        """
         client, state = run.client, self._clients.known(run.client)
         if state is None:
             return
         for _ in range(len(state.lost_cursors)):
+            # Each cursor is looked at once per run, even if it is appended again.
             lost = state.lost_cursors.popleft()
             if driver.finds.is_known(client, tuple(lost.address)):
                 run.handed_over[lost.cursor_id] = lost
@@ -157,7 +163,7 @@ class BackgroundRun(Interceptor):
         closed = state is not None and state.closed
         if state is not None and not closed:
             state.coroutine_closed = False
-        # Closing a client runs the task once more, perhaps in a coroutine that is closed itself.
+        # Closing a client runs the task once more, possibly in a coroutine that is being closed.
         if not closed and (pending or kept_variables):
             run_deferred()
         operation = BackgroundOperation(args[0])
@@ -166,7 +172,8 @@ class BackgroundRun(Interceptor):
             with contain_internal_errors("in the background task"):
                 look_for_silent_servers(self._runtime, args[0])
         if not closed:
-            # The task of an async client inherits the span of the client's first caller.
+            # The task of an async client inherits the context, and so the span, of the client's
+            # first caller.
             operation.leave_context()
         return operation
 
@@ -186,8 +193,11 @@ class BackgroundRun(Interceptor):
 
 
 class KillCursors(OperationInterceptor):
-    """The killCursors of a cursor's ``close()``: where it fails, the background task has it, as in
-    pymongo. One of the task is repeated by its next run."""
+    """Wraps the killCursors of a cursor's ``close()``.
+
+    If it fails, the background task takes over, as in pymongo. A killCursors of the task itself is
+    retried in its next run.
+    """
 
     runtime: Runtime
 
@@ -196,6 +206,7 @@ class KillCursors(OperationInterceptor):
         client, outer = args[0], in_progress.current()
         if outer is not None and outer.client is not client:
             outer = None
+        # A coroutine was just closed, so pymongo's cleanup cannot be awaited; leave it to pymongo.
         if self.runtime.clients.left_by_coroutine(client):
             return None
         if (
@@ -207,12 +218,12 @@ class KillCursors(OperationInterceptor):
         namespace = driver.clients.cursor_namespace(address)
         operation = CleanupOperation(client, KILL_CURSORS, namespace, session)
         operation.note_server(tuple(address))
-        # CSOT, "Cursor close() methods refresh timeoutMS". What an operation or a stream of GridFS
-        # closes by itself is within that one's own time, in with_transaction within what is left of
-        # it.
+        # Source: Client Side Operations Timeout, "Cursor close() methods refresh timeoutMS". If an
+        # operation or a GridFS stream closes the cursor, it uses that one's time, and in
+        # with_transaction what is left of the transaction's.
         in_transaction = transaction_of(session) is not None
-        refreshed = outer is None and not in_transaction and not driver.csot.is_ours()
-        self.runtime.begin(operation, whole_timeout=refreshed)
+        is_refreshed = outer is None and not in_transaction and not driver.csot.is_ours()
+        self.runtime.begin(operation, whole_timeout=is_refreshed)
         return operation
 
     def send(
@@ -231,7 +242,8 @@ class KillCursors(OperationInterceptor):
         ids, address, _ = driver.clients.kill_arguments(args, kwargs)
         outer = in_progress.current()
         if operation is None:
-            # An error of a closed client ends the task; any other would be a traceback on stderr.
+            # An error of a closed client ends the task. Any other error would be printed to stderr
+            # as a traceback.
             if not isinstance(outer, BackgroundOperation) or isinstance(error, InvalidOperation):
                 return error
             if not isinstance(error, PyMongoError):
@@ -240,32 +252,34 @@ class KillCursors(OperationInterceptor):
                 self._kill_again(outer, error, ids, address)
             return None
         if not isinstance(error, Exception):
-            # The driver leaves the cursor to its background task after its own errors alone.
+            # pymongo leaves the cursor to its background task only after pymongo's own errors.
             for cursor_id in ids:
                 driver.clients.kill_later(args[0], cursor_id, address)
         raised = super().failed(operation, error, args, kwargs)
-        # The server's own timeout ends it then; the driver would go on in the background.
+        # After the last retry, let the server's own timeout end the cursor. If the error were
+        # raised, pymongo would continue in the background.
         return None if getattr(error, "retry_rule", None) is Rule.ATTEMPTS else raised
 
     def _kill_again(
         self, run: BackgroundOperation, error: Exception, ids: list[int], address: CursorAddress
     ) -> None:
-        """Leave rejected cursors to the task's next run; once the client is closed there is
-        none."""
+        """Leave rejected cursors to the task's next run. If the client is closed, there is none."""
         client = run.client
-        facts = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
-        again = facts.retryable_overload and client.options.retry_reads
-        own = driver.clients.max_retries(client)
-        most = min(MAX_RETRIES, self.runtime.executor.retry_rules.max_retries_of(own))
+        failure = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
+        is_retryable = failure.retryable_overload and client.options.retry_reads
+        client_limit = driver.clients.max_retries(client)
+        max_rejections = min(
+            MAX_RETRIES, self.runtime.executor.retry_rules.max_retries_of(client_limit)
+        )
         state = self.runtime.clients.of(client)
-        for cursor_id in ids if again and not state.closed else ():
+        for cursor_id in ids if is_retryable and not state.closed else ():
             lost = run.handed_over.get(cursor_id) or LostCursor.new(cursor_id, address)
-            if lost.rejections < most:
+            if lost.rejections < max_rejections:
                 state.lost_cursors.append(lost._replace(rejections=lost.rejections + 1))
 
 
 class EndSessions(OperationInterceptor):
-    """The endSessions of a client's ``close()``; the driver ignores its errors."""
+    """Wraps the endSessions of a client's ``close()``, whose errors pymongo ignores."""
 
     runtime: Runtime
 
@@ -283,6 +297,7 @@ class EndSessions(OperationInterceptor):
         client: AnyClient,
         ids: Sequence[Document],
     ) -> None:
+        # As in pymongo, one command ends at most 10,000 sessions.
         for at in range(0, len(ids), MAX_SESSIONS):
             driver.clients.end_sessions(client, ids[at : at + MAX_SESSIONS])
 

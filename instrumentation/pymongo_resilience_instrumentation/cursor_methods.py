@@ -1,6 +1,7 @@
-"""Cursors and change streams, which outlive the operation and the block that made them: the policy
-and the timeout that they take along; their batches, ``to_list``, ``close``, and the steps and
-resumption of change streams. None of it runs once per document.
+"""Cursors and change streams, which outlive the operation and the block that created them.
+
+They take their policy and timeout along. This module handles their batches, ``to_list`` and
+``close``, and the steps and resumption of change streams. Nothing here runs once per document.
 """
 
 from __future__ import annotations
@@ -47,11 +48,15 @@ T = TypeVar("T")
 
 
 class CursorInit(Interceptor):
-    """A cursor's ``__init__``: it remembers what is around it. Not around ``find`` and its like,
-    which may be bound before this is put on."""
+    """Wraps a cursor's ``__init__``, to remember the policy around it.
+
+    Wrapping ``find`` and the like would not be enough, because those methods may be bound before
+    they are wrapped.
+    """
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-        # What the driver makes inside of an operation is used up there, under its policy.
+        # A cursor that pymongo creates inside of an operation is used up there, under the
+        # operation's policy.
         return outside_of_operations(super().wrapper(flag, asynchronous))
 
     def succeeded(self, entered: Entered, result: T) -> T:
@@ -61,25 +66,28 @@ class CursorInit(Interceptor):
 
 
 class CursorClone(Interceptor):
-    """What copies a cursor: the copy has what the original was made with."""
+    """Wraps the methods that copy a cursor: the copy gets the policy of the original."""
 
     def succeeded(self, entered: Entered, copied: FindCursor) -> FindCursor:
         policy = policy_of_cursor(entered.instance)
         if policy_of_cursor(copied) is not policy:
-            # Also where it has none: the copy may have been made within a block.
+            # Also if the original has none, because the copy may be made inside a block.
             setattr(copied, ATTRIBUTE, policy)
         return copied
 
 
 def batch_wrapper(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    """A client's ``_run_operation``. What an operation reads inside is no operation of its own."""
+    """Return a wrapper of ``_run_operation``, which fetches batches.
+
+    Batches that pymongo reads for another operation are not operations themselves.
+    """
     fetch = CursorBatch(runtime, asynchronous).wrapper(runtime.enabled_flag, asynchronous)
-    found = in_progress.current_or_ended
+    current_operation = in_progress.current_or_ended
 
     def wrapper(
         original: Function, client: AnyClient, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        operation = found()
+        operation = current_operation()
         if operation is not None and operation.client is client and operation.reads_inside:
             return original(*args, **kwargs)
         return fetch(original, client, args, kwargs)
@@ -88,7 +96,7 @@ def batch_wrapper(runtime: Runtime, asynchronous: bool) -> Wrapper:
 
 
 class CursorBatch(OperationInterceptor):
-    """One batch of a cursor: the first, or a getMore."""
+    """One batch of a cursor: the first one, or a getMore."""
 
     runtime: Runtime
 
@@ -122,6 +130,7 @@ class CursorBatch(OperationInterceptor):
             if runtime.before_batch is not None and cursor is not None:
                 runtime.before_batch(operation, query, method)
         except BaseException as error:
+            # The operation has begun, so it must end, although pymongo was not called.
             runtime.end(operation, error=error)
             raise
         return operation
@@ -133,14 +142,15 @@ class CursorBatch(OperationInterceptor):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> BaseException | None:
-        instead = super().failed(operation, error, args, kwargs)
+        final_error = super().failed(operation, error, args, kwargs)
         if isinstance(error, ConnectionFailure) and self.runtime.owns_retries:
             _kill_later(self.runtime, args, kwargs)
-        return instead
+        return final_error
 
 
 def _reads_for_the_application(name: str) -> bool:
-    """Inside of a write, a cursor is what the application writes from: ``insert_many(find())``.
+    """Return True if a cursor inside a write belongs to the application, as in
+    ``insert_many(find())``.
 
     Only a client's bulk write has a cursor of its own, over its results.
     """
@@ -153,7 +163,7 @@ def _reads_for_the_application(name: str) -> bool:
 def _apply(runtime: Runtime, operation: Operation, cursor: Cursor, *, first: bool) -> None:
     kept = kept_by(cursor)
     if first and (kept is None or kept.in_use):
-        # Again for a cursor that was rewound: its life begins again.
+        # Also for a cursor that was rewound, because its life begins again.
         precedence.limit_cursor(runtime.timeouts, operation.call, operation.limits, cursor)
         keep(cursor, operation.limits.cursor)
     else:
@@ -161,8 +171,11 @@ def _apply(runtime: Runtime, operation: Operation, cursor: Cursor, *, first: boo
 
 
 def _kill_later(runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A getMore without an answer leaves its cursor open, and pymongo counts it as closed after any
-    error of a connection (4.17 to 4.20): have the background task kill it."""
+    """Make the background task kill the cursor of a getMore without an answer.
+
+    pymongo 4.17 to 4.20 considers it closed after any connection error, but it is still open on the
+    server.
+    """
     client, query, _ = driver.cursors.run_operation_arguments(args, kwargs)
     address: Any = args[3] if len(args) > 3 else kwargs.get("address")  # noqa: PLR2004
     if query.cursor_id and query.conn_mgr is None:
@@ -171,15 +184,18 @@ def _kill_later(runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def to_list(runtime: Runtime, asynchronous: bool) -> ContextInterceptor:
-    """All batches of one ``to_list`` have one timeout together, also by iteration, unless the
-    configuration gives it."""
+    """Return an interceptor that gives all batches of one ``to_list`` a common timeout.
+
+    That also applies to timeouts per batch, unless they come from the configuration.
+    """
 
     def begin(cursor: Cursor) -> AbstractContextManager[None]:
         if cursor.cursor_id == 0 or driver.csot.active_timeout() is not None:
             return NO_DEADLINE
         transaction = transaction_of(cursor.session or driver.sessions.BOUND[asynchronous].get())
         if transaction is not None:
-            # All that holds there; what the driver would put around is a client's timeoutMS.
+            # In a with_transaction, only its timeout applies. pymongo would apply the client's
+            # timeoutMS.
             return transaction.timeout.resume(transaction.source)
         return _for_all(runtime, cursor)
 
@@ -201,13 +217,14 @@ def _for_all(runtime: Runtime, cursor: Cursor) -> AbstractContextManager[None]:
         runtime.timeouts.set_timeout(call, limits)
         kept = precedence.cursor_timeout(runtime.timeouts, call, limits, cursor)
         if kept is not None:
+            # The first command of this ``to_list`` uses what was decided here.
             kept.in_use = False
             keep(cursor, kept)
     if kept is None:
         return NO_DEADLINE
     in_block = blocks.current().timeout_ms is not None
     if kept.source.is_configuration and kept.mode == ITERATION and not in_block:
-        # Nor the client's timeoutMS, over which a rule was given.
+        # Remove the client's timeoutMS as well, because the rule takes precedence over it.
         driver.cursors.set_timeout_of_each_call(cursor, None)
         return NO_DEADLINE
     timeout = kept.for_a_batch()
@@ -217,10 +234,12 @@ def _for_all(runtime: Runtime, cursor: Cursor) -> AbstractContextManager[None]:
 
 
 def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    """A cursor's or change stream's ``close()`` has the whole time again that its operation had.
+    """Return a wrapper for ``close()`` of a cursor or change stream, which gets the whole timeout
+    again.
 
-    CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins. What an operation
-    closes by itself, as each find_one does, is within that one's own time.
+    Source: Client Side Operations Timeout, "Cursor close() methods refresh timeoutMS". A timeout
+    around it takes precedence. If an operation closes the cursor, as each find_one does, it uses
+    the operation's time.
     """
     refreshed = ContextInterceptor(_refreshed).wrapper(runtime.enabled_flag, asynchronous)
     return outside_of_operations(refreshed)
@@ -237,11 +256,11 @@ def _refreshed(closed: Cursor | ChangeStream) -> AbstractContextManager[None]:
 
 
 def next_of_stream(runtime: Runtime) -> ContextInterceptor:
-    """A change stream's ``next`` in a block, of ``override`` or of ``pymongo.timeout``: one timeout
-    for all that it sends, which the block can only shorten.
+    """Return an interceptor that gives ``next`` of a change stream a single timeout inside a block.
 
-    Without one the driver does it, with the timeout that the stream was given. With
-    ``strategy=driver`` it also does what a ``pymongo.timeout`` asks for.
+    A block of ``override`` or ``pymongo.timeout`` can only shorten the stream's own timeout.
+    Without a block, pymongo applies that timeout itself. With ``strategy=driver``, pymongo also
+    handles ``pymongo.timeout``.
     """
 
     def begin(stream: ChangeStream) -> AbstractContextManager[None]:
@@ -257,8 +276,11 @@ def next_of_stream(runtime: Runtime) -> ContextInterceptor:
 
 
 class StreamResume(OperationInterceptor):
-    """The aggregate of a change stream: nested in ``watch`` the first time, an operation when
-    it resumes, under the policy that the stream carries."""
+    """Wraps the aggregate of a change stream.
+
+    It is part of ``watch`` the first time, and an operation of its own when the stream resumes,
+    under the policy that the stream carries.
+    """
 
     runtime: Runtime
 
@@ -286,6 +308,7 @@ class StreamResume(OperationInterceptor):
             attach_policy(operation.call.bound_policy, cursor)
             kept = operation.limits.stream
             if kept is not None and kept.seconds is not None:
+                # The resume has created a new cursor, which continues the stream's timeout.
                 keep(cursor, kept)
         finally:
             self.runtime.end(operation, cursor)

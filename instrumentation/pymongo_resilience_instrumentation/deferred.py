@@ -1,10 +1,10 @@
-"""What finalizers leave for later: they only append to a deque.
+"""Work that finalizers leave for later by appending it to a deque.
 
-A finalizer, a weak reference's callback and a coroutine that is closed unfinished run wherever the
-garbage collector does: inside an allocation, while the thread holds a lock of anybody's. Ending a
-span or recording a measurement there runs foreign code. On CPython 3.11 a context variable that is
-set there, while the interrupted code sets one, ends in a crash (CPython issue 148891); on any
-version a lock that is not reentrant deadlocks.
+Finalizers, callbacks of weak references, and coroutines that are closed before they finish run
+wherever the garbage collector runs: inside an allocation, and while the thread may hold any lock.
+Ending a span or recording a measurement there would run foreign code, and deadlock on a lock that
+is not reentrant. And if a context variable is set there while the interrupted code sets one,
+CPython 3.11 crashes (gh-148891).
 """
 
 from __future__ import annotations
@@ -22,38 +22,42 @@ from pymongo_resilience.internal_errors import contain_internal_errors
 from . import in_progress
 
 pending: deque[Callable[[], object]] = deque()
-"""For the process. Its truth is tested where an operation begins, in the driver's background task
-and where metrics are collected."""
+"""The work of this process. Checked when an operation begins, in pymongo's background task, and
+when metrics are collected.
+"""
 
 defer = pending.append
-"""Safe anywhere: one step, and no allocation that the collector counts."""
+"""Safe anywhere, because it is a single step without an allocation that triggers the collector."""
 
 
 def run_deferred() -> None:
-    """Everything that is pending, in a context of its own: what is sent meanwhile is the driver's
-    alone. Raises what a signal handler does."""
+    """Run all pending work in a new context, so that commands it sends are left to pymongo.
+
+    Raises what a signal handler raises.
+    """
     kept_variables.clear()
     while pending:
         try:
             work = pending.popleft()
-        except IndexError:  # another thread was faster
+        except IndexError:
+            # Another thread took the last item.
             return
         with contain_internal_errors("in deferred work"):
             Context().run(in_progress.call_foreign, work)
 
 
 at_exit: list[Callable[[], object]] = []
-"""Called at exit after the deferred work; each module that has something to end adds to it once."""
+"""Functions to call at exit after the deferred work. Each module with something to end adds one."""
 _providers: tuple[object, object] | None = None
-"""OpenTelemetry's, as they were when ``_finish`` was registered; None while it is not."""
+"""OpenTelemetry's providers when ``_finish`` was registered; None if it is not registered."""
 
 
 def run_at_exit() -> None:
-    """Finish open work when the process exits, before the SDKs shut down that exist by now: what
-    is registered last runs first.
+    """Finish open work when the process exits, before the SDKs that exist now shut down.
 
-    Called for each client and transaction, but registered anew only for another SDK. CPython keeps
-    a slot for each registration for ever, and walks all of them to unregister one.
+    atexit runs the last registration first. Called for each client and transaction, but registers
+    again only if there is another SDK, because CPython keeps a slot for each registration forever
+    and walks all of them to unregister one.
     """
     global _providers  # noqa: PLW0603 - one for the process
     tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()

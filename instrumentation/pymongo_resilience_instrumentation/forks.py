@@ -1,13 +1,13 @@
-"""What a forked child must not take over from its parent: here, and nowhere else.
+"""Resets in a forked child what it must not inherit from its parent.
 
-A child has a single thread, the one that forked: a lock that another one held would stay locked.
-So every lock there is a new one, and nothing is in progress: no operation and none of its spans, no
-attempt, no deferred work, no server of an inherited client until the child uses it. Budgets are
-full, breakers closed. The patches, the enabled flag and the configuration stay.
+A child has a single thread, the one that forked, so a lock that another thread held would stay
+locked forever. Every lock is replaced, and nothing is in progress: no operation or span, no
+attempt, no deferred work, and no server of an inherited client until the child uses it. Budgets are
+full and breakers closed. Patches, the enabled flag and the configuration stay.
 
-Not ours to reset is OpenTelemetry's SDK. One that was set up before the fork goes on in the child
-with the sums it had, and a lock of its metrics that some thread held just then stays locked there
-(opentelemetry-sdk 1.45.2). So servers that fork their workers set it up in each worker.
+OpenTelemetry's SDK cannot be reset from here. An SDK that was set up before the fork continues in
+the child with its sums, and a lock of its metrics that another thread held stays locked
+(opentelemetry-sdk 1.45.2). So servers that fork workers should set up the SDK in each worker.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from . import deferred, in_progress
 
 HAVE_LOCKS = ("clients", "limits", "hedges")
 switching = threading.RLock()
-"""Held while the library is switched on or off."""
+"""Held while the library is turned on or off."""
 _watched: Runtime | None = None
 
 
 def watch(runtime: Runtime | None) -> None:
-    """Reset the state of ``runtime`` in a forked child from now on; None for none."""
+    """Reset the state of ``runtime`` in forked children from now on. None stops that."""
     global _watched  # noqa: PLW0603 - one for the process, as is the hook below
     _watched = runtime
 
 
 def _in_child() -> None:
-    """Runs in the thread that forked, before anything else of the program does."""
+    """Reset the state. Runs in the thread that forked, before any other code of the program."""
     global switching  # noqa: PLW0603 - one for the process
     switching = threading.RLock()
     runtime = _watched
@@ -53,6 +53,8 @@ def _in_child() -> None:
             step()
 
 
-if hasattr(os, "register_at_fork"):  # there is no fork on Windows
-    # After pymongo's own hook, since pymongo was imported before: that one calls no listener.
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    # Runs after pymongo's own hook, because pymongo was imported before. pymongo's hook calls no
+    # listener.
     os.register_at_fork(after_in_child=_in_child)

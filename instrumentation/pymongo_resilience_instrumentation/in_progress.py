@@ -1,4 +1,4 @@
-"""The operation that the caller's thread or task is in; and what the library publishes of one."""
+"""The operation that the caller's thread or task is in, and calls of foreign code."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FOREIGN_CALL = Operation(ENDED)
-"""In place of an operation, while foreign code is called."""
+"""Stands in for the operation while foreign code is called."""
 FOREIGN_CALL.detach()
 FOREIGN_CALL.in_foreign_call = True
 
 current_or_ended = CURRENT.get
-"""The operation around the caller, one that has ended included."""
+"""Return the operation around the caller, even if it has ended."""
 
 
 def current() -> Operation | None:
-    """The operation that the caller's thread or task is in."""
+    """Return the operation that the caller's thread or task is in, or None."""
     operation = CURRENT.get()
     return None if operation is None or operation.ended else operation
 
 
 def in_foreign_call() -> bool:
-    """Whether the library called the caller: a listener, hook, log handler or span processor.
+    """Return True if the library called the current code: a listener, hook, log handler, or span
+    processor.
 
-    Its own operations are left to the driver, or it would be called for those as well.
+    Operations of such code are left to pymongo. Otherwise, it would be called for those as well.
     """
     operation = CURRENT.get()
     return operation is not None and operation.in_foreign_call
 
 
 def call_foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call foreign code, in which ``in_foreign_call()`` is true.
+    """Call foreign code. Inside, ``in_foreign_call()`` is true.
 
-    A task that it starts reports nothing.
+    Tasks that the foreign code starts report nothing, either.
     """
     before = CURRENT.get()
     try:
@@ -58,8 +59,8 @@ def call_foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def holds(operation: Operation) -> bool:
     """Return True if the caller's context is inside of this very operation.
 
-    False in a coroutine that is closed from another context, as the garbage collector does. What
-    the operation set is not there, so there is nothing to restore.
+    It is not if the garbage collector closes a coroutine from another context. What the operation
+    set is not there, so nothing must be restored.
     """
     inner = CURRENT.get()
     while inner is not None and inner is not operation:
@@ -68,8 +69,9 @@ def holds(operation: Operation) -> bool:
 
 
 def unwind(outer: Operation | None) -> None:
-    """What was begun inside of ``around``, by this thread or task, was interrupted before it was
-    stored: restore what was before."""
+    """Leave operations that this thread or task began inside of ``outer`` and that were interrupted
+    before they were stored.
+    """
     operation = CURRENT.get()
     if operation is None or operation is outer:
         return
@@ -79,8 +81,10 @@ def unwind(outer: Operation | None) -> None:
 
 
 def recover(entered: HasDeadline | None, outer: Operation | None) -> None:
-    """Restore what was before ``entered`` began inside of ``around``, and end its span, after an
-    internal error kept it from ending as usual."""
+    """Restore the state from before ``entered`` began inside of ``outer``, and end its span.
+
+    Called after an internal error prevented its normal end.
+    """
     operation = entered if isinstance(entered, Operation) else None
     if operation is None or holds(operation):
         timeout = getattr(entered, "deadline", None)
@@ -90,6 +94,7 @@ def recover(entered: HasDeadline | None, outer: Operation | None) -> None:
         return
     if holds(operation):
         if operation.outer_context is not None:
+            # The operation's span must not become the parent of what the application does next.
             context.attach(operation.outer_context)
         CURRENT.set(outer)
     operation.abandon()
@@ -98,22 +103,27 @@ def recover(entered: HasDeadline | None, outer: Operation | None) -> None:
 
 
 def detach_in_child() -> None:
-    """In a forked child: the operation in progress is the parent's, which ends and counts it."""
+    """In a forked child, detach the current operation, which the parent ends and counts."""
     operation = current()
     if operation is not None:
         operation.detach()
 
 
 def clear_inherited() -> None:
-    """Detach a task or forked child that was started inside of an operation from the operation's
-    span and deadline, which end with the operation: a task keeps the context that it was started
-    in."""
+    """Detach a task or a forked child from the operation in which it was started, if that has
+    ended.
+
+    A task keeps the context in which it was started, but the operation's span and deadline must end
+    with the operation.
+    """
     operation = CURRENT.get()
     if operation is None or not operation.ended:
         return
     if operation.outer_context is not None:
         context.attach(operation.outer_context)
     if operation.deadline is not NO_DEADLINE and driver.csot.is_ours():
+        # The timeout belonged to the operation. Without this, the task would keep an expired
+        # deadline.
         driver.csot.forget_timeout()
     CURRENT.set(None)
 

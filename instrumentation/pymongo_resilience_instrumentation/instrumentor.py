@@ -1,4 +1,4 @@
-"""``instrument()`` and ``uninstrument()``, from code or from OpenTelemetry's loader."""
+"""``instrument()`` and ``uninstrument()``, called from code or by OpenTelemetry's loader."""
 
 from __future__ import annotations
 
@@ -31,40 +31,48 @@ if TYPE_CHECKING:
 
 SUPPORTED = ("pymongo >= 4.19, < 5",)
 ACTIVE_PATCHES = (
-    "instrument() was called before, with other arguments, and those stay in force; "
-    "instrument(..., replace=True) puts these in their place"
+    "instrument() was called before with other arguments, which stay active. To replace them, call "
+    "instrument(..., replace=True)"
 )
 
 
 class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped upstream
-    """One for the process. Thread-safe: switched on and off by one at a time."""
+    """The instrumentor of this process. Thread-safe: a lock serializes turning on and off."""
 
     _runtime: Runtime | None = None
     """None while the library is off."""
     _patches: Patches | None = None
     _explicit = False
-    """Whether its settings are the application's own."""
+    """True if the application itself called ``instrument()``."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED
 
     def instrument(self, **kwargs: Any) -> None:
-        """Do what :func:`pymongo_resilience.instrument` says. A call without any argument, as by
-        OpenTelemetry's loader, is the implicit one that an explicit one wins over: what it finds
-        wrong it logs, and the application starts."""
+        """Implementation of :func:`pymongo_resilience.instrument`.
+
+        A call without arguments, as by OpenTelemetry's loader, is implicit: an explicit call takes
+        precedence over it, and errors are logged instead of raised, so that the application starts.
+        """
         explicit = kwargs.pop("explicit", False) or any(
             kwargs.get(name) is not None for name in ARGUMENTS
         )
         with forks.switching:
             if self._runtime is not None and not explicit:
-                logger.info("pymongo-resilience is on already: the loader's call changes nothing")
+                logger.info(
+                    "pymongo-resilience is on already, so the call by OpenTelemetry's loader has "
+                    "no effect"
+                )
                 return
             try:
                 self._switch(settings_of(kwargs, tolerant=not explicit), kwargs)
             except ConfigurationError as error:
                 if explicit:
                     raise
-                logger.error("%s\n  pymongo-resilience stays switched off", error)  # noqa: TRY400 - no traceback
+                logger.error(  # noqa: TRY400 - no traceback
+                    "%s\n  pymongo-resilience stays off: correct the values above and restart",
+                    error,
+                )
             else:
                 self._explicit = explicit
 
@@ -73,7 +81,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             super().uninstrument(**kwargs)
 
     def _switch(self, settings: Settings, kwargs: dict[str, Any]) -> None:
-        """On, off, or from the settings in force to others."""
+        """Turn the library on or off, or replace the active settings."""
         earlier = self._runtime
         if earlier is not None:
             differences = earlier.settings.differences(settings)
@@ -83,7 +91,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
                 raise ConfigurationError([ACTIVE_PATCHES, *differences])
         if not settings.config.enabled:
             logger.info(
-                "pymongo-resilience %s stays off: enabled=False, configuration from %s",
+                "pymongo-resilience %s stays off, because enabled=False (configuration from %s)",
                 __version__,
                 settings.source,
             )
@@ -97,18 +105,21 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if state is State.OFF:
             return
         runtime = Runtime(settings, earlier, state)
-        if earlier is not None:  # now that its replacement can no longer be refused
+        if earlier is not None:
+            # Only now, because nothing can refuse the replacement any more.
             super().uninstrument()
-        # OpenTelemetry's check reads what is installed, for 5 ms: left to it is the refusal.
+        # OpenTelemetry's check of dependencies takes 5 ms. Skip it if the version is supported;
+        # otherwise it reports the problem.
         supported = (4, 19) <= pymongo.version_tuple[:2] < (5, 0)
         super().instrument(**{"skip_dep_check": supported, **kwargs, "runtime": runtime})
 
     def _instrument(self, **kwargs: Any) -> None:
-        """All of it, or nothing: then the next call begins anew."""
+        """Apply all patches, or none, so that the next call starts from scratch."""
         runtime: Runtime = kwargs["runtime"]
         try:
             self._apply_patches(runtime)
         except BaseException:
+            # Remove what was already applied: half of the patches were never tested.
             self._uninstrument()
             raise
 
@@ -174,6 +185,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
+            # Monitors of existing clients must not keep the library's shorter intervals.
             driver.monitors.restore_check_frequency()
 
 
@@ -193,13 +205,14 @@ def _reach_existing_clients(runtime: Runtime) -> None:
         count += not client_setup.carry_over(runtime, client)
     if count:
         logger.warning(
-            "%d client%s made before instrument(): covered by %soperation spans and durations; "
-            "command spans, server states and pools need a new client",
+            "%d client%s made before instrument(): covered by %soperation spans and durations. "
+            "For command spans, server states and pool metrics, call instrument() before creating "
+            "clients",
             count,
             "" if count == 1 else "s",
             "retries, " if runtime.owns_retries else "",
         )
 
 
-# Made under the import's lock: two threads may switch on at once.
+# Create the singleton under the import lock, because two threads may turn the library on at once.
 PymongoResilienceInstrumentor()

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
-"""In place of the deadline of an operation that has ended: a task that inherited it must drop
-it."""
+"""Replaces the deadline of an operation that has ended, so that a task that inherited it
+drops it.
+"""
 
 
 class HasDeadline(Protocol):
@@ -32,17 +33,17 @@ class HasDeadline(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Limits:
-    """How long an operation may take. The modules of ``timeouts/`` alone write it.
+    """How long an operation may take. Only the modules of ``timeouts/`` write it.
 
-    Belongs to the thread or task of the operation. Durations are seconds.
+    Belongs to the operation's thread or task. Durations are in seconds.
     """
 
     timeout: float | None = None
-    """For the whole operation; 0 disables the timeout, None is no deadline."""
+    """For the whole operation. 0 disables the timeout; None means no deadline."""
     source: TimeoutSource = TimeoutSource.NONE
     """Who set the timeout."""
     deadline: AbstractContextManager[None] = NO_DEADLINE
-    """Activates the timeout, if that is ours to do."""
+    """Activates the timeout, if the library must do so."""
     without_request: tuple[float | None, TimeoutSource] | None = None
     """``timeout`` and ``source`` as they would be if the incoming request did not end the operation
     earlier; None if it does not."""
@@ -51,25 +52,27 @@ class Limits:
     own_source: TimeoutSource = TimeoutSource.NONE
     """Who set ``own_timeout``."""
     timeout_of_pymongo: float | None = None
-    """A timeout that this library only shows: pymongo alone enforces it."""
+    """A timeout that pymongo alone enforces, for display."""
     attempt_timeout: float | None = None
-    """How long a command that was sent may stay unanswered."""
+    """How long a sent command may wait for its reply."""
     transaction: TransactionDeadline | None = None
-    """The deadline of the ``with_transaction`` whose callback the operation is in."""
+    """The deadline of the ``with_transaction`` whose callback contains the operation."""
     cursor: CursorTimeout | None = None
-    """Set if the operation makes a cursor, or fetches a batch of one."""
+    """Set if the operation creates a cursor or fetches a batch."""
     stream: CursorTimeout | None = None
     """Set if the operation resumes a change stream."""
     sent_ms: int | None = None
     """The ``maxTimeMS`` of the last command."""
     application_limit_ms: int | None = None
     """The application's own ``maxTimeMS``, if the last command carried it because the library set
-    no shorter one."""
+    no shorter one.
+    """
     attempt_limits_server: bool = False
-    """The last command carried the attempt's timeout as its ``maxTimeMS``."""
+    """True if the last command carried the attempt's timeout as its ``maxTimeMS``."""
     reply_within: float | None = None
-    """The attempt timeout of the command that is being sent. A later batch of a cursor has none,
-    since it may wait for news."""
+    """The attempt timeout of the command that is being sent. A cursor's later batch has none,
+    because it may wait for new documents.
+    """
     waits: list[Wait] | None = None
     """The waits for a server or a connection so far."""
 
@@ -79,5 +82,7 @@ class Limits:
         return self.without_request or (self.timeout, self.source)
 
     def for_another_try(self) -> Limits:
-        """Return the limits of a try that runs beside others, within the deadline around it."""
+        """Return the limits of a try that runs beside another one, within the deadline around
+        it.
+        """
         return replace(self, deadline=NO_DEADLINE, waits=None)

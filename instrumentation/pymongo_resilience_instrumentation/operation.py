@@ -1,5 +1,6 @@
-"""One operation: what the application called, how long it may take, what happened to it, and what
-is active while it runs."""
+"""One operation: what was called, how long it may take, what happened so far, and what is active
+while it runs.
+"""
 
 from __future__ import annotations
 
@@ -35,45 +36,48 @@ if TYPE_CHECKING:
 
 
 class Operation:
-    """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
+    """One operation. Belongs to one thread or task.
 
-    ``limits`` is written by ``timeouts/`` alone, ``outcome`` by the executor, ``shown`` by
-    ``telemetry/``; the runtime begins and ends it; everything else is written by the methods of
-    this class. What most operations never set is an attribute of the class until then.
+    The outermost wrapper creates it, and inner ones find it. Only ``timeouts/`` writes ``limits``,
+    only the executor writes ``outcome``, and only ``telemetry/`` writes ``shown``. The runtime
+    begins and ends it; the methods of this class write everything else. Attributes that most
+    operations never set are class attributes, so that creating an operation is cheap.
     """
 
     has_operations = True
     """pymongo calls its own public operations inside. If False, only an application's listener
-    does, and those are operations of their own."""
+    does, and those are separate operations.
+    """
     shown: SpanState | None = None
-    """What telemetry keeps of it; None unless it has a span."""
+    """The state of its span; None without a span."""
     transaction_span: TransactionSpan | None = None
     """The span of the transaction that this commit or abort ends."""
     hooks: LoopHooks | None = None
-    """For the first loop that it runs, until that begins."""
+    """Hooks for the first loop, until it begins."""
     loop: RetryLoop | None = None
-    """The last one."""
+    """The most recent loop."""
     sent_to: Address | None = None
-    """The server that the last command was sent to, if that is known without a loop."""
+    """The server that the last command was sent to, if known without a loop."""
     terminal_detector: TerminalDetector | None = None
-    """Of the selection in progress."""
+    """State of the server selection in progress."""
     handshaking: Connection | None = None
-    """The driver's connection that its attempt is making, from the first hello on."""
+    """The connection that its attempt is creating, from the first hello on."""
     interruption: Exception | None = None
-    """An exception of a signal handler, raised in a listener of ours. It is raised again when the
-    operation ends, since pymongo drops it there."""
+    """An exception that a signal handler raised while a listener ran. pymongo drops it there, so it
+    is raised again at the end of the operation.
+    """
     in_foreign_call = False
-    """Foreign code is being called for it: see ``in_progress.reported``."""
+    """True while foreign code is called for the operation: see ``in_progress.call_foreign``."""
     ended = False
     ended_ns: int | None = None
-    """Since the epoch, if its end is published later; None is now."""
+    """Nanoseconds since the epoch, if its end is published later; None means now."""
     seconds = 0.0
-    """How long it took, once it has ended."""
+    """Its duration, once it has ended."""
     has_policy = True
-    """A policy may apply to it."""
+    """True if a policy may apply to it."""
     token: Token[Operation | None] | None = None
     outer_context: Context | None = None
-    """OpenTelemetry's context around the operation, if the operation replaced it."""
+    """OpenTelemetry's context around the operation, if the operation has replaced it."""
 
     def __init__(
         self,
@@ -83,13 +87,12 @@ class Operation:
         transaction_span: TransactionSpan | None = None,
     ) -> None:
         self.started = time.perf_counter()
-        """On the clock of ``time.perf_counter``, in seconds."""
+        """Seconds on the clock of ``time.perf_counter``."""
         self.call = call
         self.limits = Limits() if limits is None else limits
         self.outcome = Outcome()
         self.reads_inside = call.name not in WRITES
-        """pymongo fetches batches for it, as it does for everything except writes: they are no
-        operations of their own."""
+        """True if pymongo fetches batches as part of it, as for everything except writes."""
         if hooks is not None:
             self.hooks = hooks
         if transaction_span is not None:
@@ -98,7 +101,7 @@ class Operation:
     def __str__(self) -> str:
         return self.call.name
 
-    # A property that is written in Python would cost each read a call; these are read often.
+    # These are read often. A property written in Python would cost a call each time.
     if TYPE_CHECKING:
         client: AnyClient
         name: str
@@ -129,12 +132,12 @@ class Operation:
 
     @property
     def selected(self) -> Server | None:
-        """Return the driver's server that the last loop selected; None without one."""
+        """pymongo's object for the server that the last loop selected, or None."""
         return None if self.loop is None else self.loop.server
 
     @property
     def address(self) -> Address | None:
-        """Return the server that the last loop selected, or that the last command was sent to."""
+        """The server that the last loop selected, or that the last command was sent to."""
         server = None if self.loop is None else self.loop.server
         return self.sent_to if server is None else driver.selection.address(server)
 
@@ -143,19 +146,23 @@ class Operation:
         return None if (address := self.address) is None else address_text(address)
 
     def note_server(self, address: Address | None) -> None:
-        """Note the server that a command is sent to."""
+        """Record the server that a command is sent to."""
         self.sent_to = address
 
     # While it runs.
 
     def activate(self) -> None:
-        """Make it the operation in progress. The runtime does the same for a public operation,
-        without this call, since it is on the way of every healthy operation."""
+        """Make it the current operation.
+
+        For public operations, the runtime does the same without this call, which every healthy
+        operation would pay for.
+        """
         self.token = CURRENT.set(self)
 
     def leave_context(self) -> None:
-        """Leave OpenTelemetry's current context until the operation is left: its span is not the
-        parent of what follows."""
+        """Leave OpenTelemetry's current context until the operation ends, so that its span is not
+        the parent of what follows.
+        """
         self.outer_context = context.get_current()
         context.attach(Context())
 
@@ -164,7 +171,7 @@ class Operation:
         return time.perf_counter() - self.started
 
     def hook_first_loop(self, hooks: LoopHooks) -> None:
-        """Have ``hooks`` called by the first loop that it runs."""
+        """Set the hooks for the first loop."""
         self.hooks = hooks
 
     def take_hooks(self) -> LoopHooks | None:
@@ -173,11 +180,11 @@ class Operation:
         return hooks
 
     def note_handshake(self, connection: Connection | None) -> None:
-        """Note the driver's connection that its attempt is making; None once that is over."""
+        """Record the connection that its attempt is creating; None when that is over."""
         self.handshaking = connection
 
     def begin_attempt(self) -> None:
-        """Forget what belongs to the attempt before."""
+        """Reset the state of the previous attempt."""
         self.terminal_detector = None
 
     def detect_terminal(self, detector: TerminalDetector) -> None:
@@ -185,12 +192,11 @@ class Operation:
         self.terminal_detector = detector
 
     def interrupt(self, error: Exception) -> None:
-        """Have ``error``, which a signal handler raised in a listener, raised at the end."""
+        """Raise ``error`` at the end, which a signal handler raised while a listener ran."""
         self.interruption = error
 
     def another_try(self, hooks: LoopHooks) -> Operation:
-        """Return an operation that makes the same call, beside this one, with an outcome of its
-        own."""
+        """Return an operation that makes the same call beside this one, with its own outcome."""
         tried = Operation(self.call, self.limits.for_another_try(), hooks)
         tried.started, tried.has_policy = self.started, self.has_policy
         if self.shown is not None:
@@ -198,44 +204,47 @@ class Operation:
         return tried
 
     def leave_try(self) -> None:
-        """Leave an operation that ``another_try`` made; what happened to it can still be read."""
+        """Leave an operation created by ``another_try``. Its outcome can still be read."""
         self.ended, self.call, self.hooks = True, ENDED, None
 
     def adopt(self, tried: Operation) -> None:
-        """Take over what happened to a try."""
+        """Take over the outcome of a try."""
         self.outcome, self.limits.waits = tried.outcome, tried.limits.waits
+        # The operation continues with the server and the span state of the winning try.
         self.loop, self.sent_to, self.shown = tried.loop, tried.sent_to, tried.shown
 
     def forget_outcome(self) -> None:
-        """Break the reference cycles through the last loop, and through the final error, whose
-        traceback refers to the operation."""
+        """Break the reference cycles through the last loop and the final error, whose traceback
+        references the operation.
+        """
         self.loop, self.outcome = None, ENDED_OUTCOME
 
     @property
     def outer(self) -> Operation | None:
-        """The operation that this one began inside of, even if that has ended."""
+        """The operation inside of which this one began, even if that has ended."""
         before = None if self.token is None else self.token.old_value
         return before if isinstance(before, Operation) else None
 
     def is_closed_by(self, error: BaseException) -> bool:
         """Return True if its coroutine is being closed before it has finished.
 
-        The garbage collector may do that anywhere, also while the thread holds a lock: no foreign
-        code may be called then. pymongo's cleanup may have replaced the GeneratorExit by another
-        error, but in the context of the collector's thread the operation is not in progress.
+        The garbage collector may do that anywhere, even while the thread holds a lock, so no
+        foreign code may be called then. pymongo's cleanup may have replaced the GeneratorExit by
+        another error. But in the context of the collector's thread, this is not the current
+        operation.
         """
         return isinstance(error, GeneratorExit) or CURRENT.get() is not self
 
     # Its end.
 
     def abandon(self) -> None:
-        """After a bug of ours kept it from ending as usual: it is over."""
+        """Mark it as ended after an internal error prevented its normal end."""
         self.ended = True
 
     def _restore(self) -> None:
-        """Put back what was there before, if the current context still holds this operation.
+        """Restore what was active before, if this is the operation of the current context.
 
-        It does not if its coroutine is closed from another context: then nothing is to be restored.
+        It is not if its coroutine is closed from another context; then there is nothing to restore.
         """
         if CURRENT.get() is not self:
             return
@@ -243,51 +252,55 @@ class Operation:
         if isinstance(deadline, driver.csot.ActiveTimeout) and deadline.before is not None:
             deadline.__exit__(None, None, None)
         if self.outer_context is not None:
-            # Not by detaching, which takes any exception for its own fault.
+            # Do not detach the token: OpenTelemetry's detach logs an error if anything raises in
+            # it, even a signal handler.
             context.attach(self.outer_context)
         if self.token is not None:
             CURRENT.reset(self.token)
 
     def leave(self) -> None:
-        """Leave it: the caller's own span and timeout are the current ones again.
+        """Leave it, so that the caller's own span and timeout are active again.
 
-        If an exception of a signal handler strikes half-way, it may be called once more: so what
-        is active ends first, and the operation is forgotten last.
+        If a signal handler raises halfway, this may be called again. So whatever is active ends
+        first, and the operation is forgotten last.
         """
         self.ended = True
         self._restore()
-        # A context that outlives the operation, a connection's or a task's, keeps it.
+        # A context that outlives the operation, such as that of a task or a connection, keeps this
+        # object alive. Drop everything that it references.
         if self.limits.deadline is not NO_DEADLINE:
             self.limits.deadline = PAST_DEADLINE
         self.limits.waits = None
         self.outcome, self.call = ENDED_OUTCOME, ENDED
         self.loop = self.hooks = self.interruption = self.terminal_detector = None
-        # A task that was started inside, and goes on, is treated like any other.
+        # A task that was started inside and continues is treated like any other.
         self.in_foreign_call = False
 
     def leave_unfinished(self) -> None:
-        """Leave it because its coroutine is closed; what telemetry has to report is kept: see
-        ``deferred``. An operation that begins later in its own context finds it among what is
-        inherited."""
+        """Leave it because its coroutine is being closed. Telemetry is deferred: see ``deferred``.
+
+        An operation that begins later in the same context finds it among what it inherits.
+        """
         self.ended = True
         self.seconds, self.ended_ns = self.elapsed(), time.time_ns()
         if CURRENT.get() is self:
             keep_variables()
             self._restore()
         self.call = self.call._replace(client=ENDED.client, source=None, session=None)
+        # The error's traceback would keep the coroutine's variables alive.
         self.outcome.final_error = None
         self.loop = self.hooks = self.terminal_detector = None
         self.token = None
 
     def detach(self) -> None:
-        """In a forked child: the operation is the parent's, which ends and counts it."""
+        """Detach it in a forked child, because the parent ends and counts it."""
         self.ended, self.reads_inside = True, False
         self.call = self.call._replace(is_public=False)
         self.shown = None
 
 
 ENDED_OUTCOME = Outcome()
-"""Of all operations that have ended; nothing is written to it."""
+"""The outcome of all operations that have ended. Never written to."""
 
 CURRENT: ContextVar[Operation | None] = ContextVar("pymongo_resilience_operation", default=None)
-"""See ``in_progress``."""
+"""The current operation; see ``in_progress``."""

@@ -1,4 +1,4 @@
-"""Puts wrappers around pymongo's methods, and takes them off again."""
+"""Wraps pymongo's methods, and removes the wrappers again."""
 
 from __future__ import annotations
 
@@ -62,24 +62,27 @@ FEATURES = (
     "atomic_writes", "command_comments", "gridfs", "hedged_reads", "resumable_finds",
     "single_documents",
 )  # fmt: skip
-"""The modules of the folder ``features``, which nothing else imports.
+"""The modules of the folder ``features``. Nothing else imports them.
 
 Each has ``plug_in(runtime, apply_patches)``, which is called before the core's own patches are
-applied. It registers senders, or applies patches of its own.
+applied. It registers senders, or applies patches itself.
 """
 
 
 class Patches:
-    """Put on and taken off by one thread at a time; in between any thread may add what it has
-    imported."""
+    """The patches of one ``instrument()``.
+
+    Applied and removed by one thread at a time; in between, any thread may add patches for what it
+    has imported.
+    """
 
     def __init__(self) -> None:
         self.applied: list[tuple[Owner, str, Any, Any]] = []
-        """Whose attribute, its name, what was there, and what we put there."""
+        """Owner, name, original value, and our value of each attribute."""
         self._removed = False
 
     def apply(self, runtime: Runtime) -> None:
-        """All patches of the runtime's state; around the core's own those of the features."""
+        """Apply all patches of the runtime's state, the core's around those of the features."""
         self._flag = runtime.enabled_flag
         if runtime.state is State.ALL:
             for name in FEATURES:
@@ -92,58 +95,76 @@ class Patches:
             self.apply_patches(_for_retries(runtime))
 
     def apply_patches(self, rows: Iterable[Row]) -> None:
-        """All or nothing; and without a lock, which a forked child could find locked for ever."""
+        """Apply all patches of ``rows``, or none.
+
+        Uses no lock, because a forked child could find it locked forever.
+        """
         for owner, name, wrapper in list(rows):
             self._wrap(owner, name, wrapper)
         if self._removed:
+            # ``remove`` was called by another thread in the meantime.
             self._take_off()
 
     def remove(self) -> None:
-        """Restore every attribute that still is our wrapper.
+        """Restore every attribute that is still our wrapper.
 
-        Where another library wrapped ours, its wrapper stays: one warning, and ours passes through.
+        If another library has wrapped ours, its wrapper stays, ours passes calls through, and one
+        warning is logged.
         """
         self._removed = True
         self._take_off()
 
     def _take_off(self) -> None:
         covered = []
-        with suppress(IndexError):  # all are taken off, by this thread or by another one as well
+        # The list may become empty because another thread removes patches as well.
+        with suppress(IndexError):
             while True:
                 owner, name, original, made = self.applied.pop()
                 now = vars(owner).get(name)
-                # Or another library has put back what getattr() gave it, which wrapt binds anew.
+                # The second case: another library has put back the value that getattr() gave it,
+                # which wrapt binds again each time.
                 if now is made or getattr(now, "_self_parent", None) is made:
                     setattr(owner, name, original)
                 elif now is not original:
                     covered.append(f"{owner.__name__}.{name}")
         if covered:
             logger.warning(
-                "also wrapped by another library, so our wrappers stay in place and do nothing: %s",
+                "these methods of pymongo were also wrapped by another library, so "
+                "pymongo-resilience's wrappers stay in place but have no effect: %s",
                 ", ".join(covered),
             )
 
     def _wrap(self, owner: Owner, name: str, outer: Replacement) -> None:
-        # The attribute itself, without the descriptor's binding.
+        # Read the attribute itself; getattr() would bind it.
         original = vars(owner).get(name)
         if original is None:
-            logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
+            logger.warning(
+                "pymongo's %s does not define %s, so it is not wrapped and calls of it run without "
+                "pymongo-resilience",
+                owner.__name__,
+                name,
+            )
             return
         if isinstance(outer, Interceptor):
             outer = outer.wrapper(self._flag, is_async(original))
         if not isinstance(outer, Subclass):
-            made: Any = wrapt.FunctionWrapper(original, outer)
+            wrapped: Any = wrapt.FunctionWrapper(original, outer)
         elif type(original) is type:
-            made = outer.derive(original)
+            wrapped = outer.derive(original)
         else:
-            logger.warning("another library replaced pymongo's %s.%s: not wrapped", owner, name)
+            logger.warning(
+                "another library has replaced pymongo's %s.%s, so it is not wrapped and "
+                "pymongo-resilience does not retry. Call instrument() before that library",
+                getattr(owner, "__name__", owner),
+                name,
+            )
             return
-        setattr(owner, name, made)
-        self.applied.append((owner, name, original, made))
+        setattr(owner, name, wrapped)
+        self.applied.append((owner, name, original, wrapped))
 
 
 def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
-    """Also where the installed pymongo lacks a name that the others need."""
+    """Yield the patches that work even if the installed pymongo lacks a name that others need."""
     for owner, table in PUBLIC:
         for name, operation in table.items():
             yield owner, name, public_methods.public_method(runtime, owner, operation)
@@ -154,8 +175,11 @@ def _for_telemetry(runtime: Runtime) -> Iterator[Row]:
 
 
 def _for_operations(runtime: Runtime) -> Iterator[Row]:
-    """Batches, transactions and waits as telemetry shows them, and timeouts that were set through
-    this library. Without such a timeout none of these changes what pymongo does."""
+    """Yield patches for batches, transactions and waits, and for timeouts that were set through
+    this library.
+
+    Without such a timeout, none of them changes what pymongo does.
+    """
     yield from _of_cursors(runtime)
     connected = None
     if (metrics := runtime.telemetry.driver_metrics) is not None:
@@ -196,7 +220,7 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
 
 
 def _for_retries(runtime: Runtime) -> Iterator[Row]:
-    """Unless pymongo's own loop decides."""
+    """Yield the patches for retries, unless pymongo's own loop decides."""
     clients = runtime.clients
     for module, asynchronous in driver.clients.each_api("mongo_client"):
         yield module, driver.attempts.LOOP, loop_subclass.subclass(runtime, asynchronous)

@@ -1,8 +1,8 @@
-"""The public operations of Collection, Database and MongoClient: their names in telemetry, which of
-them write, and which commands of a command runner can only read.
+"""The public operations of Collection, Database and MongoClient.
 
-The names are those of the command, not of the method. ``find`` and its like are absent: they only
-make a cursor; its batches are operations of their own (``_run_operation``).
+For each method: its name in telemetry, which is the command's, whether it writes, and its target.
+``find`` and the like are missing, because they only create a cursor; each batch is an operation of
+its own (``_run_operation``).
 """
 
 from __future__ import annotations
@@ -20,37 +20,40 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import AnyCollection, AnyDatabase
 
 Target = tuple[str, str | None]
-"""Database, and collection where there is one."""
+"""Database, and collection if there is one."""
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
 DEFINITIONS = frozenset({
     "createCollection", "createIndexes", "createSearchIndexes", "dropCollection", "dropDatabase",
     "dropIndexes", "dropSearchIndex", "renameCollection", "updateSearchIndex",
 })  # fmt: skip
-"""What changes collections rather than documents."""
+"""Operations that change collections rather than documents."""
 CHANGES = WRITES | DEFINITIONS
 COMMIT, ABORT = "commitTransaction", "abortTransaction"
-"""The ends of a transaction: what is sent to ``admin``, whatever it has changed."""
+"""The ends of a transaction. They are sent to ``admin``, whatever the transaction changed."""
 ALLOWED = frozenset({"aggregate", "find", "listCollections", "listIndexes"})
-"""What ``cursor_command`` runs and can only read; it is the one command runner that is for reads
-alone. Source: Retryable Reads, "Supported Read Operations" (the SHOULD) and "Unsupported Read
-Operations"."""
+"""Commands of ``cursor_command`` that can only read. It is the only generic command method that is
+meant for reads. Source: Retryable Reads, "Supported Read Operations" (the SHOULD) and "Unsupported
+Read Operations".
+"""
 WRITE_STAGES = frozenset({"$out", "$merge"})
 _FindsTarget = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target]
 
 
 class PublicOperation(NamedTuple):
-    """How calls of one method appear."""
+    """How calls of one method appear in telemetry."""
 
     method: str
     name: str
     client: Callable[[Any], Any]
-    """From the object the method is called on to its client."""
+    """Returns the client of the object whose method is called."""
     target: _FindsTarget | None
-    """From the object and the arguments; None for the object itself, a collection."""
+    """Returns the target from the object and the arguments; None if the object is the target, a
+    collection.
+    """
 
     @property
     def gives(self) -> Literal["cursor", "change stream"] | None:
-        """What the caller gets, where that sends commands in its turn."""
+        """What the method returns, if that sends further commands."""
         if self.method == "watch":
             return "change stream"
         return "cursor" if self.method in _CURSORS else None
@@ -61,7 +64,9 @@ def _database(instance: AnyDatabase, *_: Any) -> Target:
 
 
 def namespace_of(watched: AnyCollection | AnyDatabase) -> Target:
-    """What a change stream watches: a collection or a database, ``admin`` for a client."""
+    """Return the target of a change stream: a collection or a database, or ``admin`` for a
+    client.
+    """
     if isinstance(watched, (Collection, AsyncCollection)):
         names: Target = driver.clients.names_of_collection(watched)
         return names
@@ -75,15 +80,15 @@ def _admin(*_: Any) -> Target:
 def _named_collection(
     instance: AnyDatabase, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Target:
-    """The first argument names a collection of the database, or is one."""
-    given = args[0] if args else kwargs.get("name_or_collection", kwargs.get("name"))
-    name = given if isinstance(given, str) else getattr(given, "name", None)
+    """Return the target if the first argument is a collection or its name."""
+    first = args[0] if args else kwargs.get("name_or_collection", kwargs.get("name"))
+    name = first if isinstance(first, str) else getattr(first, "name", None)
     return instance.name, name if isinstance(name, str) else None
 
 
 def _named_database(_: AnyClient, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
-    given = args[0] if args else kwargs.get("name_or_database")
-    name = given if isinstance(given, str) else getattr(given, "name", None)
+    first = args[0] if args else kwargs.get("name_or_database")
+    name = first if isinstance(first, str) else getattr(first, "name", None)
     return name if isinstance(name, str) else "admin", None
 
 
@@ -95,7 +100,7 @@ def _dereferenced(
 
 
 def only_reads(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """From the arguments of ``cursor_command``; what is not surely a read is none."""
+    """Return True if the arguments of ``cursor_command`` are certainly those of a read."""
     command = args[0] if args else kwargs.get("command")
     if isinstance(command, str):
         command = {command: None}
@@ -162,7 +167,7 @@ _NAMED: dict[str, _FindsTarget] = {
     "drop_database": _named_database,
     "validate_collection": _named_collection,
 }
-"""Methods whose arguments name what they are for."""
+"""Methods whose arguments name their target."""
 
 
 def _public(

@@ -1,5 +1,4 @@
-"""What one ``instrument()`` sets up: executors, spans and metrics, and how an operation passes
-them."""
+"""What one ``instrument()`` sets up, and how an operation begins and ends."""
 
 from __future__ import annotations
 
@@ -48,40 +47,45 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
     from pymongo_resilience_instrumentation.telemetry.observers import Observer
 
-FURTHER = "a sampler or span processor raised; further errors are not logged"
+FURTHER = "a sampler or span processor raised an error; further errors are not logged"
 UNUSED_STRATEGY = NAMED["fast_fail"]
-"""For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
+"""For ``strategy=driver``: pymongo's own loop decides, and no strategy is ever called."""
 
 
 UNUSED_BY_PYMONGO = ("idempotent", "strategy", "attempt_timeout_ms", "hedge", "resumable")
-"""Fields of a policy that change how this library retries."""
+"""Fields of a policy that only affect this library's retries."""
 UNUSED = (
-    "strategy=driver: pymongo retries by itself, {} of override() or bind() has no effect; "
-    "further cases are not logged"
+    "{} of override() or bind() has no effect with strategy=driver, because pymongo retries by "
+    "itself. Choose another strategy, or remove it. Further cases are not logged"
 )
 
 
 class Runtime:
-    """Thread- and task-safe: what changes is on the operation."""
+    """The state of one ``instrument()``. Thread- and task-safe, because whatever changes is on the
+    operation.
+    """
 
     hedges: Any = None
-    """A registry of each client's hedges (hedged_reads/), where the feature is there."""
+    """The registry of each client's hedged reads (hedged_reads/), if that feature is present."""
     before_batch: Callable[[Operation, Any, Any], None] | None = None
-    """Called with the driver's operation, and what sends it, before each batch of a cursor; a
-    feature's."""
+    """Called with the operation, the query, and the method that sends it, before each batch of a
+    cursor. Set by a feature.
+    """
 
     def __init__(self, settings: Settings, earlier: Runtime | None, state: State) -> None:
-        """``earlier`` leaves it the clients that exist."""
+        """``earlier`` is the runtime that this one replaces; it passes on the state of existing
+        clients.
+        """
         self.settings = settings
         self.config = config = settings.config
         self.state = state
         drivers = config.strategy == PYMONGO_DECIDES and settings.strategy is None
         self.owns_retries = state is State.ALL and not drivers
-        """Whether retries are decided here, not in the driver's own loop."""
+        """True if the library decides about retries, not pymongo's own loop."""
         self.enabled_flag = EnabledFlag()
         self._warned: set[str] = set()
         self._faulty: set[Observer] = set()
-        """The observers whose first error at the begin of an operation was logged."""
+        """Observers whose first error at the beginning of an operation was logged."""
         self.telemetry = telemetry = Telemetry(settings)
         self.clients: Clients = Clients() if earlier is None else earlier.clients
         clock = ClientClock(self.clients)
@@ -99,21 +103,23 @@ class Runtime:
         limited = config if self.owns_retries else None
         self.limits = ByClient(partial(ClientLimits, limited, clock, telemetry))
         self.admits = self.owns_retries and config.circuit_breaker != BreakerMode.OFF
-        """Whether attempts may be refused, once their server is selected."""
+        """True if attempts may be refused after their server was selected."""
         self.senders: dict[str, list[Sender]] = {}
-        """By the method of the public API, or ``_run_operation``: what features put around it."""
+        """What features put around a method of the public API, or around ``_run_operation``."""
         self._publishes_commands = False
         """Whether pymongo publishes the events of commands to our listeners."""
         self._names_slow_servers = not self.owns_retries and config.slow_ms is not None
         """Where pymongo's own loop decides, only a command's event shows which server a slow
         operation went to."""
         self.in_flight: dict[int, ref[RetryLoop]] = {}
-        """The runs of the retry loop that are making an attempt, each a RetryLoop (retries/).
-        Weakly: a client whose event loop was given up must be collected with its operations."""
+        """The RetryLoops (retries/) that are making an attempt. Weak references, because a client
+        of an abandoned event loop must be collectable with its operations.
+        """
 
     def warn_once(self, text: str) -> None:
-        """A log handler may use MongoDB, and have this called again."""
+        """Log a warning once."""
         if text not in self._warned:
+            # Add it first: a log handler may use MongoDB and so cause another call.
             self._warned.add(text)
             logger.warning(text)
 
@@ -143,12 +149,17 @@ class Runtime:
             driver.clients.publish_commands(client)
 
     def attempts_in_flight(self) -> list[RetryLoop]:
-        """In whatever thread or task."""
-        return [made for each in list(self.in_flight.values()) if (made := each()) is not None]
+        """Return the RetryLoops that are making an attempt, in any thread or task."""
+        loops = [reference() for reference in list(self.in_flight.values())]
+        return [loop for loop in loops if loop is not None]
 
     def nested(self, client: Client) -> bool:
-        """Whether the caller is inside of an operation of the same client: the outermost wins. Or
-        inside of what the library publishes of one."""
+        """Return True if the caller is inside of an operation of the same client, or of foreign
+        code.
+
+        pymongo's public methods call each other (``find_one`` calls ``find``), and only the
+        outermost one is an operation.
+        """
         operation = in_progress.current_or_ended()
         if operation is None or operation.ended:
             return operation is not None and operation.in_foreign_call
@@ -162,14 +173,20 @@ class Runtime:
         whole_timeout: bool = False,
         at_least: float | None = None,
     ) -> None:
-        """Make it the operation in progress, with a deadline, and shown.
+        """Make ``operation`` the current one, with its deadline and its span.
 
-        ``whole_timeout``: it has all of it, whatever has passed of it; ``at_least``: it has what is
-        left of it, or so many seconds if that is less. Raises InvalidOperation
-        (pymongo's) for a timeout of its own inside of with_transaction.
+        Args:
+            operation: The operation.
+            span: Whether it may get a span.
+            whole_timeout: Give it its whole timeout, however much has passed.
+            at_least: Give it the rest of its timeout, but at least this many seconds.
+
+        Raises:
+            InvalidOperation: If it has its own timeout inside of with_transaction. pymongo's class.
         """
         if operation.call.is_cleanup:
-            # pymongo also sends these while a coroutine is closed, perhaps by the collector.
+            # pymongo also sends these while a coroutine is being closed, possibly by the garbage
+            # collector.
             keep_variables()
         elif pending:
             run_deferred()
@@ -186,6 +203,7 @@ class Runtime:
             precedence.refresh(limits)
         elif at_least is not None:
             precedence.leave_at_least(limits, at_least)
+        # Inlined instead of ``operation.activate()``, because this runs for every operation.
         operation.token = CURRENT.set(operation)
         telemetry = self.telemetry
         if operation.started >= telemetry.looks_at:
@@ -200,13 +218,15 @@ class Runtime:
                     self._log_once(recorder, internal_error)
 
     def _log_once(self, recorder: Observer, internal_error: Exception) -> None:
-        """Log the first error of an observer at the begin of an operation, which is in progress."""
+        """Log the first error of an observer at the beginning of an operation."""
         if recorder not in self._faulty:
             self._faulty.add(recorder)
-            logger.error("operations have no span or record: %s", FURTHER, exc_info=internal_error)
+            logger.error(
+                "an operation has no span or is not recorded: %s", FURTHER, exc_info=internal_error
+            )
 
     def _warn_of_unused(self, call: Call) -> None:
-        """Log what a block or a binding asks for that pymongo's own loop does not do."""
+        """Log which fields of a block or binding have no effect with pymongo's own loop."""
         policy = call.block_policy.over(call.bound_policy)
         unused = [name for name in UNUSED_BY_PYMONGO if getattr(policy, name)]
         if unused:
@@ -215,16 +235,21 @@ class Runtime:
     def end(
         self, operation: Operation, result: Any = None, error: BaseException | None = None
     ) -> Any:
-        """Leave it: the spans end, the duration is recorded, whatever happened.
+        """End ``operation``: its spans end and its duration is recorded, even if something raises.
 
-        Returns the result, or the error that the application gets, see ``timeout_errors``.
-        Raises what a signal handler has raised in a listener: the driver keeps that to itself.
+        Returns:
+            The result, or the error that the application gets (see ``timeout_errors``).
+
+        Raises:
+            Exception: One that a signal handler raised while a listener ran, which pymongo would
+                drop.
         """
         if error is not None and operation.is_closed_by(error):
             self._end_later(operation)
             return error
         raises = error is None
         if error is None or isinstance(error, Exception):
+            # pymongo has dropped the exception of a signal handler. It takes precedence.
             error = operation.interruption or error
         try:
             operation.in_foreign_call = operation.ended = True
@@ -247,17 +272,22 @@ class Runtime:
         return error
 
     def _end_later(self, operation: Operation) -> None:
-        """Its coroutine is closed unfinished; see ``deferred``."""
+        """End an operation whose coroutine is being closed. Telemetry is deferred: see
+        ``deferred``.
+        """
         if (state := self.clients.known(operation.client)) is not None:
             state.coroutine_closed = True
-        with suppress(*internal_error_types()):  # not even a log may be written here
+        # Nothing may be logged here, because the thread may hold any lock.
+        with suppress(*internal_error_types()):
+            # Remember the server's address now, because the loop is dropped below.
             operation.note_server(operation.address)
         operation.leave_unfinished()
         if self.telemetry.shows_healthy:
             defer(partial(self._publish_unfinished, operation))
 
     def _publish_unfinished(self, operation: Operation) -> None:
-        # Without the frames of the error that closed it: they hold all that the coroutine did.
+        # Use a new error: the frames of the original one keep everything alive that the coroutine
+        # used.
         error = GeneratorExit()
         bounded_waits.end_waits(operation, error)
         self.telemetry.end(operation, error)
@@ -267,14 +297,14 @@ class Runtime:
         if self.owns_retries:
             raised = timeout_errors.as_timeout(operation, error)
         if isinstance(raised, OperationFailure) and operation.selected is not None:
-            # A bulk write's error, for example, is raised once pymongo's loop is over.
+            # pymongo raises the error of a bulk write, for example, after its loop has ended.
             past, server = operation.outcome, operation.server_text()
             attempts, reasons = past.number_of_attempts, past.retry_reasons
             state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons))
         return raised
 
     def breakers_of(self, client: Client) -> Mapping[Address, Snapshot]:
-        """By server, of those that an attempt was meant for; none where there are no breakers."""
+        """Return the circuit breakers of a client by server; empty if there are none."""
         breakers = self.limits.of(client).breakers
         return {} if breakers is None else breakers.snapshots()
 
@@ -284,11 +314,15 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
     if decides is not None:
         return NamespaceRules(decides, config.policies)
     for chosen, what in (
-        (config.policies, "the policies have"),
-        (config.retry_budget == BudgetKind.TOKENS, "adaptive retries have"),
-        (config.circuit_breaker != BreakerMode.OFF, "circuit breakers have"),
+        (config.policies, "policies have"),
+        (config.retry_budget == BudgetKind.TOKENS, "retry_budget=tokens has"),
+        (config.circuit_breaker != BreakerMode.OFF, "circuit_breaker has"),
         (config.attempt_timeout_ms, "attempt_timeout_ms has"),
     ):
         if chosen:
-            logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)
+            logger.warning(
+                "%s no effect with strategy=driver, because pymongo retries by itself. Choose "
+                "another strategy, or remove the option",
+                what,
+            )
     return NamespaceRules(UNUSED_STRATEGY, {})

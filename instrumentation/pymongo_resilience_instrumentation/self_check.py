@@ -1,5 +1,8 @@
-"""Compares the installed pymongo with what ``driver`` uses, and chooses what the library does; and
-whether this process has sockets and threads that the library can act with."""
+"""Checks whether the library can work with the installed pymongo and in this process.
+
+It compares the installed pymongo with the names that ``driver`` uses, and checks for monkey-patched
+sockets and threads.
+"""
 
 from __future__ import annotations
 
@@ -19,53 +22,60 @@ _GREEN = ("socket", "thread", "threading")
 
 
 class State(enum.Enum):
-    """What the library does with the installed pymongo; the value says it to people."""
+    """What the library does with the installed pymongo. The value is the text for users."""
 
     ALL = "everything works"
-    TELEMETRY = "telemetry alone: pymongo's own retries and timeouts decide"
-    OFF = "pymongo-resilience stays switched off"
+    TELEMETRY = "only telemetry is on, and pymongo's own retries and timeouts apply"
+    OFF = "pymongo-resilience stays off"
 
 
 class Part(NamedTuple):
-    """What is used of one place in the driver."""
+    """The names that are used of one place in pymongo."""
 
     place: str
     """``"module"``, ``"module:class"`` or ``"module:function"``."""
     names: tuple[str, ...]
-    """Attributes; ``"name(a, b)"`` has these first parameters."""
+    """Attributes. ``"name(a, b)"`` is a function with these first parameters."""
     without: State = State.TELEMETRY
-    """What is left where a name is missing."""
+    """What still works if a name is missing."""
 
 
 def refusal() -> str | None:
-    """Why the library cannot act in this process; None where it can. Imports nothing.
+    """Return why the library cannot work in this process, or None. Imports nothing.
 
-    What is retried, for how long, and in which order spans end is proved for threads and asyncio,
-    and not with green threads below.
+    Retries, deadlines and the order of spans were only verified with threads and asyncio, not with
+    green threads.
     """
-    for module, says in _PATCHERS:
-        is_patched = getattr(sys.modules.get(module), says, None)
+    for module, name_of_check in _PATCHERS:
+        is_patched = getattr(sys.modules.get(module), name_of_check, None)
         if is_patched is not None and any(is_patched(name) for name in _GREEN):
             return (
-                f"{module.partition('.')[0]} has monkey-patched this process, which is not "
-                "supported: use threads or asyncio, or leave instrument() out"
+                f"{module.partition('.')[0]} has monkey-patched this process, which "
+                "pymongo-resilience does not support. Use threads or asyncio, or do not call "
+                "instrument()"
             )
     return None
 
 
 def check(parts: Iterable[Part]) -> State:
-    """The state for the installed pymongo; one loud line where that is not ``ALL``."""
+    """Return the state for the installed pymongo, and log an error if it is not ``ALL``."""
     lacking = missing(parts)
     if not lacking:
         return State.ALL
     state = State.OFF if State.OFF in lacking else State.TELEMETRY
     names = ", ".join(name for found in lacking.values() for name in found)
-    logger.error("pymongo %s lacks %s: %s", pymongo.version, names, state.value)
+    logger.error(
+        "pymongo %s lacks %s, which this version of pymongo-resilience needs: %s. Install a "
+        "supported pymongo, or a newer pymongo-resilience",
+        pymongo.version,
+        names,
+        state.value,
+    )
     return state
 
 
 def missing(parts: Iterable[Part]) -> dict[State, list[str]]:
-    """The names that the installed pymongo lacks, by what is left without them."""
+    """Return the names that the installed pymongo lacks, by what works without them."""
     lacking: dict[State, list[str]] = {}
     for part in parts:
         names = _missing_names(part)

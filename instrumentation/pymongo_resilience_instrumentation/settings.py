@@ -1,4 +1,4 @@
-"""What one ``instrument()`` was given, and how that differs from what another one was given."""
+"""The arguments of one ``instrument()``, and how they differ from those of another one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pymongo_resilience.option_types import PREFIX, shown
 from pymongo_resilience.rules.strategy import RetryStrategy
 
 Hook = Callable[[Any, Any], object]
-"""Called with a span and an event of the driver's."""
+"""Called with a span and an event of pymongo."""
 HOOKS = ("request_hook", "response_hook", "failed_hook")
 OBJECTS = ("strategy", "tracer_provider", "meter_provider", *HOOKS)
 ARGUMENTS = ("config", "options", "policies", "listeners", *OBJECTS)
-"""What ``instrument()`` takes. OpenTelemetry's loader gives none of them."""
+"""The arguments of ``instrument()``. OpenTelemetry's loader passes none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Immutable, so thread- and task-safe."""
+    """The settings of one ``instrument()``. Immutable, so thread- and task-safe."""
 
     config: Config
     source: str
-    """Where the configuration came from: ``code, file resilience.toml``, say."""
+    """Where the configuration came from, such as ``code, file resilience.toml``."""
     listeners: tuple[Listener, ...] = ()
     strategy: RetryStrategy | None = None
     tracer_provider: Any = None
@@ -37,30 +37,37 @@ class Settings:
     failed_hook: Hook | None = None
 
     def differences(self, args: Settings) -> list[str]:
-        """Each value that ``given`` has and these settings have not, with both."""
+        """Return a description of each value that differs between these settings and ``args``."""
         names = [each.name for each in fields(self.config)]
         places: list[tuple[str, Any, Any]] = [(name, self.config, args.config) for name in names]
         places += [(name, self, args) for name in ("listeners", *OBJECTS)]
-        found = []
+        descriptions = []
         for name, mine, theirs in places:
             one, other = getattr(mine, name), getattr(theirs, name)
             if one is not other and one != other:
                 ours, others = _text(one), _text(other)
-                others = "another one of the same kind" if ours == others else others
-                found.append(f"{name}: {ours} is in force, {others} was given")
-        return found
+                others = "another object of the same type" if ours == others else others
+                descriptions.append(f"{name}: {ours} is active, but {others} was given")
+        return descriptions
 
 
 def settings_of(args: Mapping[str, Any], *, tolerant: bool) -> Settings:
-    """From the arguments of ``instrument()``. Raises ConfigurationError; ``tolerant`` as ``load``
-    has it."""
+    """Return the settings for the arguments of ``instrument()``.
+
+    ``tolerant`` is explained at ``load``.
+
+    Raises:
+        ConfigurationError: If an option is invalid.
+    """
     code = args.get("config") or args.get("options") or None
     loaded = load(code=code, tolerant=tolerant)
     if loaded.ignored:
         problems = ConfigurationError(loaded.ignored)
-        logger.error("%s\n  the defaults are used instead", problems)
+        logger.error("%s\n  the defaults of these options are used instead", problems)
     if loaded.overridden:
-        logger.info("code overrides %s", ", ".join(loaded.overridden))
+        logger.info(
+            "arguments of instrument() take precedence over %s", ", ".join(loaded.overridden)
+        )
     config, sources = loaded.config, set(loaded.sources.values())
     places = sorted(sources, key=lambda each: not each.startswith(PREFIX))
     named = [f"{'variable' if each.startswith(PREFIX) else 'file'} {each}" for each in places]
@@ -69,12 +76,15 @@ def settings_of(args: Mapping[str, Any], *, tolerant: bool) -> Settings:
         config = replace(config, policies=args["policies"])
     objects = {name: args.get(name) for name in OBJECTS}
     if loaded.sources.get("strategy") == BY_NAME["strategy"].variable:
-        objects["strategy"] = None  # the emergency switch wins over an object as well
+        # The variable is the operators' emergency switch, so it also replaces an object.
+        objects["strategy"] = None
     return Settings(config, source, tuple(args.get("listeners") or ()), **objects)
 
 
 def _text(value: object) -> str:
-    """Objects by their types alone: what else their text has may be confidential."""
+    """Return a value as text. For objects, only their type, because their text may be
+    confidential.
+    """
     if value is None or value == ():
         return "none"
     if isinstance(value, tuple) and not all(isinstance(each, str) for each in value):

@@ -1,4 +1,4 @@
-"""What holds for one operation: by its block of code, its binding, its namespace.
+"""Policies of single operations: by block of code, by binding, and by namespace.
 
-The options of ``config`` hold for all others.
+All other operations follow the options of ``config``.
 """

@@ -1,8 +1,9 @@
-"""override(): a policy for the operations of a block of code, and which blocks the caller is in.
+"""override(): a policy for the operations in a block of code, and the blocks that the caller is in.
 
-A block is a node that knows the block around it and whether it has ended; a context variable has
-the innermost. Ended blocks are skipped, so they may be left in any order, in another context or by
-another thread, and a task that was started inside keeps a block no longer than it lives.
+Blocks form a linked list from the innermost outward; a context variable holds the innermost one.
+Each block knows whether it has ended, and ended blocks are skipped. So blocks may be left in any
+order, in another context or by another thread, and a task started inside a block does not keep the
+block active.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 
 
 class Block:
-    """One that is entered. Ended by one thread, read by any."""
+    """One entered block. Ended by one thread, read by any."""
 
     __slots__ = ("_merged", "ended", "expires_at", "is_detached", "outer", "policy")
 
@@ -30,7 +31,7 @@ class Block:
         self, policy: Policy, *, expires_at: float | None = None, is_detached: bool = False
     ) -> None:
         self.policy = policy
-        """What the block itself names."""
+        """The policy of this block alone, without those of outer blocks."""
         self.expires_at = expires_at
         """When the operations inside end at the latest, on the monotonic clock."""
         self.is_detached = is_detached
@@ -43,16 +44,23 @@ class Block:
         try:
             _innermost.set(self)
             return _policy_of(self)
+        # A signal handler may raise here. The ``with`` statement will not call ``__exit__`` then,
+        # so the block must end itself.
         except BaseException:
             self.ended = True
             raise
 
     def __exit__(self, *raised: object) -> None:
-        # The next caller skips the block: to set a context variable is not safe in a finalizer.
+        # Only mark the block; the next caller skips it. Setting a context variable is not safe in a
+        # finalizer.
         self.ended = True
 
     def within(self, around: Policy) -> Policy:
-        """Its policy, where ``around`` holds outside; the same object for the same ``around``."""
+        """Return the policy inside this block if ``around`` applies outside.
+
+        Returns the same object each time ``around`` is the same object.
+        """
+        # Each operation inside the block asks again, usually with the same outer policy.
         merged = self._merged
         if merged is None or merged[0] is not around:
             merged = self._merged = around, self.policy.within(around)
@@ -61,25 +69,27 @@ class Block:
 
 _innermost: ContextVar[Block | None] = ContextVar("pymongo_resilience_policy", default=None)
 innermost: Callable[[], Block | None] = _innermost.get
-"""The block entered last in the caller's context, whether or not it has ended; None where nothing
-can hold. Called for every operation."""
+"""The block that was entered last in the caller's context, even if it has ended; None if there is
+none. Called for every operation.
+"""
 
 
 def current() -> Policy:
-    """The policy that the blocks around the caller make together."""
+    """Return the combined policy of the blocks around the caller."""
     block = _innermost.get()
     if block is None:
         return EMPTY_POLICY
     if block.ended:
         block = next(_chain(block), None)
+        # Drop the ended blocks from this context, so that they are not skipped again.
         _innermost.set(block)
     return _policy_of(block)
 
 
 def timed() -> Block | None:
-    """The innermost block around the caller that names a timeout itself."""
+    """Return the innermost block around the caller that sets a timeout itself."""
     blocks = _chain(_innermost.get())
-    return next((each for each in blocks if each.policy.timeout_ms is not None), None)
+    return next((block for block in blocks if block.policy.timeout_ms is not None), None)
 
 
 def expires_at() -> float | None:
@@ -95,7 +105,7 @@ def expires_at() -> float | None:
 
 
 def _chain(block: Block | None) -> Iterator[Block]:
-    """Those that have not ended, from this one outward; ended ones are taken out of the chain."""
+    """Yield the active blocks, from this one outward, and remove ended ones from the chain."""
     while block is not None:
         while block.outer is not None and block.outer.ended:
             block.outer = block.outer.outer
@@ -106,30 +116,41 @@ def _chain(block: Block | None) -> Iterator[Block]:
 
 def _policy_of(block: Block | None) -> Policy:
     policy = EMPTY_POLICY
-    for each in reversed(list(_chain(block))):
-        policy = each.within(policy)
+    for enclosing in reversed(list(_chain(block))):
+        policy = enclosing.within(policy)
     return policy
 
 
 class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
-    """``with override(idempotent=True):`` — a policy for the operations inside.
+    """``with override(idempotent=True):`` sets a policy for the operations inside.
 
-    Works as ``with``, as ``async with``, and as a decorator: of functions and coroutine functions,
-    and of generator functions, asynchronous ones included (for each step, and while the generator
-    is closed). Blocks nest: the inner one wins where both say something, and of two timeouts the
-    shorter.
+    Works with ``with`` and ``async with``, and as a decorator of functions, coroutine functions and
+    generator functions, sync and async. A decorated generator has the policy during each step and
+    while it is closed.
 
-    It holds until the block is left, however and wherever that happens, for tasks and threads that
-    inherit the context as well. A ``with`` inside of a generator that yields holds for the body of
-    the loop over it, too, as every context variable does: decorate the generator function instead.
+    Blocks nest. If both set a field, the inner block takes precedence; the shorter of two timeouts
+    applies.
 
-    Thread- and task-safe, also where several enter one instance, or where one does so again.
+    The policy ends with the block, however and wherever the block is left, and so it does for tasks
+    and threads that inherited the context. Do not use ``with override(...)`` around a ``yield``:
+    like every context variable, the policy would also apply to the body of the loop over the
+    generator. Decorate the generator function instead.
+
+    Thread- and task-safe, even if several threads enter one instance, or one thread enters it
+    twice.
+
+    Args:
+        **fields: Fields of a :class:`Policy`.
+
+    Raises:
+        TypeError: If a field does not exist.
+        ConfigurationError: If a field has an invalid value.
     """
 
     def __init__(self, **fields: Unpack[PolicyFields]) -> None:
         self._policy = policy_from_keywords("override()", fields)
         self._entered: list[Block] = []
-        """Those that have not ended."""
+        """The blocks that were entered through this instance and have not ended."""
 
     def __enter__(self) -> Policy:
         block = Block(self._policy)
@@ -138,14 +159,15 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
 
     def __exit__(self, *raised: object) -> None:
         try:
-            # The innermost of this context; where it is left in another one, the newest.
-            around = (each for each in _chain(_innermost.get()) if each in self._entered)
-            block = next(around, None) or self._entered[-1]
+            # End the innermost block of this context. If the block is left in another context than
+            # it was entered in, end the newest one.
+            enclosing = (block for block in _chain(_innermost.get()) if block in self._entered)
+            block = next(enclosing, None) or self._entered[-1]
             block.ended = True
         except BaseException:
-            # A signal's handler may raise: end them all rather than leave one in force.
-            for each in self._entered:
-                each.ended = True
+            # A signal handler may raise here. End all blocks rather than leave one active.
+            for entered in self._entered:
+                entered.ended = True
             raise
         with suppress(ValueError):
             self._entered.remove(block)
@@ -157,19 +179,21 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         self.__exit__()
 
     def __call__(self, function: _F) -> _F:
-        # An object with __call__ is what that is.
+        # An object with ``__call__`` counts as a coroutine or generator function if its
+        # ``__call__`` does.
         called = type(function).__call__
-        for is_one, around in (
+        for is_kind, wrap in (
             (inspect.iscoroutinefunction, self._around_coroutine),
             (inspect.isgeneratorfunction, self._around_generator),
             (inspect.isasyncgenfunction, self._around_async_generator),
         ):
-            if is_one(function) or is_one(called):
-                return cast("_F", functools.wraps(function)(around(function)))
+            if is_kind(function) or is_kind(called):
+                return cast("_F", functools.wraps(function)(wrap(function)))
         return super().__call__(function)
 
     def _recreate_cm(self) -> Any:
-        # A decorated function may run in several threads at once: each call has its own block.
+        # Called by ``ContextDecorator``. Several threads may run a decorated function at once, so
+        # each call gets its own block.
         return Block(self._policy)
 
     def _around_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,44 +205,49 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
 
     def _around_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def inner(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            steps = function(*args, **kwargs)
-            step, given = steps.send, None
+            generator = function(*args, **kwargs)
+            resume, value = generator.send, None
             while True:
                 try:
+                    # Enter a new block for each step, so that the policy does not apply to the
+                    # caller between two steps.
                     with Block(self._policy):
-                        made = step(given)
+                        item = resume(value)
                 except StopIteration as ended:
                     return ended.value
                 try:
-                    step, given = steps.send, (yield made)
+                    resume, value = generator.send, (yield item)
                 except GeneratorExit:
+                    # The garbage collector may close the generator at any point in its thread.
                     keep_variables()
                     with Block(self._policy):
-                        steps.close()
+                        generator.close()
                     raise
                 except BaseException as error:  # noqa: BLE001 - the generator's to handle
-                    step, given = steps.throw, error
+                    # Pass on whatever was thrown into this generator, as ``yield from`` would.
+                    resume, value = generator.throw, error
 
         return inner
 
     def _around_async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def inner(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            steps = function(*args, **kwargs)
-            step, given = steps.asend, None
+            generator = function(*args, **kwargs)
+            resume, value = generator.asend, None
             while True:
                 try:
                     with Block(self._policy):
-                        made = await step(given)
+                        # As above: a new block for each step.
+                        item = await resume(value)
                 except StopAsyncIteration:
                     return
                 try:
-                    step, given = steps.asend, (yield made)
+                    resume, value = generator.asend, (yield item)
                 except GeneratorExit:
                     keep_variables()
                     with Block(self._policy):
-                        await steps.aclose()
+                        await generator.aclose()
                     raise
                 except BaseException as error:  # noqa: BLE001 - the generator's to handle
-                    step, given = steps.athrow, error
+                    resume, value = generator.athrow, error
 
         return inner

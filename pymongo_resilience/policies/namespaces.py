@@ -1,5 +1,7 @@
-"""Namespace rules: which policy holds for which databases and collections, from code or from the
-tables ``[policies."shop.*"]`` of a TOML file."""
+"""Policies for databases and collections, by pattern.
+
+The rules come from code or from tables such as ``[policies."shop.*"]`` in a TOML file.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,31 @@ from pymongo_resilience.rules.strategy import NAMES, RetryStrategy
 from .policy import EMPTY_POLICY, FIELDS, Policy
 
 REMEMBERED = 1024
-"""Namespaces whose policy is kept; an application may name collections by the day."""
+"""Size of the cache of policies by namespace. It is limited because some applications create a
+collection for each day.
+"""
 EXPECTED_PATTERN = 'expected "database.collection", where * is any text, as in "shop.*"'
 KEYS = {**FIELDS, "strategy": NAMES}
-"""The fields of a Policy, as a file has them."""
+"""The fields of a Policy that a file may set."""
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether ``name`` is ``pattern``, where each ``*`` stands for any text, the empty one too."""
+    """Return True if ``name`` matches ``pattern``, in which each ``*`` stands for any text or
+    none.
+    """
+    # Only ``*`` is special here; escape the other wildcards of fnmatch.
     return fnmatchcase(name, re.sub(r"([?[])", r"[\1]", pattern))
 
 
 def is_pattern(pattern: object) -> bool:
-    """Whether it has a database and a collection; a collection's name may have dots."""
+    """Return True if ``pattern`` names a database and a collection. Collection names may contain
+    dots.
+    """
     return isinstance(pattern, str) and all(pattern.partition("."))
 
 
 def problems_of(policies: object) -> list[str]:
-    """What is wrong with rules that were given in code; nothing where they can be used."""
+    """Return what is wrong with rules given in code; an empty list if they are valid."""
     if not isinstance(policies, Mapping):
         expected = 'patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
         return [wrong_type("policies", policies, expected)]
@@ -47,12 +56,16 @@ def problems_of(policies: object) -> list[str]:
 
 
 def _breadth(pattern: str) -> tuple[int, int]:
-    """Smaller for patterns that say more; several ``*`` in a row are one."""
+    """Return a sort key that is smaller for more specific patterns. Consecutive ``*`` count
+    as one.
+    """
     return -len(pattern.replace("*", "")), len(re.findall(r"\*+", pattern))
 
 
 def policies_of(tables: object, path: str, problems: list[str]) -> dict[str, Policy]:
-    """The rules in ``tables``; adds to ``problems``, and warns of unknown keys."""
+    """Return the rules in ``tables``. Append errors to ``problems``, and warn about unknown
+    keys.
+    """
     if not isinstance(tables, dict):
         problems.append(
             wrong_type(f"{path}: policies", tables, 'tables, as in [policies."shop.*"]')
@@ -82,41 +95,49 @@ def _policy(table: object, pattern: str, path: str, problems: list[str]) -> Poli
 
 
 class NamespaceRules:
-    """The policies of patterns over the strategy of the process.
+    """Namespace rules, and the strategy of the process for namespaces without one.
 
-    All rules that match hold, field by field: of two that say something, the one with more
-    characters besides ``*``, then the one with fewer ``*``, then the one given first.
-    Thread- and task-safe: nothing changes but a cache.
+    All rules that match apply. If several set the same field, the one with more characters other
+    than ``*`` takes precedence, then the one with fewer ``*``, then the one given first. Thread-
+    and task-safe: only a cache changes.
     """
 
     def __init__(self, strategy: RetryStrategy, policies: Mapping[str, Policy]) -> None:
         self.strategy = strategy
+        # From specific to general, because the first policy that sets a field takes precedence.
         self._policies = {pattern: policies[pattern] for pattern in sorted(policies, key=_breadth)}
         self._of = lru_cache(REMEMBERED)(self._combined)
         self.any = bool(policies)
-        """Whether there are any."""
+        """True if there is at least one rule."""
         self.have_timeouts = any(
-            (each.timeout_ms, each.attempt_timeout_ms) != (None, None) for each in policies.values()
+            (policy.timeout_ms, policy.attempt_timeout_ms) != (None, None)
+            for policy in policies.values()
         )
 
     def policy_of(self, database: str, collection: str | None) -> Policy:
-        """What the rules say on one namespace. Without a collection, those hold whose collection is
-        ``*``; where the database is not known either, it is empty, and ``*.*`` alone holds."""
+        """Return the combined policy of the rules that match one namespace.
+
+        Without a collection, only rules whose collection is ``*`` apply. If the database is unknown
+        as well, pass an empty string; then only ``*.*`` applies.
+        """
         return self._of(database, collection) if self._policies else EMPTY_POLICY
 
     def strategy_of(self, policy: Policy) -> RetryStrategy:
-        """The policy's, or else the process's."""
+        """Return the policy's strategy, or else the strategy of the process."""
         chosen = self.strategy if policy.strategy is None else policy.strategy
         return cast("RetryStrategy", chosen)  # a Policy has turned a name into the strategy
 
     def _combined(self, database: str, collection: str | None) -> Policy:
         policies = self._policies.items()
-        found = [policy for pattern, policy in policies if _covers(pattern, database, collection)]
-        return reduce(Policy.over, found, EMPTY_POLICY)
+        matching = [
+            policy for pattern, policy in policies if _covers(pattern, database, collection)
+        ]
+        return reduce(Policy.over, matching, EMPTY_POLICY)
 
 
 def _covers(pattern: str, database: str, collection: str | None) -> bool:
     of_database, _, of_collection = pattern.partition(".")
     if collection is None:
+        # Without a collection, only a rule for all collections of the database applies.
         return not of_collection.strip("*") and matches(of_database, database)
     return matches(of_database, database) and matches(of_collection, collection)

@@ -1,6 +1,4 @@
-"""Policy: what holds for the operations of a block, a namespace or a bound collection, over what
-holds for the process.
-"""
+"""Policy: settings for the operations of a block, a namespace or a bound collection."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class PolicyFields(TypedDict, total=False):
-    """The fields of a :class:`Policy` by keyword."""
+    """The fields of a :class:`Policy`, as keyword arguments."""
 
     idempotent: bool | None
     strategy: RetryStrategy | str | None
@@ -44,37 +42,42 @@ class PolicyFields(TypedDict, total=False):
 @check_field_names
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A field left at None inherits. Immutable, so thread- and task-safe.
+    """Settings for some operations. Fields that are None are inherited. Immutable, so thread- and
+    task-safe.
 
-    Raises :class:`ConfigurationError` that names every illegal value, and TypeError for a field
-    that does not exist and for what is no strategy.
+    Raises:
+        ConfigurationError: Lists every invalid value.
+        TypeError: If a field does not exist, or ``strategy`` is not a strategy.
     """
 
     idempotent: bool | None = field(default=None, metadata={"kind": BOOLEAN})
-    """The caller declares that repeating the writes it holds for does no harm."""
+    """The caller declares that applying these writes twice does no harm."""
     strategy: RetryStrategy | str | None = None
-    """Given by its name, it is the strategy of that name."""
+    """A strategy, or the name of one. A name is replaced by its strategy."""
     data: Mapping[str, Any] | None = field(default=None, repr=False, metadata={"kind": MAPPING})
-    """The caller's own facts; only the strategy sees them, as ``operation.data``."""
+    """Arbitrary values for the strategy, which reads them from ``state.data``. Never exported."""
     timeout_ms: int | None = field(default=None, metadata={"kind": TIMEOUT_MS})
-    """Milliseconds that each operation has, its retries included; 0 disables the timeout."""
+    """Milliseconds for each operation, including its retries. 0 disables the timeout."""
     timeout_mode: TimeoutMode | None = field(default=None, metadata={"kind": TIMEOUT_MODE})
-    """Whether a cursor has the timeout for its whole life, or for each batch it fetches."""
+    """Whether the timeout covers a cursor's whole life, or each batch."""
     attempt_timeout_ms: int | None = field(default=None, metadata={"kind": ATTEMPT_TIMEOUT_MS})
-    """Milliseconds that what was sent may stay unanswered, before it is given up and repeated."""
+    """Milliseconds that one attempt may wait for its reply before it is retried."""
     hedge: bool | int | None = field(default=None, metadata={"kind": HEDGE})
-    """Milliseconds after which an unanswered read is sent to a second server as well; True is the
-    95th percentile of its collection, False is never."""
+    """Milliseconds after which an unanswered read is also sent to a second server. True uses the
+    95th percentile of the collection's latency; False disables hedging.
+    """
     resumable: bool | None = field(default=None, metadata={"kind": BOOLEAN})
-    """Whether a find goes on after a batch that failed; for finds in the order of ``_id``."""
+    """Whether a find continues after a failed batch. For finds sorted by ``_id``."""
     atomic: bool | None = field(default=None, metadata={"kind": BOOLEAN})
-    """Writes to many documents run in a transaction of the library's, which is repeated."""
+    """Whether writes to many documents run in a transaction that the library starts and retries."""
 
     def __post_init__(self) -> None:
         problems = problems_in(self)
         if isinstance(self.strategy, str):
             if not NAMES.legal(self.strategy):
                 problems.append(NAMES.problem("strategy", self.strategy))
+            # The dataclass is frozen, so a name can only be replaced like this. An unknown name
+            # becomes None; the error is raised below, with all the others.
             object.__setattr__(self, "strategy", NAMED.get(self.strategy))
         elif self.strategy is not None:
             check_strategy(self.strategy)
@@ -82,37 +85,53 @@ class Policy:
             raise ConfigurationError(problems)
 
     def over(self, outer: Policy) -> Policy:
-        """This policy where it says something, ``outer`` elsewhere."""
+        """Return a policy with the fields of this one, and those of ``outer`` where this one has
+        None.
+        """
+        # Most operations have at most one policy, so avoid creating another object.
         if self is EMPTY_POLICY or outer is EMPTY_POLICY:
             return outer if self is EMPTY_POLICY else self
-        mine = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(outer, **{name: said for name, said in mine.items() if said is not None})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changes = {name: value for name, value in values.items() if value is not None}
+        return replace(outer, **changes)
 
     def within(self, outer: Policy) -> Policy:
-        """Like ``over``, for a block inside of another: of two timeouts the shorter holds."""
-        both = self.over(outer)
+        """Return the policy of a block with this policy inside of a block with ``outer``.
+
+        As ``over``, except that the shorter of two timeouts applies.
+        """
+        merged = self.over(outer)
         if self.timeout_ms is None or outer.timeout_ms is None:
-            return both
-        return replace(both, timeout_ms=shorter(self.timeout_ms, outer.timeout_ms))
+            return merged
+        return replace(merged, timeout_ms=shorter(self.timeout_ms, outer.timeout_ms))
 
 
 def shorter(one: _Number, other: _Number) -> _Number:
-    """The shorter of two timeouts; 0 disables one (Client-Side Operations Timeout, "min(a, b)")."""
+    """Return the shorter of two timeouts. 0 means no timeout.
+
+    Source: Client Side Operations Timeout, "min(a, b)".
+    """
+    # 0 is the minimum but means "unlimited"; then the other one applies.
     return min(one, other) or max(one, other)
 
 
 FIELDS: Mapping[str, OptionType] = {
-    each.name: each.metadata["kind"] for each in fields(Policy) if each.metadata
+    field.name: field.metadata["kind"] for field in fields(Policy) if field.metadata
 }
-"""The types of all but the strategy."""
+"""The types of all fields except the strategy."""
 EMPTY_POLICY = Policy()
 
 
 def policy_from_keywords(function: str, keywords: PolicyFields) -> Policy:
     """Return the policy that a public function was given by keyword.
 
-    Raises TypeError for an unknown keyword, which names ``function``, and what :class:`Policy`
-    raises.
+    Args:
+        function: The name of that function, for errors.
+        keywords: The fields.
+
+    Raises:
+        TypeError: If a keyword is unknown, and in the cases of :class:`Policy`.
+        ConfigurationError: If a value is invalid.
     """
     check_keywords(function, keywords, PolicyFields.__annotations__)
     return Policy(**keywords)

@@ -1,5 +1,5 @@
-"""Whether a failed attempt is repeated, and when.
+"""The rules that decide whether and when a failed attempt is retried.
 
-``failure`` and ``retry_state`` are the facts, ``retry_rules`` decides. Nothing here knows the
-driver.
+``failure`` and ``retry_state`` hold the facts, ``retry_rules`` decides. This package does not
+depend on pymongo.
 """

@@ -1,7 +1,7 @@
-"""The retry budget of one client: what its retries may spend.
+"""The retry budget of one client, which limits its retries.
 
-``RatioBudget`` is the default; ``TokenBucket`` is the specification's, for retries after overload
-errors alone. bench/overload.md has the simulation that the numbers of the first are from.
+``RatioBudget`` is the default. ``TokenBucket`` is the specification's bucket, for retries after
+overload errors only. The numbers of ``RatioBudget`` come from the simulation in bench/overload.md.
 """
 
 from __future__ import annotations
@@ -15,45 +15,50 @@ from .failure import UNHEALTHY, Failure, RetryReason
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1
-"""Tokens that a success at the first attempt gives back."""
+"""Tokens that a success at the first attempt adds."""
 RETRY = 1.0
-"""Tokens that one retry takes; one that shows a healthy server gives them back."""
+"""Tokens that one retry costs. A retry that shows a healthy server gets them back."""
 
 RESERVE = 8.0
-"""Failed attempts in a row that a client with nothing against it retries."""
+"""Number of consecutive failed attempts that a client with a full account retries."""
 DEBT = 8.0
-"""What the account may be overdrawn by: so much has to be earned before the next retry."""
+"""How far the account may be overdrawn. Successes must earn this much before the next retry."""
 RATIO = 0.2
-"""What a success earns: with more than one failed attempt in six, the account runs empty."""
+"""Tokens that a success earns. If more than one attempt in six fails, the account runs empty."""
 PYMONGO_RETRIES = 2
 """How often pymongo itself retries a rejected operation."""
 GRACE_S = 1.0
-"""Seconds after the first rejection of a full account. What began before their end may be retried
-as often as by pymongo, whatever is left: so many operations may be in progress at once."""
+"""Length in seconds of the grace period that the first rejection of a full account starts. Many
+operations may be in progress at that time; those that began before the period ends may be retried
+as often as by pymongo, whatever the account holds.
+"""
 MAX_FAILED = 4
-"""So many operations rejected once more than pymongo retries show that this is no blip."""
+"""The grace period ends when this many operations were rejected more often than pymongo would
+retry: the overload is not a brief one.
+"""
 PATIENCE_S, PATIENCE_BACKOFFS = 2.0, 20.0
-"""Seconds after its first rejection in which an operation is retried more often than by pymongo, or
-so many times the base of the back-off if that is longer. What is retried later hits a server that
-has just recovered, and it comes from clients that did not know of each other."""
+"""After its first rejection, an operation is retried more often than by pymongo for this many
+seconds, or for this many times the base of the back-off if that is longer. Later retries would hit
+a server that has just recovered, from many clients at once.
+"""
 FORGOTTEN_S = 60.0
-"""Seconds without a failed attempt after which the account is full: a quiet client may retry."""
+"""Seconds without a failed attempt after which the account is full again."""
 
 DISTRESS = UNHEALTHY | {RetryReason.NOT_PRIMARY}
-"""What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
-the application's own, and what a breaker refused was never sent."""
+"""Reasons that a server in distress causes and that retries may make worse. Conflicts and lock
+timeouts come from the application, and attempts that a breaker refused were never sent.
+"""
 
 
 class RetryBudget:
-    """A budget that limits nothing, for a client without one; those below do. Thread- and
-    task-safe."""
+    """The interface of budgets, and a budget without a limit. Thread- and task-safe."""
 
     full = True
-    """A success at the first attempt would change nothing."""
+    """True if a success at the first attempt would not change the budget."""
 
     @property
     def tokens(self) -> float | None:
-        """What retries after overload errors may spend right now; None without a limit."""
+        """The tokens left for retries after overload errors; None without a limit."""
         return None
 
     def failed(
@@ -64,55 +69,65 @@ class RetryBudget:
         rejections: int = 0,  # noqa: ARG002
         began: float | None = None,  # noqa: ARG002
     ) -> bool:
-        """Take note of a failed attempt.
+        """Count a failed attempt.
 
         Args:
-            failure: its facts.
-            retried: whether it was a retry.
-            rejections: how many earlier attempts of the operation were rejected.
-            began: when the operation began, on the clock; None if it is not known.
+            failure: The facts of the attempt.
+            retried: Whether the attempt was a retry.
+            rejections: How many earlier attempts of the operation were rejected.
+            began: When the operation began, on the clock; None if unknown.
 
         Returns:
-            Whether the operation may be retried as often as by pymongo, whatever is left.
+            True if the operation may be retried as often as by pymongo, whatever the budget holds.
         """
         return False
 
     def allows(self, failure: Failure) -> bool:  # noqa: ARG002
-        """Whether one retry may follow. Asking spends nothing."""
+        """Return True if one retry may follow. Asking costs nothing."""
         return True
 
     def spend(self, failure: Failure) -> bool:  # noqa: ARG002
-        """Pay for the retry that was allowed; False where another thread had the last token."""
+        """Pay for an allowed retry. Return False if another thread took the last token."""
         return True
 
     def is_too_late(self, since: float, delay: float, base_backoff: float) -> bool:  # noqa: ARG002
-        """Return True if no retry may follow ``delay`` seconds from now.
+        """Return True if a retry in ``delay`` seconds would be too late.
 
         Args:
-            since: when the operation was rejected first, on the clock.
-            delay: in seconds.
-            base_backoff: the base of the back-off after overload errors, in seconds.
+            since: When the operation was first rejected, on the clock.
+            delay: Seconds until the retry.
+            base_backoff: Base of the back-off after overload errors, in seconds.
         """
         return False
 
     def succeeded(self, *, retried: bool, rejections: int = 0) -> None:
-        """Take note of a command that succeeded: at a later attempt than the first if ``retried``,
-        after so many ``rejections``."""
+        """Count a command that succeeded.
+
+        Args:
+            retried: Whether it succeeded at a retry.
+            rejections: How many of its attempts were rejected before.
+        """
 
     def is_rejection(self, failure: Failure) -> bool:
-        """Whether it counts as overload here."""
+        """Return True if the budget counts the failure as overload."""
         return failure.overloaded
 
     def reset_after_fork(self) -> None:
-        """In a forked child: full again, and a lock that no thread of the parent's holds."""
+        """Fill the budget in a forked child, and replace the lock, which a thread of the parent may
+        hold.
+        """
 
 
 UNLIMITED = RetryBudget()
 
 
 class _Accounts(RetryBudget):
-    """Tokens for what a server rejected, and for the rest, full at first, under a reentrant lock.
-    Counted in whole tenths: ten times 0.1 as floats is less than 1."""
+    """Two accounts of tokens, one for rejected attempts and one for other failures, under a
+    reentrant lock.
+
+    Both start full. Amounts are integers, in tenths of a token, because adding 0.1 ten times as
+    floats gives less than 1.
+    """
 
     def __init__(self, most: float, least: float) -> None:
         self._most, self._least = _tenths(most), _tenths(least)
@@ -131,29 +146,31 @@ class _Accounts(RetryBudget):
         self.full = True
 
     def _add(self, rejected: int, others: int = 0) -> None:
-        """Tenths, to either account; what exceeds the capacity is lost."""
+        """Add tenths of tokens to both accounts. Anything above the capacity is lost."""
         with self._lock:
             self._rejected = min(self._most, max(self._least, self._rejected + rejected))
             self._others = min(self._most, max(self._least, self._others + others))
+            # Read without the lock by successes, which cost nothing while the accounts are full.
             self.full = self._rejected == self._others == self._most
 
 
 class RatioBudget(_Accounts):
-    """Retries in proportion to what succeeds, for every reason.
+    """A budget that allows retries in proportion to successes, for every reason.
 
-    Each failed attempt takes a token, and each success earns a part of one; a retry needs what is
-    left to be more than nothing. There are two accounts, one for what a server rejected as
-    overloaded and one for the rest: an election must not use up what rejections after it need.
-    Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
+    Each failed attempt costs a token, each success earns a part of one, and a retry needs a
+    positive balance. Rejections by an overloaded server have an account of their own, so that an
+    election does not use up the retries that rejections after it need. Source: gRPC A6, "Throttling
+    Retry Attempts and Hedged RPCs".
 
-    Two rules keep a blip from becoming an error where pymongo has none. An operation that succeeds
-    after at most ``PYMONGO_RETRIES`` rejections gets its tokens back. And the first rejection of a
-    full account begins a grace period: operations that began before its end may be retried so often
-    whatever is left, until ``MAX_FAILED`` operations were rejected again after that.
+    Two rules keep short problems from causing errors that pymongo would not raise. An operation
+    that succeeds after at most ``PYMONGO_RETRIES`` rejections gets its tokens back. And the first
+    rejection of a full account starts a grace period: operations that began before its end may be
+    retried that often, whatever the balance, until ``MAX_FAILED`` operations were rejected more
+    often than that.
 
-    A client that is new, or quiet, has a full account however long the overload has lasted. So its
-    operations are retried for ``PATIENCE_S`` only, unless another one succeeds in that time:
-    thousands of such clients recover together.
+    A new or idle client has a full account even if the overload has lasted for long. If thousands
+    of such clients retried without end, they would all hit the server when it recovers. So an
+    operation is retried for ``PATIENCE_S`` only, unless another operation succeeds in that time.
     """
 
     def __init__(
@@ -183,14 +200,17 @@ class RatioBudget(_Accounts):
         rejections: int = 0,
         began: float | None = None,
     ) -> bool:
+        # Failures that a server in distress does not cause cost nothing.
         if not (failure.overloaded or failure.reason in DISTRESS):
             return False
         now = self._clock.now()
         with self._lock:
+            # The last failure is so long ago that the client starts with a full account again.
             if self._is_forgotten(now):
                 self._fill()
             self._failed_at = now
             if not self.is_rejection(failure):
+                # Ten tenths are one token.
                 self._add(0, -10)
                 return False
             in_grace = self._note_rejection(now, rejections, now if began is None else began)
@@ -198,12 +218,18 @@ class RatioBudget(_Accounts):
         return in_grace
 
     def _note_rejection(self, now: float, rejections: int, began: float) -> bool:
-        """Return True if the operation is rejected for the first time, and began before the end of
-        a grace period: it may have waited long for a connection."""
+        """Return True if this is the operation's first rejection and it began before a grace period
+        ended.
+
+        The start counts, not the rejection, because the operation may have waited long for a
+        connection.
+        """
         if rejections == 0:
+            # The account was full until now, so this is the first rejection after a quiet time.
             if self._rejected == self._most:
                 self._grace_ends, self._failed_in_grace = now + GRACE_S, 0
             return began < self._grace_ends
+        # Count each operation once: at the rejection that pymongo would not have retried.
         self._failed_in_grace += rejections == PYMONGO_RETRIES
         if self._failed_in_grace >= MAX_FAILED:
             self._grace_ends = -math.inf
@@ -214,10 +240,12 @@ class RatioBudget(_Accounts):
 
     def is_too_late(self, since: float, delay: float, base_backoff: float) -> bool:
         patience = max(PATIENCE_S, PATIENCE_BACKOFFS * base_backoff)
+        # A success since the first rejection shows that the server still accepts work.
         return self._succeeded_at < since and self._clock.now() + delay - since > patience
 
     def succeeded(self, *, retried: bool, rejections: int = 0) -> None:  # noqa: ARG002
         self._succeeded_at = self._clock.now()
+        # pymongo would have made these retries as well, so they cost nothing if they helped.
         refund = 10 * rejections if rejections <= PYMONGO_RETRIES else 0
         self._add(self._earned + refund, self._earned)
 
@@ -226,8 +254,10 @@ class RatioBudget(_Accounts):
 
 
 class TokenBucket(_Accounts):
-    """The specification's, for retries after overload errors alone. Source: Client Backpressure of
-    February 2026, "Adaptive retry policy" and "Token Bucket"."""
+    """The specification's token bucket, for retries after overload errors only.
+
+    Source: Client Backpressure of February 2026, "Adaptive retry policy" and "Token Bucket".
+    """
 
     def __init__(self, capacity: float | None = None) -> None:
         super().__init__(CAPACITY if capacity is None else capacity, 0)
@@ -240,7 +270,7 @@ class TokenBucket(_Accounts):
         rejections: int = 0,  # noqa: ARG002
         began: float | None = None,  # noqa: ARG002
     ) -> bool:
-        """A retry that failed otherwise than by overload has its token back (rule 3)."""
+        """Return the token of a retry that failed for another reason than overload (rule 3)."""
         if retried and not failure.overloaded:
             self._add(_tenths(RETRY))
         return False
@@ -255,7 +285,7 @@ class TokenBucket(_Accounts):
         self._add(_tenths(RETURN_RATE + RETRY if retried else RETURN_RATE))
 
     def consume(self, tokens: float = RETRY) -> bool:
-        """Take them if they are all there; whether they were."""
+        """Take the tokens if the bucket holds enough of them. Return True if it did."""
         tenths = _tenths(tokens)
         with self._lock:
             if self._rejected < tenths:

@@ -1,7 +1,7 @@
-"""Why an operation was not retried, in one sentence for each rule.
+"""One sentence for each rule that explains why an operation was not retried, and what to do.
 
-What is in braces are facts: names of methods, options and classes, numbers and addresses, never a
-value of a document nor a text of a server.
+The placeholders stand for names of methods, options and classes, for numbers, and for addresses.
+They never contain values of documents or texts from a server.
 """
 
 from __future__ import annotations
@@ -14,47 +14,59 @@ from .retry_rules import Rule
 from .retry_state import Kind, RetryState
 
 NOT_RETRIED: Final[Mapping[Rule, str]] = {
-    Rule.SELECTION: "{name}: a failed server selection is not repeated",
+    Rule.SELECTION: "{name}: no server could be selected, and a failed selection is not retried",
     Rule.NEVER_RETRIED: "{name} {never}",
     Rule.TRANSACTION_OVER: (
-        "{name}: the transaction has ended: repeat all of it, as with_transaction does"
+        "{name}: the server has ended the transaction. Run the whole transaction again, as "
+        "with_transaction does"
     ),
     Rule.TIME_LIMIT: "{name}: {time_limit} ended it, and a retry would take as long",
     Rule.UNKNOWN_REASON: "{name}: a retry would not help",
     Rule.TERMINAL: "{name}: a retry would not help ({reason})",
     Rule.NOT_SAFE: "{name} was sent {unsafe}",
     Rule.SWITCHED_OFF: "{name}: {switch}",
-    Rule.ATTEMPTS: "{name}: the limit of retries is reached: {limit}",
-    Rule.STRATEGY: "{name}: the strategy {strategy} declined",
-    Rule.DEADLINE: "{name}: no attempt fits before the deadline",
+    Rule.ATTEMPTS: "{name}: reached the limit of {limit}",
+    Rule.STRATEGY: "{name}: the retry strategy {strategy} declined",
+    Rule.DEADLINE: "{name}: another attempt would not finish before the deadline",
     Rule.OVERLOAD_WAIT: (
-        "{name}: the wait after an overload error would pass the deadline: send less, or set a "
-        "longer timeout"
+        "{name}: the server is overloaded, and the wait before a retry would pass the deadline. "
+        "Send less, or set a longer timeout"
     ),
-    Rule.BREAKER: "{name}: no timeout leaves time for the circuit breaker's next probe",
+    Rule.BREAKER: (
+        "{name}: the server's circuit breaker is open, and no timeout leaves time to wait for its "
+        "next probe. Check that server"
+    ),
     Rule.BUDGET: (
-        "{name}: the server is overloaded, and the client's retry budget allows no more: send less "
-        "until it recovers"
+        "{name}: the server is overloaded, and the client's retry budget allows no further retry. "
+        "Send less until the server recovers"
     ),
 }
 _SENT_ONCE: Final = {
-    Kind.COMMAND: "what a command runs is not known",
-    Kind.GET_MORE: "the server may have moved the cursor on",
-    Kind.AGGREGATE_WRITE: "$out or $merge may have written a part of its result",
-    Kind.CLEANUP: "the server ends by itself what it would end",
+    Kind.COMMAND: (
+        "it is not known whether running it twice is safe. Run it again yourself if it is"
+    ),
+    Kind.GET_MORE: "the server may have advanced the cursor. Start the query again",
+    Kind.AGGREGATE_WRITE: (
+        "$out or $merge may have written part of the result. Check the target collection, then run "
+        "it again"
+    ),
+    Kind.CLEANUP: "the server ends idle cursors and sessions by itself",
 }
-"""Why these are not retried, unless they were not sent."""
-_READS_OFF: Final = "retryReads is off: a retry needs retryReads=true of the client"
-_WRITES_OFF: Final = "retryWrites is off: a retry needs retryWrites=true of the client"
+"""Why these operations are not retried once they were sent."""
+_READS_OFF: Final = "retryReads is off for this client. Set retryReads=true to allow retries"
+_WRITES_OFF: Final = "retryWrites is off for this client. Set retryWrites=true to allow retries"
 _SWITCHES: Final = {
     Kind.READ: _READS_OFF,
     Kind.GET_MORE: _READS_OFF,
-    Kind.COMMAND: "retryReads or retryWrites is off: a retry needs both of the client",
+    Kind.COMMAND: (
+        "retryReads or retryWrites is off for this client. Set both to true to allow retries of "
+        "commands"
+    ),
 }
 
 
 def why_not_retried(rule: Rule, state: RetryState, failure: Failure) -> str:
-    """The sentence of NOT_REPEATED for one failed operation."""
+    """Return the sentence of NOT_RETRIED for one failed operation."""
     return NOT_RETRIED[rule].format(
         name=state.method or state.name,
         never=_never(state, failure),
@@ -68,36 +80,43 @@ def why_not_retried(rule: Rule, state: RetryState, failure: Failure) -> str:
 
 
 def _never(state: RetryState, failure: Failure) -> str:
-    """What is known of the attempt, and why none follows."""
+    """Return what happened to an attempt that is never retried, and why."""
     if failure.router_lost:
         return (
-            "was not sent: the router that its transaction began on cannot be reached. Repeat all "
-            "of the transaction, as with_transaction does"
+            "was not sent: the mongos router that its transaction started on cannot be reached. "
+            "Run the whole transaction again, as with_transaction does"
         )
     if state.in_transaction:
-        because = "a transaction is repeated as a whole"
+        because = "a transaction must be retried as a whole. Run it again, as with_transaction does"
     else:
-        because = _SENT_ONCE.get(state.kind, "whether it was applied is not known")
+        because = _SENT_ONCE.get(state.kind, "it may have been applied. Check whether it was")
     if failure.stage is not Stage.NOT_SENT:
-        return f"is never repeated once it was sent: {because}"
+        return f"is never retried once it was sent: {because}"
     if state.kind is Kind.CLEANUP:
-        return f"was not sent, and is not repeated: {because}"
-    return f"was not sent, and the strategy {type(state.strategy).__name__} does not repeat it"
+        return f"was not sent, and is not retried: {because}"
+    return f"was not sent, and the strategy {type(state.strategy).__name__} does not retry it"
 
 
 def _unsafe(state: RetryState, failure: Failure) -> str:
     if failure.session_ends is not None and failure.session_expired:
         minutes = failure.session_ends.timeout / 60
-        return f"over {minutes:g} minutes ago, and its session may have ended"
-    if not state.acknowledged:
-        return "unacknowledged: whether it was executed is unknown"
-    if not state.retries_enabled:
-        # Named together, or each piece of advice would lead to the other.
         return (
-            "while retryWrites is off. A retry needs retryWrites=true, and for a write that the "
-            "server does not recognize also a declaration that it is idempotent"
+            f"over {minutes:g} minutes ago, and the server may have ended its session, so a retry "
+            "might apply it twice. Check whether it was applied"
         )
-    return "and is not declared idempotent"
+    if not state.acknowledged:
+        return "without acknowledgment, so it is unknown whether it was applied"
+    if not state.retries_enabled:
+        # Name both conditions at once. Otherwise, users who follow one piece of advice would get
+        # the other one next.
+        return (
+            "while retryWrites is off. To allow retries, set retryWrites=true; if the server "
+            "cannot recognize the write, also declare it idempotent"
+        )
+    return (
+        "and is not declared idempotent, so a retry might apply it twice. Check whether it was "
+        "applied"
+    )
 
 
 def _time_limit(failure: Failure) -> str:
@@ -108,11 +127,15 @@ def _time_limit(failure: Failure) -> str:
 
 def _limit(state: RetryState) -> str:
     if state.overloaded:
-        return f"{state.attempts - 1} after an overload error"
+        retries = _number_of_retries(state.attempts - 1)
+        return f"{retries} after an overload error. Send less until the server recovers"
     if state.once:
-        return "one, since the background task sends it again"
+        return "one retry; the background task sends it again later"
     if state.retry_window is None:
-        return (
-            f"{'one' if state.retries == 1 else state.retries} without timeout_ms: set it for more"
-        )
-    return "serverSelectionTimeoutMS with a timeout of 0"
+        retries = _number_of_retries(state.retries)
+        return f"{retries} without a timeout. Set timeout_ms to retry until it expires"
+    return "serverSelectionTimeoutMS, until which it is retried if the timeout is 0"
+
+
+def _number_of_retries(number: int) -> str:
+    return "one retry" if number == 1 else f"{number} retries"

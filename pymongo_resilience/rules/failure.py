@@ -1,6 +1,6 @@
-"""The facts of one failed attempt, and the reasons for which an attempt may be repeated.
+"""The facts of one failed attempt, and the reasons for which an attempt may be retried.
 
-Nothing here knows the driver: the instrumentation states the facts, the engine decides.
+The instrumentation fills in the facts; this package does not depend on pymongo.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ NO_WRITES_PERFORMED = "NoWritesPerformed"
 
 
 class Stage(enum.StrEnum):
-    """How far an attempt came (Couchbase RFC 0049, "Introduction").
+    """How far an attempt got (Couchbase RFC 0049, "Introduction").
 
-    When in doubt, an attempt counts as in flight.
+    If in doubt, an attempt counts as in flight.
     """
 
     NOT_SENT = "not_sent"
-    """No byte of the command left: selecting a server or getting a connection failed."""
+    """Selecting a server or getting a connection failed, so not one byte of the command was
+    sent.
+    """
     IN_FLIGHT = "in_flight"
-    """The command may have reached the server; its effect is unknown."""
+    """The command may have reached the server. Whether it was applied is unknown."""
     ANSWERED = "answered"
     """The server replied with an error."""
 
@@ -37,46 +39,56 @@ class RetryReason(enum.StrEnum):
 
     UNKNOWN = "unknown"
     SOCKET_NOT_AVAILABLE = "socket_not_available"
-    """No connection: connecting or the handshake failed, or the pool was cleared."""
+    """There was no connection: connecting or the handshake failed, or the pool was cleared."""
     NODE_NOT_AVAILABLE = "node_not_available"
-    """No server could be selected. Reported, never retried."""
+    """No server could be selected. This is reported, never retried."""
     POOL_EXHAUSTED = "pool_exhausted"
-    """No connection of the pool became free in time. Retried as by pymongo: a read, once."""
+    """No connection of the pool became free in time. Retried as pymongo does: a read, once."""
     NOT_PRIMARY = "not_primary"
-    """The server is no primary, is recovering or is shutting down."""
+    """The server is not the primary, is recovering, or is shutting down."""
     OVERLOADED = "overloaded"
-    """Both overload labels: rejected at the door, whatever the command (Client Backpressure)."""
+    """The error has both overload labels: the server rejected the command without running it
+    (Client Backpressure).
+    """
     TEMPORARILY_UNAVAILABLE = "temporarily_unavailable"
-    """The server could not do it just now: a network error behind it, an exceeded time limit."""
+    """The server could not run the command at the moment, for example because of a network error
+    behind it or an exceeded time limit.
+    """
     WRITE_CONFLICT = "write_conflict"
     LOCK_TIMEOUT = "lock_timeout"
     SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight"
     NO_REPLY = "no_reply"
-    """It was sent, and the driver's own timeout ended the wait for the answer."""
+    """The command was sent, and one of pymongo's own timeouts ended the wait for the reply."""
     DEAD_PEER = "dead_peer"
-    """The server's host acknowledged nothing: the path to it drops packets, or it is gone."""
+    """The server's host acknowledged no packets: it is gone, or the network drops them."""
     INTERRUPTED = "interrupted"
-    """The library gave the attempt up: its server is no longer the primary, and does not answer."""
+    """The library gave up the attempt because its server is no longer the primary and does not
+    answer.
+    """
     ATTEMPT_TIMEOUT = "attempt_timeout"
-    """It was sent and not answered within ``attempt_timeout_ms``."""
+    """The command was sent, and there was no reply within ``attempt_timeout_ms``."""
     CURSOR_LOST = "cursor_lost"
-    """The server has closed the cursor of a resumable find."""
+    """The server closed the cursor of a resumable find."""
     CIRCUIT_BREAKER_OPEN = "circuit_breaker_open"
-    """The server's circuit breaker is open: nothing was sent."""
+    """The server's circuit breaker is open, so the command was not sent."""
     AUTHENTICATION_ERROR = "authentication_error"
     TLS_ERROR = "tls_error"
-    """The TLS library refused the connection: a certificate, a version, a peer without TLS."""
+    """The TLS library refused the connection: a certificate, a version, or a server without TLS."""
     ACCESS_ERROR = "access_error"
 
     @property
     def allows_non_idempotent_retry(self) -> bool:
-        """The cause itself proves that nothing happened on the server."""
+        """True if the reason itself proves that the server did not run the command."""
         return self in NOTHING_HAPPENED
 
     @property
     def always_retry(self) -> bool:
-        """The cause is never the application's concern; repeated with the controlled back-off,
-        without asking the strategy (``MongoDB`` is asked)."""
+        """True if the attempt is retried with fixed delays, without asking the strategy (except
+        ``MongoDB``).
+
+        An application cannot do anything about such an error. Source: Couchbase RFC 0049,
+        "Controlled Backoff for Always Retry".
+        """
         return self is RetryReason.NOT_PRIMARY
 
 
@@ -89,11 +101,12 @@ UNHEALTHY = frozenset({
     RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.NO_REPLY, RetryReason.INTERRUPTED,
     RetryReason.ATTEMPT_TIMEOUT, RetryReason.TEMPORARILY_UNAVAILABLE,
 })  # fmt: skip
-"""What a server in distress causes."""
+"""Reasons that a server in distress causes."""
 NO_EVIDENCE = frozenset({
     RetryReason.CIRCUIT_BREAKER_OPEN,
-    # In a failover the server is healthy: it answers, and serves again once there is a primary.
-    # Excluding it would make the failover longer.
+    # During a failover the server is healthy: it answers, and it serves again once there is a
+    # primary. Counting these errors would open its circuit breaker and make the failover longer.
+
     RetryReason.NOT_PRIMARY,
 })  # fmt: skip
 
@@ -103,96 +116,116 @@ class Failure:
     """The facts of one failed attempt. Immutable."""
 
     error: Exception = field(repr=False)
-    """The exception as the driver raised it. Not shown: its text may quote documents."""
+    """The exception that pymongo raised. Not part of the repr, because its text may quote
+    documents.
+    """
     stage: Stage
     reason: RetryReason
     carried_txn_number: bool = False
-    """The attempt went out as a retryable write: the server recognises a repetition."""
+    """The attempt was sent as a retryable write, so the server recognizes it when it is sent
+    again.
+    """
     session_ends: Deadline | None = None
-    """Until then the server knows what was sent with the operation's transaction number, and may be
-    applied; None where nothing was."""
+    """Until then the server remembers what was sent with the operation's transaction number. None
+    if nothing was sent that may have been applied.
+    """
     code: int | None = None
     code_name: str | None = None
     labels: frozenset[str] = frozenset()
     server: str | None = None
-    """``"host:port"`` of the selected server; None when none was selected."""
+    """``"host:port"`` of the selected server; None if none was selected."""
     base_backoff: float | None = None
-    """Seconds, where the server's overload error names a base for the back-off."""
+    """Base of the back-off in seconds, if the server's overload error specifies one."""
     min_rtt: float = 0.0
-    """The selected server's minimum round-trip time in seconds; 0 while unknown."""
+    """The selected server's minimum round-trip time in seconds; 0 if unknown."""
     selection: bool = False
     """No server could be selected."""
     terminal: bool = False
-    """A selection was given up, since waiting could not have helped."""
+    """Server selection was ended early, because waiting longer could not have helped."""
     listed_retryable: bool = True
-    """MongoDB's specifications list the error as one to retry."""
+    """MongoDB's specifications list the error as retryable."""
     transaction_over: bool = False
-    """The server's own reply has the label TransientTransactionError: it has aborted the
-    transaction. What the driver labels so by itself is no proof of that."""
+    """The server's reply has the label TransientTransactionError, so the server has aborted the
+    transaction. If pymongo added the label itself, it proves nothing.
+    """
     executed: bool = False
-    """The reply shows that the command ran, whatever its labels say."""
+    """The reply shows that the command ran, whatever its labels are."""
     timed_out: bool = False
-    """The attempt ran out of time: that of the operation, or a limit of its own for a server, a
-    connection, a socket, or the command."""
+    """The attempt ran out of time. The limit may be the operation's deadline, or a limit for
+    selecting a server, for connecting, for the socket, or for the command.
+    """
     application_limit_ms: int | None = None
-    """The application's own ``maxTimeMS``, if that is the limit at which the server stopped."""
+    """The application's own ``maxTimeMS``, if the server stopped the command at that limit."""
     pool_paused: bool = False
-    """Nothing was tried: a failure of another operation has paused the pool until its server was
-    checked."""
+    """No connection was tried: the pool was paused by another operation's failure, until the next
+    check of the server.
+    """
     router_lost: bool = False
-    """Nothing was sent, since the router that began the operation's transaction, and alone knows
-    it, could not be reached."""
+    """Nothing was sent, because the router that the transaction began on could not be reached. No
+    other router can continue the transaction.
+    """
     next_probe_in: float | None = None
-    """Seconds for which the server's circuit breaker stays open; None where none refused."""
+    """Seconds until the server's circuit breaker allows a probe; None unless a breaker refused the
+    attempt.
+    """
     elsewhere: bool = False
-    """Another server, whose breaker would let the attempt through, can be selected at once."""
+    """Another server can be selected at once, and its breaker would allow the attempt."""
     unhurried_until: Deadline | None = None
-    """Until then the driver alone might still wait for its next check of the server, which the
-    library makes sooner; None if the driver would retry at once."""
+    """Until then pymongo alone might still wait for its next check of the server. The library
+    checks sooner. None if pymongo would retry at once.
+    """
 
     @property
     def overloaded(self) -> bool:
-        """The server says that it is overloaded (one label)."""
+        """True if the server reports that it is overloaded (one label)."""
         return SYSTEM_OVERLOADED in self.labels
 
     @property
     def stopped_by_server(self) -> bool:
-        """The server stopped the command at a time limit (code 50, MaxTimeMSExpired)."""
+        """True if the server stopped the command at a time limit (code 50, MaxTimeMSExpired)."""
         return self.timed_out and self.stage is Stage.ANSWERED
 
     @property
     def error_name(self) -> str:
-        """Class, code and code name of the error, for example ``"OperationFailure, code 6
-        (HostUnreachable)"``: no text of a server or a document."""
+        """Class, code and code name of the error, such as ``"OperationFailure, code 6
+        (HostUnreachable)"``, without any text from a server or a document.
+        """
         return error_name(self.error, self.code, self.code_name)
 
     @property
     def session_expired(self) -> bool:
-        """The server may have ended the session of what may be applied: it would take a repetition
-        for a first attempt."""
+        """True if the server may have ended the session. It would then treat a retry as a new
+        write.
+        """
         return self.session_ends is not None and self.session_ends.expired()
 
     @property
     def retryable_overload(self) -> bool:
-        """Client Backpressure, "Retryable Overload Error": both labels, and nothing executed."""
+        """True if the error has both overload labels and the command did not run.
+
+        Source: Client Backpressure, "Retryable Overload Error".
+        """
         return self.overloaded and RETRYABLE in self.labels and not self.executed
 
     @property
     def rejected(self) -> bool:
-        """The server itself rejected the command, or the handshake of its connection.
+        """True if the server itself rejected the command, or the handshake of its connection.
 
-        The driver labels connections that cannot be made in the same way. They have no code.
+        pymongo adds the same labels to connections that could not be made. Those errors have no
+        code.
         """
         return self.overloaded and (self.stage is not Stage.NOT_SENT or self.code is not None)
 
     @property
     def no_writes_performed(self) -> bool:
-        """Chooses which error is raised; never permits a retry."""
+        """True if the server reports that a retry wrote nothing. Selects the error to raise; never
+        permits a retry.
+        """
         return NO_WRITES_PERFORMED in self.labels
 
 
 class Evidence(enum.Enum):
-    """What one attempt shows about the health of its server."""
+    """What an attempt shows about the health of its server."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -201,21 +234,23 @@ class Evidence(enum.Enum):
 
 
 def evidence(failure: Failure) -> Evidence:
-    """What a failed attempt shows; a successful one is ``Evidence.HEALTHY``. Pure.
+    """Return what a failed attempt shows. A successful one shows ``Evidence.HEALTHY``.
 
-    Network errors, timeouts and overload: unhealthy. An error of the application's own, a duplicate
-    key or a missing right: healthy, since the server answered.
+    Network errors, timeouts and overload count as unhealthy. The application's own errors, such as
+    a duplicate key or a missing permission, count as healthy, because the server answered.
     """
     if failure.selection or failure.reason in NO_EVIDENCE:
         return Evidence.NONE
+    # The time ran out before anything was sent. The caller chose the timeout, so it shows nothing
+    # about the server.
     if failure.timed_out and failure.stage is Stage.NOT_SENT:
-        # The time ended before anything was sent; the caller chose how long it was, so that says
-        # nothing about the server.
         return Evidence.NONE
     if failure.overloaded or failure.reason in UNHEALTHY:
         return Evidence.UNHEALTHY
+    # The cause is on the client's side: a wrong certificate or password, a full pool, or a document
+    # that cannot be encoded.
     if failure.stage is not Stage.ANSWERED:
-        # A wrong certificate or password, a full pool, a document that cannot be encoded.
         return Evidence.NONE
-    # Under a deadline a slow server itself answers that the time limit was exceeded.
+    # The server itself reported that the time limit was exceeded, as slow servers do under a
+    # deadline.
     return Evidence.UNHEALTHY if failure.timed_out else Evidence.HEALTHY

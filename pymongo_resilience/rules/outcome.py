@@ -1,4 +1,7 @@
-"""What happened to an operation so far. The executor writes it; everything else only reads it."""
+"""The record of one operation: its failed attempts and their outcome.
+
+Only the executor writes it.
+"""
 
 from __future__ import annotations
 
@@ -11,62 +14,63 @@ if TYPE_CHECKING:
 
 
 class AttemptRecord(NamedTuple):
-    """One failed attempt, and what was decided after it. Immutable."""
+    """One failed attempt and the decision about it. Immutable."""
 
     server: str | None
     """``"host:port"``; None if no server was selected."""
     stage: Stage
     reason: RetryReason
     ended: float
-    """Seconds since the operation began."""
+    """Seconds after the start of the operation."""
     delay: float | None
     """Seconds of back-off before the next attempt; None if no attempt follows."""
 
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """The failed attempts of one operation, and why it was not retried further.
+    """The failed attempts of one operation, and why retries ended.
 
-    Belongs to the thread or task of the operation. An operation may run several commands, one
-    after the other; their attempts are all here. An attempt that succeeded leaves no record.
+    Belongs to the operation's thread or task. An operation may run several commands, one after the
+    other, and all their failed attempts are here. Successful attempts are not recorded.
     """
 
     attempts: list[AttemptRecord] = field(default_factory=list)
     declined_by: Rule | None = None
-    """The rule that declined the last retry."""
+    """The rule that declined the most recent retry."""
     final_error: Exception | None = None
-    """The error that was raised in the end. If it is a timeout, it is not the deadline's, unless
-    it says so itself."""
+    """The error that was raised in the end. A timeout among these is not the deadline's, unless it
+    is an OperationTimeoutError.
+    """
 
     @property
     def retry_reasons(self) -> tuple[RetryReason, ...]:
-        """Why the operation was retried, one for each retry."""
-        return tuple(each.reason for each in self.attempts if each.delay is not None)
+        """The reason for each retry."""
+        return tuple(attempt.reason for attempt in self.attempts if attempt.delay is not None)
 
     @property
     def is_retried(self) -> bool:
-        """Return True if there was a retry."""
+        """True if there was a retry."""
         return bool(self.attempts) and bool(self.retry_reasons)
 
     @property
     def number_of_attempts(self) -> int:
-        """All attempts, with the one that is being made, or that succeeded."""
+        """The number of attempts, including the current or successful one."""
         return 1 + len(self.retry_reasons)
 
     @property
     def backoff(self) -> float:
-        """Seconds of all waits between attempts."""
-        return sum(each.delay or 0.0 for each in self.attempts)
+        """Total seconds of delay between attempts."""
+        return sum(attempt.delay or 0.0 for attempt in self.attempts)
 
     def retried(self, record: AttemptRecord) -> None:
-        """Add a failed attempt after which another one follows."""
+        """Record a failed attempt that is retried."""
         self.attempts.append(record)
 
     def declined(self, record: AttemptRecord, rule: Rule) -> None:
-        """Add a failed attempt that is the last one of its command."""
+        """Record a failed attempt that is not retried."""
         self.attempts.append(record)
         self.declined_by = rule
 
     def begin_again(self) -> None:
-        """Forget why the last retry was declined: all of the operation is tried again."""
+        """Clear the final error, because the whole operation starts again."""
         self.declined_by = self.final_error = None

@@ -1,4 +1,4 @@
-"""What the rules know of one command and its retries, and how many of its attempts failed."""
+"""The state of one command for the retry rules: what it is, and which of its attempts failed."""
 
 from __future__ import annotations
 
@@ -18,98 +18,108 @@ if TYPE_CHECKING:
 
 
 class Kind(enum.Enum):
-    """What an operation is to the retry rules."""
+    """The kind of an operation, as far as the retry rules distinguish it."""
 
     READ = "read"
-    """A read the Retryable Reads text supports."""
+    """A read that the Retryable Reads specification covers."""
     WRITE = "write"
-    """A write; whether it is a retryable one is a fact of each attempt."""
+    """A write. Whether it is retryable is a fact of each attempt."""
     COMMAND = "command"
-    """A generic command runner: what it runs is the caller's affair, never inspected."""
+    """``command()`` and its like. What they run is not inspected."""
     GET_MORE = "getMore"
     AGGREGATE_WRITE = "aggregate with a write stage"
     TRANSACTION_END = "commit or abort"
     CLEANUP = "killCursors or endSessions"
-    """What the driver sends on its own account; repeated for an overloaded server alone."""
+    """Commands that pymongo sends by itself. Retried only if the server is overloaded."""
 
 
 @dataclass(slots=True)
 class RetryState:
-    """Belongs to one thread or task; made at the first failure of one run of the driver's loop."""
+    """The state of one run of pymongo's retry loop. Created at its first failure; belongs to one
+    thread or task.
+    """
 
     name: str
-    """Its name in the telemetry, for example ``"find"``."""
+    """The operation's name in telemetry, such as ``"find"``."""
     namespace: str
-    """``"db.collection"``, or ``"db"`` where there is no collection."""
+    """``"db.collection"``, or ``"db"`` if there is no collection."""
     kind: Kind
     strategy: RetryStrategy
     retries_enabled: bool = True
-    """The client's retryReads, retryWrites, or both for a command runner."""
+    """The client's retryReads or retryWrites; for ``command()``, both."""
     in_transaction: bool = False
     acknowledged: bool = True
-    """False also where it is not known: then a write is not repeated on the strength of it."""
+    """False if the write is unacknowledged, or if that is unknown."""
     declared_idempotent: bool = False
-    """The caller declares that a repetition does no harm."""
+    """The caller declares that applying the write twice does no harm."""
     deadline: Deadline | None = None
     retry_window: Deadline | None = None
-    """With ``timeout_ms=0``: no deadline, but repeating ends here."""
+    """If ``timeout_ms=0``: there is no deadline, but retries end here."""
     max_retries: int | None = None
-    """The client's own number; None leaves it to the configuration."""
+    """The client's own maximum; None if the configuration applies."""
     budget: RetryBudget = field(default=UNLIMITED, repr=False)
-    """The client's."""
+    """The client's retry budget."""
     once: bool = False
-    """It is repeated once at most: an abort, which the client's background task sends again."""
+    """At most one retry: an abort, which the client's background task sends again later."""
     method: str = ""
-    """The driver's method that the application called, for example ``"update_many"``; of a cursor's
-    later batch ``"find/getMore"``. Empty where it is not known."""
+    """The pymongo method that the application called, such as ``"update_many"``; for a cursor's
+    later batches, ``"find/getMore"``. Empty if unknown.
+    """
     data: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    """The caller's own facts, for the strategy; never shown, they may be confidential."""
+    """The caller's own values for the strategy. Never exported, since they may be confidential."""
 
     unhurried_until: Deadline | None = None
-    """Without a deadline, a retry that begins before then is an extra one: the driver alone might
-    still wait for its server, and would make its one retry later."""
+    """Without a deadline, retries that begin before then are extra: pymongo alone might still be
+    waiting for its server before its single retry.
+    """
 
     attempts: int = 0
-    """Failed attempts of the command at hand."""
+    """Number of failed attempts of the current command."""
     unattempted: int = 0
-    """Those of them that found a paused pool, and so tried nothing."""
+    """How many of these found a paused pool, so that no connection was tried."""
     carried_txn_number: bool = False
-    """The last of them did."""
+    """The last attempt carried a transaction number."""
     overloaded: bool = False
-    """An overload error was among them."""
+    """At least one attempt ended with an overload error."""
     rejections: int = 0
-    """Those of them that the server rejected as overloaded."""
+    """How many attempts the server rejected because it was overloaded."""
     began: float | None = None
-    """When the operation began, on the clock; None if it is not known."""
+    """When the operation began, on the clock; None if unknown."""
     rejected_since: float | None = None
-    """When the first of those failed, on the clock; None if it is not known."""
+    """When the server first rejected the operation, on the clock; None if it has not, or if that is
+    unknown.
+    """
     in_grace: bool = False
-    """It may be retried as often as by pymongo, whatever the budget has left."""
+    """The operation may be retried as often as by pymongo, whatever the budget holds."""
     waited: float = 0.0
-    """Seconds of all waits that were decided on between attempts."""
+    """Total seconds of delay between attempts."""
     reasons: list[RetryReason] = field(default_factory=list)
 
     @property
     def idempotent(self) -> bool:
-        """A repetition is known to do no harm: of a read, of a commit or an abort, of a write whose
-        failed attempt carried a transaction number, and of what the caller declared."""
+        """True if applying the command twice is known to do no harm.
+
+        That holds for reads, commits and aborts, for writes whose failed attempt carried a
+        transaction number, and for what the caller declared idempotent.
+        """
         harmless = self.kind in (Kind.READ, Kind.TRANSACTION_END)
         return harmless or self.carried_txn_number or self.declared_idempotent
 
     @property
     def time_limit(self) -> Deadline | None:
-        """What no wait between attempts may pass: the deadline, or the end of repeating."""
+        """The deadline, or else the end of retries. No delay may pass it."""
         return self.retry_window if self.deadline is None else self.deadline
 
     def count(self, failure: Failure) -> None:
-        """One more attempt has failed. What that costs, ``RetryBudget.failed`` says."""
+        """Count one more failed attempt. ``RetryBudget.failed`` charges the budget for it."""
         self.attempts += 1
         self.unattempted += failure.pool_paused
         if self.retries <= 1 and (until := failure.unhurried_until) is not None:
-            # The driver's own retry begins when it has found the server, not later than this after
-            # the library's first. Further failures do not extend the time, so it does end.
-            known = self.unhurried_until
-            if known is None or known.remaining() < until.remaining():
+            # pymongo's own retry begins once it has found the server again, at the latest this long
+            # after the library's first. Keep the earlier of two such times, so that the extra
+            # retries do end.
+            earlier = self.unhurried_until
+            if earlier is None or earlier.remaining() < until.remaining():
                 self.unhurried_until = until._replace(timeout=until.timeout + self.waited)
         self.carried_txn_number = failure.carried_txn_number
         self.overloaded = self.overloaded or failure.overloaded
@@ -118,18 +128,20 @@ class RetryState:
 
     @property
     def retries(self) -> int:
-        """How many of the failed attempts were retries."""
+        """Number of failed attempts that were retries."""
         return self.attempts - 1 - self.unattempted
 
     @property
     def waits_like_pymongo(self) -> bool:
-        """Whether the driver alone would have made its one retry by now."""
+        """True if pymongo alone would have made its single retry by now."""
         until = self.unhurried_until
-        # The waits are compared as well: a clock that stands still, as a test's may, never expires.
+        # Also compare the delays, because a clock that stands still, as in a test, never expires.
         return until is None or until.expired() or self.waited > until.timeout
 
     def next_command(self) -> None:
-        """A bulk went on to its next command, which has its own attempts."""
+        """Reset the counts: a bulk write has moved on to its next command, which gets its own
+        attempts.
+        """
         self.attempts = self.unattempted = self.rejections = 0
         self.unhurried_until = None
         self.overloaded = self.in_grace = False

@@ -1,6 +1,6 @@
-"""Whether and when to repeat, as far as the rules leave it open (Couchbase RFC 0049).
+"""Strategies: whether and when to retry, within what the rules allow (Couchbase RFC 0049).
 
-A strategy may refuse or delay; it can never permit what the rules refuse.
+A strategy may refuse or delay a retry. It can never permit one that the rules refuse.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ TERMINAL = frozenset(
     {RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR}
 )
 MAX_DELAY = 86_400.0
-"""Seconds. A longer wait is a mistake; infinity and NaN cannot be waited for at all."""
+"""Maximum delay in seconds. A longer one is a mistake, and infinity and NaN cannot be waited
+for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAction:
-    """Repeat the attempt after ``delay`` seconds; a negative delay is none.
+    """Retry the attempt after ``delay`` seconds. A negative delay counts as 0.
 
-    Raises TypeError where ``delay`` is neither float nor int (a Decimal cannot be slept), and
-    ValueError where it is longer than a day or NaN.
+    Raises:
+        TypeError: If ``delay`` is neither float nor int. (A Decimal cannot be slept.)
+        ValueError: If ``delay`` is NaN or longer than a day.
     """
 
     delay: float = 0.0
@@ -45,27 +48,32 @@ Answer = RetryAction | None
 
 
 class RetryStrategy(Protocol):
-    """Asked once per failed attempt that the rules would allow to repeat.
+    """Decides about each failed attempt that the rules would allow to retry.
 
-    Not after "not primary", which is repeated without asking. After an overload error its delay
-    holds where it is longer than that of the overload, cut to what the deadline leaves.
-    One instance serves all threads and tasks. An async client also takes a coroutine; a sync
-    client cannot. A strategy that raises counts as "no".
+    One instance serves all threads and tasks, so it must be thread- and task-safe. Errors like "not
+    primary" are retried without calling it. After an overload error, the longer of its delay and
+    the overload delay applies, within the deadline. If it raises, the error is logged and the
+    attempt is not retried.
     """
 
     def retry_after(self, state: RetryState, failure: Failure, /) -> Answer | Awaitable[Answer]:
-        """When to repeat, or None to give up."""
+        """Return when to retry, or None to give up.
+
+        With an async client, it may be a coroutine function. A sync client cannot await one.
+        """
 
 
 @dataclass(frozen=True)
 class BestEffort:
-    """Repeats whatever is safe, from 1 ms doubling to 500 ms, until the time is up.
+    """Retries everything that is safe, after delays from 1 ms doubling up to 500 ms, until the time
+    ends.
 
-    Raises TypeError where ``calculator`` cannot be called.
+    Raises:
+        TypeError: If ``calculator`` is not callable.
     """
 
     calculator: Callable[[int], float] | None = None
-    """Maps failed attempts (from 1) to seconds; None is the exponential."""
+    """Maps the number of failed attempts (from 1) to seconds. None uses the exponential delays."""
 
     def __post_init__(self) -> None:
         if self.calculator is not None and not callable(self.calculator):
@@ -79,8 +87,10 @@ class BestEffort:
 
 
 class FastFail(BestEffort):
-    """BestEffort, but gives up on errors that a retry cannot solve: at once, or after the one retry
-    that pymongo would make."""
+    """BestEffort, except that it gives up on errors that a retry cannot fix.
+
+    It gives up at once, or after the single retry that pymongo would make.
+    """
 
     def retry_after(self, state: RetryState, failure: Failure, /) -> Answer:
         if failure.reason in TERMINAL and (
@@ -92,11 +102,12 @@ class FastFail(BestEffort):
 
 @dataclass(frozen=True)
 class MongoDB:
-    """Exactly MongoDB's specifications: repeat at once, wait only for an overloaded server.
+    """Follows MongoDB's specifications exactly: retries at once, and waits only for an overloaded
+    server.
 
-    Sources: Retryable Reads ("When to allow retry"), which goes by the code, and Retryable Writes,
-    which goes by the label, for writes with a transaction number alone. Writes that the caller
-    declares idempotent, which neither specification knows, are decided as reads are.
+    Sources: Retryable Reads ("When to allow retry"), which decides by error code, and Retryable
+    Writes, which decides by label and covers only writes with a transaction number. Neither covers
+    writes that the caller declares idempotent; those are decided as reads are.
     """
 
     def retry_after(self, state: RetryState, failure: Failure, /) -> Answer:
@@ -121,12 +132,15 @@ NAMED: Mapping[str, RetryStrategy] = {
     "best_effort": BestEffort(),
     "mongodb": MongoDB(),
 }
-"""They keep no state: one of each serves everybody."""
+"""The strategies by name. They have no state, so one instance of each suffices."""
 NAMES = one_of(*NAMED)
 
 
 def check_strategy(strategy: object) -> None:
-    """Raises TypeError for what can never answer; names its type alone, it may be anything."""
+    """Raise TypeError if ``strategy`` is not a strategy.
+
+    The error names only its type, because the object may be anything.
+    """
     method = inspect.getattr_static(strategy, "retry_after", None)
     if isinstance(strategy, type) and inspect.isfunction(method):
         name = strategy.__name__

@@ -140,7 +140,7 @@ def test_each_command_of_a_change_stream_has_the_time(
         with pytest.raises(OperationTimeoutError) as caught:
             side.do(stream.next)
     assert caught.value.timeout_s == 1.0, "that of the resume"
-    assert "next call of next()" in str(caught.value)
+    assert "call next() again" in str(caught.value)
     assert stream.alive
     write(control, db.name, 2)
     assert side.do(stream.next)["documentKey"]["_id"] == 2

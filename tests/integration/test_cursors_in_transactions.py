@@ -94,7 +94,7 @@ def test_a_list_in_a_block_of_the_callback_is_refused(
     instrument()
     client = side.client(proxy.uri, event_listeners=[sent])
     with session_of(side, client, default_timeout_ms=LOW) as session:
-        with pytest.raises(InvalidOperation, match="has what remains of the transaction's timeout"):
+        with pytest.raises(InvalidOperation, match="uses the rest of the transaction's timeout"):
             run(side, session, lambda s: READS[read](client[database].coll, s), block=block)
     assert sent.named("find", "aggregate") == []
 

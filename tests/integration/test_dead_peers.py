@@ -58,7 +58,7 @@ def test_one_that_may_not_be_repeated_ends_in_an_error_that_names_the_cause(kind
     answer, _ = run("dead_peer", kind, "1", "update_many", prefix=INSIDE)
     assert answer["seconds"] < SOON
     assert answer["lost"] is True
-    text = "connection closed: the server's host has acknowledged nothing for 1 s"
+    text = "connection closed: the server's host has acknowledged no packet for 1 s"
     assert text in answer["text"]
     assert answer["reasons"] == ["dead_peer"]
 

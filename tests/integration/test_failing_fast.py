@@ -68,7 +68,7 @@ DIRECTLY = {"directConnection": True}
 STREAMED = {**DIRECTLY, "serverMonitoringMode": "stream", "heartbeatFrequencyMS": 10_000}
 HOPELESS: list[tuple[str, dict[str, Any], str]] = [
     ("certificate of an unknown authority", {}, "tlsCAFile"),
-    ("certificate for another host", {}, "name the hosts"),
+    ("certificate for another host", {}, "use the host names"),
     ("expired certificate", {}, "renewed"),
     ("no client certificate", {}, "tlsCertificateKeyFile"),
     ("plain text to TLS", {}, "the server's TLS mode"),

@@ -179,7 +179,7 @@ def test_existing_clients_and_bound_methods_get_retries_and_one_warning_says_the
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "made before instrument()" in warnings[0]
-    assert "need a new client" in warnings[0]
+    assert "before creating clients" in warnings[0]
 
     with fail_command(control, "insert", closeConnection=True, times=3):
         side.do(bound_insert, {"_id": 1})

@@ -32,7 +32,7 @@ def unselected(side: Side, coll: Any) -> str:
     with pytest.raises(ServerSelectionTimeoutError) as caught:
         side.do(coll.insert_one, {})
     text, _, origin = str(caught.value).rpartition(" (1 attempt; ")
-    assert origin.endswith("not repeated)")
+    assert origin.endswith("not retried)")
     return text
 
 

@@ -124,7 +124,7 @@ def test_another_document_under_its_id_is_a_duplicate(
         expected = 49 if name == "unordered" else 1
         assert caught.value.details["nInserted"] == expected
     else:
-        assert "may have written that document itself" in str(caught.value)
+        assert "may have inserted this document itself" in str(caught.value)
     assert control[coll.database.name].coll.find_one({"_id": 1})["long"] == 1.0
 
 

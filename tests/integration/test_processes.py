@@ -118,12 +118,12 @@ def test_a_spawned_child_is_instrumented_by_the_environment_alone(
     }
 
 
-REFUSAL = "gevent has monkey-patched this process, which is not supported"
+REFUSAL = "gevent has monkey-patched this process, which pymongo-resilience does not support"
 
 
 @pytest.mark.parametrize(
     ("when", "consequence"),
-    [("before", None), ("loader", "stays switched off"), ("after", "is switched off")],
+    [("before", None), ("loader", "stays off"), ("after", "is off from now on")],
 )
 def test_gevent_is_refused_by_an_error_or_in_one_line_where_an_application_starts(
     when: str, consequence: str | None, server: EmbeddedServer, database: str

@@ -228,7 +228,7 @@ def test_routers_and_tags(side: Side, cluster: ShardedCluster, replica_set: Repl
     found = readiness(client, nowhere)
     assert (found.ready_to_write, found.ready_to_read) == (True, False)
     assert found.why_not == (
-        "no reads: servers can be reached, and none matches the read preference"
+        "no reads: servers are reachable, but none matches the read preference"
     )
 
 

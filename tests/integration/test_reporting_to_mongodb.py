@@ -121,7 +121,9 @@ def test_who_is_told_sends_nothing_that_is_told(
     assert reporter.deepest == (2 if place == "log" else 1)
     assert in_progress.current() is None
     said = [
-        each for each in caplog.records if "uses MongoDB while it handles telemetry" in each.message
+        each
+        for each in caplog.records
+        if "uses MongoDB while it handles the telemetry" in each.message
     ]
     assert len(said) == 1
 

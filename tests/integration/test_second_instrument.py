@@ -110,22 +110,22 @@ def test_a_second_call_with_the_same_arguments_changes_nothing(
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "timeout_ms: 500 is in force, 2000 was given": (
+    "timeout_ms: 500 is active, but 2000 was given": (
         {"config": Config(timeout_ms=500)},
         {"config": Config(timeout_ms=2000)},
     ),
-    "enabled: True is in force, False was given": ({}, {"config": Config(enabled=False)}),
-    "strategy: none is in force, BestEffort was given": ({}, {"strategy": BestEffort()}),
-    r"listeners: \[RecordingListener\] is in force, another one of the same kind": (
+    "enabled: True is active, but False was given": ({}, {"config": Config(enabled=False)}),
+    "strategy: none is active, but BestEffort was given": ({}, {"strategy": BestEffort()}),
+    r"listeners: \[RecordingListener\] is active, but another object of the same type": (
         {"listeners": [RecordingListener()]},
         {"listeners": [RecordingListener()]},
     ),
-    r"policies: {} is in force, {'a.\*': Policy": (
+    r"policies: {} is active, but {'a.\*': Policy": (
         {},
         {"policies": {"a.*": Policy(data={"secret": "canary"})}},
     ),
-    "request_hook: print is in force, none was given": ({"request_hook": print}, {}),
-    "meter_provider: MeterProvider is in force, none": ({"meter_provider": MeterProvider()}, {}),
+    "request_hook: print is active, but none was given": ({"request_hook": print}, {}),
+    "meter_provider: MeterProvider is active, but none": ({"meter_provider": MeterProvider()}, {}),
 }
 
 
@@ -195,7 +195,7 @@ def test_a_configuration_that_is_refused_leaves_the_one_in_force(
         with pytest.raises(ConfigurationError, match="refused"):
             instrument(timeout_ms=1, arguments=REPLACE)
     assert differences(before, patched_places()) == set()
-    with pytest.raises(ConfigurationError, match="timeout_ms: 20000 is in force, 1 was given"):
+    with pytest.raises(ConfigurationError, match="timeout_ms: 20000 is active, but 1 was given"):
         instrument(timeout_ms=1)
 
 

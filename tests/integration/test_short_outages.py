@@ -99,4 +99,4 @@ def test_an_outage_that_does_not_end_ends_the_operation(
     error: Any = caught.value
     assert error.retry_rule is Rule.ATTEMPTS
     assert 2 < error.attempts <= 20
-    assert "without timeout_ms" in telemetry.decisions.events[-1].why
+    assert "without a timeout" in telemetry.decisions.events[-1].why

@@ -49,7 +49,9 @@ def test_a_mode_without_a_timeout_is_an_error_and_nothing_is_sent(
     for mode in ("iteration", "cursor_lifetime"):
         with override(timeout_mode=mode), pytest.raises(ConfigurationError) as caught:
             MADE[made](side, coll)
-        assert caught.value.problems == (f"timeout_mode={mode}: expected a timeout_ms beside it",)
+        (problem,) = caught.value.problems
+        assert f"timeout_mode={mode}" in problem
+        assert "timeout_ms" in problem
     assert sent.started_events == []
     telemetry.clear()
     with override(timeout_mode="iteration"), pymongo.timeout(10):
@@ -85,7 +87,7 @@ def test_an_aggregate_that_writes_cannot_be_by_iteration(
     instrument(timeout_ms=MINUTE)
     pipeline = [{stage: "other" if stage == "$out" else {"into": "other"}}]
     with override(timeout_mode="iteration"):
-        with pytest.raises(ConfigurationError, match=rf"expected cursor_lifetime .* with \{stage}"):
+        with pytest.raises(ConfigurationError, match=rf"with \{stage}: use cursor_lifetime"):
             side.do(coll.aggregate, pipeline)
         with pytest.raises(ConfigurationError):
             side.do(coll.aggregate, pipeline=pipeline)
@@ -115,7 +117,7 @@ def test_a_tailable_cursor_has_no_life(
     with override(timeout_mode="cursor_lifetime"):
         flagged = side.do(coll.find().add_option, CursorType.TAILABLE)
         for cursor in (coll.find(cursor_type=kind), flagged):
-            with pytest.raises(ConfigurationError, match="expected iteration for a tailable"):
+            with pytest.raises(ConfigurationError, match="for a tailable cursor: use iteration"):
                 side.do(cursor.next)
     assert sent.started_events == []
 

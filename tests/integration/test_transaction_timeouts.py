@@ -249,7 +249,7 @@ def test_a_timeout_inside_for_the_session_is_refused(
         side.do(coll.find_one)
         sent.started_events.clear()
         steps = (lambda s: OPERATIONS[name](coll, s),)
-        with pytest.raises(InvalidOperation, match="inside of with_transaction"):
+        with pytest.raises(InvalidOperation, match="outside of with_transaction"):
             run(side, session, *steps, block=OWN[own])
         assert sent.started_events == []
         assert not session.in_transaction

@@ -177,7 +177,7 @@ def test_a_variable_wins_over_the_file(file: Path, caplog: pytest.LogCaptureFixt
     assert caplog.records == [], "the variable that names the file is a known one"
 
 
-KEPT = "Unless it is set elsewhere, that option keeps its default"
+KEPT = "Unless that option is set elsewhere, its default applies"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ def test_an_arbiter_is_never_behind() -> None:
 def test_a_hidden_seed_is_no_member_of_those_that_count() -> None:
     hidden = member("h:1", secondary=True, hidden=True)
     others = [member(name, secondary=True) for name in HOSTS[1:]]
-    assert (Level.OK, "3 of 3 members reached, primary a:1") in texts(PRIMARY, *others, hidden)
+    assert (Level.OK, "3 of 3 members are reachable, primary a:1") in texts(
+        PRIMARY, *others, hidden
+    )
 
 
 def test_a_direct_connection_says_nothing_of_the_other_members() -> None:
@@ -56,7 +58,7 @@ def test_a_direct_connection_says_nothing_of_the_other_members() -> None:
 def test_a_recovering_member_is_a_warning() -> None:
     assert SET is not None
     (hello, _) = compared_members.of_probe(member("b:1"), SET, Level.WRONG)
-    assert (hello.level, hello.advice) == (Level.WARNING, "read the log of that member")
+    assert (hello.level, hello.advice) == (Level.WARNING, "check the log of that member")
 
 
 @pytest.mark.parametrize(

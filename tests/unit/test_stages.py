@@ -80,7 +80,7 @@ def test_a_statement_that_may_have_been_sent_is_not_repeated_without_its_transac
             assert isinstance(verdict, Retry)
         else:
             assert verdict == GiveUp(Rule.NEVER_RETRIED)
-            assert "a transaction is repeated as a whole" in text
+            assert "a transaction must be retried as a whole" in text
 
 
 @pytest.mark.parametrize("strategy", [BEST_EFFORT, FAST_FAIL, MONGODB])
@@ -99,7 +99,7 @@ def test_a_strategy_that_follows_the_specification_makes_no_exception_for_it() -
     for kind, reason in product(ONCE_SENT, PASSING):
         verdict, text = decided(kind, Stage.NOT_SENT, reason, MONGODB)
         assert verdict == GiveUp(Rule.NEVER_RETRIED)
-        assert text == "name was not sent, and the strategy MongoDB does not repeat it"
+        assert text == "name was not sent, and the strategy MongoDB does not retry it"
 
 
 def test_a_terminal_cause_of_what_was_not_sent_is_named() -> None:

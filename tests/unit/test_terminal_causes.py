@@ -138,7 +138,7 @@ def test_a_refusal_that_is_told_again_is_another_error_of_the_same_type() -> Non
     assert type(again) is OperationFailure
     assert again is not WRONG
     assert (again.code, again.details) == (18, WRONG.details)
-    assert "authentication failed (by a:1 0.2 s ago" in str(again)
+    assert "authentication failed (reported by a:1 0.2 s ago" in str(again)
     assert Symptom.PASSWORD.check in str(again)
 
 

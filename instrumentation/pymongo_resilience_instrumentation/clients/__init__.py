@@ -1,6 +1,6 @@
-"""What is kept for each client, which is never held alive.
+"""The state that is kept for each client, without keeping the client alive.
 
-``client_registry`` keeps anything by a client's identity, and knows whether it is closed, its
-servers, connections and round-trip times, for gauges; ``client_options`` takes our options out of
-its arguments.
+``client_registry`` keeps any state by a client's identity: whether it is closed, its pools and
+servers for gauges, and its cleanup tasks. ``client_options`` removes the library's own options from
+the client's arguments.
 """

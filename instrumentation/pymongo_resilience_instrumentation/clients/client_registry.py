@@ -1,7 +1,7 @@
-"""What is kept for each client, which is never held alive: found by its identity, gone with it.
+"""The state of each client, found by the client's identity, and removed with the client.
 
-What its gauges show is read of pymongo's pools and servers when metrics are collected, and nothing
-is counted meanwhile. Closing a client ends the back-offs of its operations.
+Clients are never kept alive. Gauges read pymongo's pools and servers when metrics are collected, so
+operations count nothing for them. Closing a client ends the back-offs of its operations.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_TRANSACTIONS = 1000
-"""Of one client: where its background task does not run, nothing may grow for ever."""
+"""Maximum per client. The background task may not be running, and nothing may grow without
+limit.
+"""
 MAX_CURSORS = 1000
-"""The same of cursors that are left open."""
+"""The same for cursors that are left open."""
 LIFETIME = 60.0
-"""Seconds after which the server has ended one (``transactionLifetimeLimitSeconds``)."""
+"""Seconds after which the server has ended a transaction (``transactionLifetimeLimitSeconds``)."""
 POOL_NAME = "db.client.connection.pool.name"
-"""An attribute by OpenTelemetry's semantic conventions."""
+"""The name of an attribute in OpenTelemetry's semantic conventions."""
 
 
 class ByClient(dict[int, T]):
-    """A value for each client, made when it is first asked for: by the client's identity, since
-    clients of the same servers are equal. Thread- and task-safe."""
+    """A value for each client, created when it is first needed. Thread- and task-safe.
+
+    Keys are the clients' identities, because clients of the same servers compare equal.
+    """
 
     def __init__(self, make: Callable[[Client], T]) -> None:
         super().__init__()
@@ -53,34 +57,36 @@ class ByClient(dict[int, T]):
 
     def of(self, client: Client) -> T:
         key = id(client)
-        found = self.get(key)
-        if found is None:
-            made = self._make(client)
-            found = self.setdefault(key, made)
-            if found is made:
+        value = self.get(key)
+        if value is None:
+            new = self._make(client)
+            # Another thread may have created a value in the meantime; both must use the same.
+            value = self.setdefault(key, new)
+            if value is new:
+                # Do not run the finalizers at exit, when nothing is left to clean up.
                 weakref.finalize(client, self.pop, key, None).atexit = False
-        return found
+        return value
 
     def known(self, client: Client) -> T | None:
-        """The client's value; None where it has none yet."""
+        """Return the client's value, or None if it has none yet."""
         return self.get(id(client))
 
     def reset_after_fork(self) -> None:
-        """In a forked child, for values that have the same."""
-        each: Any
-        for each in list(self.values()):
-            each.reset_after_fork()
+        """Call ``reset_after_fork`` of all values in a forked child."""
+        value: Any
+        for value in list(self.values()):
+            value.reset_after_fork()
 
 
 class LostCursor(NamedTuple):
-    """A cursor that may be open on its server although pymongo takes it for closed. Immutable."""
+    """A cursor that may be open on its server, although pymongo considers it closed. Immutable."""
 
     cursor_id: int
     address: CursorAddress
     until: float
-    """When the background task stops trying, on the driver's clock."""
+    """When the background task stops trying, on pymongo's clock."""
     rejections: int = 0
-    """How often the server has rejected the killCursors as overloaded."""
+    """How often the overloaded server has rejected the killCursors."""
 
     @classmethod
     def new(cls, cursor_id: int, address: CursorAddress) -> LostCursor:
@@ -88,27 +94,32 @@ class LostCursor(NamedTuple):
 
 
 class BackOff(Protocol):
-    """One wait between two attempts. It is a single wait, without a loop: a test may have frozen
-    the clock."""
+    """One wait between two attempts.
+
+    It is a single wait and not a loop, because a test may have frozen the clock.
+    """
 
     def end(self) -> None:
-        """End the wait early, from any thread, and perhaps more than once."""
+        """End the wait early. May be called from any thread, and more than once."""
 
 
 class ThreadBackOff:
     """The back-off of a thread. Thread-safe, and safe in a signal handler."""
 
     def __init__(self) -> None:
-        # Not an Event: its lock may be held by the very thread that the signal handler interrupts.
+        # Do not use an Event: the thread that the signal handler interrupts may hold its lock.
         self._lock = _thread.allocate_lock()
         self._lock.acquire()
 
     def wait(self, seconds: float) -> None:
-        """Block the calling thread. The system measures the time, not ``time.monotonic``."""
+        """Block the calling thread. The operating system measures the time, not
+        ``time.monotonic``.
+        """
         self._lock.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
     def end(self) -> None:
-        with suppress(RuntimeError):  # it has ended already
+        # The wait may have ended already.
+        with suppress(RuntimeError):
             self._lock.release()
 
 
@@ -117,58 +128,64 @@ class TaskBackOff:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
         self._loop = loop
-        # A weak reference: a task whose event loop was given up must not live as long as the
+        # A weak reference, because a task of an abandoned event loop must not live as long as the
         # client.
         self._over = weakref.ref(over)
 
     def end(self) -> None:
-        with suppress(RuntimeError):  # its event loop is closed
+        # The event loop may be closed.
+        with suppress(RuntimeError):
+            # ``close()`` may be called in another thread than the event loop's.
             self._loop.call_soon_threadsafe(self.end_in_loop)
 
     def end_in_loop(self) -> None:
-        """The same for a caller in the event loop's thread."""
+        """As ``end``, for callers in the event loop's thread."""
         over = self._over()
         if over is not None and not over.done():
             over.set_result(None)
 
 
 class ClientState:
-    """What is known of one client. Thread- and task-safe."""
+    """The state of one client. Thread- and task-safe."""
 
     number: int | None = None
-    """The smallest that no other client has whose pools are open."""
+    """The smallest number that no other client with open pools has."""
     limits: Any = None
-    """A ClientLimits (selection/); None of a client that was made before ``instrument()``."""
+    """A ClientLimits (selection/); None for a client that was made before ``instrument()``."""
     readiness: Any = None
     """A History (public_api/readiness.py), once its readiness was asked for."""
     closed = False
-    """Or about to be."""
+    """True if the client is closed or being closed."""
     coroutine_closed = False
-    """Since the last run of the background task, a coroutine was closed while it waited in an
-    operation. What pymongo then sends to clean up cannot be awaited, and its context may be another
-    task's: it is pymongo's alone, and an abort is the background task's."""
+    """True if a coroutine was closed in an operation since the last run of the background task.
+    pymongo's cleanup after it cannot be awaited, and its context may be another task's. So pymongo
+    sends it alone, and the background task sends an abort.
+    """
 
     def __init__(self, client: Client) -> None:
         self.client = weakref.ref(client)
         self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MAX_TRANSACTIONS)
-        """What the background task is to abort, and until when it tries."""
+        """Transactions that the background task should abort, and until when."""
         self.lost_cursors = deque[LostCursor](maxlen=MAX_CURSORS)
-        """What the background task is to kill, the one that waits longest first."""
+        """Cursors that the background task should kill, the one that waits longest first."""
         self.back_offs: set[BackOff] = set()
-        """Those of its operations that wait now. Changed and copied in one step each, without a
-        lock: a signal handler may close the client that the interrupted thread uses."""
+        """The current back-offs of operations. Changed and copied in one step each, without a lock,
+        because a signal handler may close the client that the interrupted thread uses.
+        """
 
     def close(self) -> None:
-        """End all back-offs of its operations."""
+        """End all back-offs of the client's operations."""
         self.closed = True
+        # Copy the set, because operations may add and remove back-offs at any time.
         for each in list(self.back_offs):
             each.end()
 
     @contextmanager
     def ended_by_close(self, back_off: BackOff) -> Iterator[None]:
-        """End ``back_off`` when the client is closed during the block, or was before."""
+        """End ``back_off`` if the client is closed during the block, or was closed before."""
         self.back_offs.add(back_off)
         try:
+            # Check after adding, or a client that is closed in between would be missed.
             if self.closed:
                 back_off.end()
             yield
@@ -176,27 +193,32 @@ class ClientState:
             self.back_offs.discard(back_off)
 
     def leave_open(self, opened: OpenTransaction | None, until: float | None = None) -> None:
-        """Have the background task abort a transaction, and again until then. Safe in a
-        finalizer."""
+        """Make the background task abort a transaction, and try again until ``until``. Safe in a
+        finalizer.
+        """
         if opened is not None:
             until = driver.csot.now() + LIFETIME if until is None else until
             self.open_transactions.append((opened, until))
 
     def kill_later(self, cursor_id: int, address: CursorAddress) -> None:
-        """Have the background task kill a cursor once its server can be reached. Safe in a
-        finalizer."""
+        """Make the background task kill a cursor when its server can be reached. Safe in a
+        finalizer.
+        """
         self.lost_cursors.append(LostCursor.new(cursor_id, address))
 
     def reset_after_fork(self) -> None:
-        """In a forked child: what is open, or being closed, is the parent's."""
+        """Reset the state in a forked child, because open transactions and cursors belong to the
+        parent.
+        """
         self.closed = False
         self.open_transactions.clear()
         self.lost_cursors.clear()
         self.back_offs.clear()
 
     def pools(self) -> dict[Address, Pool]:
-        """The driver's, by server: none of a client that is closed, that was collected, or that
-        has not been used yet in this process."""
+        """Return pymongo's pools by server. Empty if the client is closed, collected, or not used
+        yet in this process.
+        """
         client = self.client()
         return {} if client is None else driver.connections.open_pools(client)
 
@@ -204,7 +226,7 @@ class ClientState:
         return {POOL_NAME: f"{address_text(address)}#{self.number}"}
 
     def servers(self) -> tuple[str, dict[Address, ServerDescription | None]]:
-        """The topology's type, and each server as the client describes it now or None."""
+        """Return the topology's type, and for each server its current description or None."""
         client = self.client()
         if client is None:
             return "Unknown", {}
@@ -214,14 +236,14 @@ class ClientState:
 
 
 class Clients(ByClient[ClientState]):
-    """Every client that was made or used. Thread- and task-safe."""
+    """All clients that were created or used. Thread- and task-safe."""
 
     def __init__(self) -> None:
         super().__init__(ClientState)
         self._lock = threading.RLock()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: a thread that is no more may have held the lock."""
+        """Replace the lock in a forked child, because a thread of the parent may hold it."""
         self._lock = threading.RLock()
         super().reset_after_fork()
 
@@ -235,12 +257,12 @@ class Clients(ByClient[ClientState]):
         return known is not None and known.closed
 
     def left_by_coroutine(self, client: Client) -> bool:
-        """Return True if a coroutine was closed inside an operation of the client, just before."""
+        """Return True if a coroutine was just closed inside an operation of the client."""
         known = self.known(client)
         return known is not None and known.coroutine_closed
 
     def alive(self) -> list[ClientState]:
-        """Those with listeners of ours that have pools, each with its number."""
+        """Return the instrumented clients that have pools, each with its number."""
         states = [each for each in list(self.values()) if each.limits is not None]
         alive = []
         for each in states:
@@ -249,6 +271,7 @@ class Clients(ByClient[ClientState]):
         with self._lock:
             for each in states:
                 if each not in alive:
+                    # A client without pools gives its number back.
                     each.number = None
             for each in alive:
                 if each.number is None:
@@ -257,7 +280,7 @@ class Clients(ByClient[ClientState]):
         return alive
 
     def attributes(self, pool: Pool) -> dict[str, Any] | None:
-        """Those of one of the driver's pools; None for a monitor's."""
+        """Return the attributes of one of pymongo's pools, or None for a monitor's pool."""
         for client in self.alive():
             for address, each in client.pools().items():
                 if each is pool:
@@ -266,22 +289,24 @@ class Clients(ByClient[ClientState]):
 
 
 def closed_text(client: Client | None) -> str:
-    """Return pymongo's words for an operation of a closed client."""
+    """Return pymongo's text for an operation on a closed client."""
     name = "AsyncMongoClient" if isinstance(client, AsyncMongoClient) else "MongoClient"
     return f"Cannot use {name} after close"
 
 
 class ClientClock(Clock):
-    """A clock whose waits end with the client of the operation in progress: InvalidOperation
-    (pymongo's). Thread- and task-safe."""
+    """A clock whose waits end when the client of the current operation is closed.
+
+    They then raise pymongo's InvalidOperation. Thread- and task-safe.
+    """
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
     def _client(self) -> ClientState | None:
-        """Whose closing ends the wait."""
+        """Return the client whose closing ends the wait."""
         operation = in_progress.current()
-        # What close() sends itself is repeated while the client is being closed.
+        # ``close()`` itself sends endSessions, which is retried while the client is being closed.
         if operation is None or operation.client is None or operation.name == END_SESSIONS:
             return None
         return self._clients.of(operation.client)
@@ -294,6 +319,7 @@ class ClientClock(Clock):
         back_off = ThreadBackOff()
         with client.ended_by_close(back_off):
             back_off.wait(seconds)
+        # The client was closed during the wait, so the operation must not continue.
         if client.closed:
             raise _closed()
 
@@ -321,7 +347,7 @@ def _closed() -> InvalidOperation:
 
 
 class Close(Interceptor):
-    """A client's ``close()``."""
+    """Wraps ``close()`` of clients."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients

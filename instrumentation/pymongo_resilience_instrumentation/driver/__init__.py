@@ -1,11 +1,11 @@
-"""The only package that names private parts of pymongo, one module for each part.
+"""The only package that uses private names of pymongo, with one module for each part of it.
 
-``private_names`` lists them all by the feature that needs them, for ``self_check``: begin there to
-support a new pymongo. Nothing is decided here.
+``private_names`` lists them all, by the feature that needs them, for ``self_check``. Begin there to
+support a new pymongo. Nothing is decided in this package.
 
-What is kept on an object of the driver, a client or a session, is set and read as an attribute:
-once the ``__dict__`` of an instance was read, CPython 3.11 and 3.12 take longer for each of
-its attributes, for good, and an operation reads fifty of a client and its topology.
+Values that the library keeps on pymongo's objects are set and read as attributes. Reading the
+``__dict__`` of an instance makes each later attribute access slower for good in CPython 3.11 and
+3.12, and an operation reads about fifty attributes of a client and its topology.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ from . import (
     sessions,
 )
 
-# What the engine cannot know by itself.
+# The engine cannot know these types and packages by itself.
 catch_also(PyMongoError, BSONError)
 withhold_texts_of("pymongo", "bson", "gridfs")

@@ -1,7 +1,7 @@
-"""pymongo's retry loop, ``_ClientConnectionRetryable``, and the subclass that takes its place.
+"""pymongo's retry loop, ``_ClientConnectionRetryable``, and the subclass that replaces it.
 
-Measured on 4.17 to 4.20: a client looks the class up in its module for each operation. Its ``run``
-allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each.
+In pymongo 4.17 to 4.20, a client looks up the class in its module for each operation. Its ``run``
+allocates the txnNumber once; ``_read`` and ``_write`` make one attempt each.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 LOOP = "_ClientConnectionRetryable"
 KILL_CURSORS, END_SESSIONS = "killCursors", "endSessions"
 NO_LIMIT = -1
-"""What pymongo has for no maximum staleness."""
+"""pymongo's value for "no maximum staleness"."""
 EXECUTE_BATCH = "_execute_batch"
-"""A bulk's method that sends one command, and returns its reply and what was sent."""
+"""A method of bulk writes that sends one command and returns the reply and what was sent."""
 
 
 def bulk_classes() -> tuple[type, ...]:
-    """The driver's bulks, of collections and clients."""
+    """Return pymongo's classes for bulk writes of collections and clients."""
     return classes("bulk", "_*Bulk") + classes("client_bulk", "_*ClientBulk")
 
 
@@ -46,7 +46,7 @@ _PREFERRED = frozenset({PrimaryPreferred().mode, SecondaryPreferred().mode})
 
 
 class PymongoLoop(Protocol):
-    """pymongo's loop: the private names that are used here."""
+    """The private names of pymongo's loop that are used here."""
 
     _address: Address | None
     _always_retryable: bool
@@ -73,53 +73,56 @@ class PymongoLoop(Protocol):
 
     # What the subclass that takes the place of pymongo's class adds.
 
+    # The attributes that the library's subclass adds.
     owner: AttemptOwner | None
-    """Who decides on the attempts; None if pymongo runs the loop alone."""
+    """Decides about the attempts; None if pymongo runs the loop alone."""
     driver_func: Callable[..., Any]
-    """What pymongo calls with a connection."""
+    """The function that pymongo would call with a connection."""
     send: Callable[..., Any]
-    """The same, as pymongo is to call it."""
+    """The function that pymongo calls instead."""
     pending: Exception | None
-    """The error that the first attempt is to begin, and end, with."""
+    """An error that the first attempt should fail with."""
 
 
 class AttemptOwner(Protocol):
-    """Decides on the attempts of a loop."""
+    """Decides about the attempts of a loop."""
 
     def check_txn(self, connection: Connection, retryable: bool, /) -> bool:
-        """Return whether a write is sent as a retryable one. Called before a write is sent on
-        ``connection`` that may lack its transaction number; ``retryable``: what pymongo would do.
+        """Return True if a write is sent as a retryable write.
+
+        Called before a write is sent that may lack its transaction number. ``retryable`` is what
+        pymongo would do.
         """
 
     def limit_selection(self) -> AbstractContextManager[None]:
-        """Return what is active while a server is selected."""
+        """Return a context manager that is active while a server is selected."""
 
     def selected(self, server: Server, /) -> None:
-        """Called with the selected server, before anything is sent to it."""
+        """Called with the selected server before anything is sent to it."""
 
 
 class Txn(Enum):
     """How the next attempt of a write is sent."""
 
     AS_DECIDED = "as pymongo decides"
-    """The first attempt, and every attempt of anything except a retryable write."""
+    """The first attempt, and all attempts except those of retryable writes."""
     CHECKED = "as the library decides"
     """A retry of a retryable write: ``check_txn`` decides whether it carries its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPlan:
-    """How an attempt is made after a failed one."""
+    """How to make the attempt after a failed one."""
 
     txn: Txn
     stay_pinned: bool
-    """The attempt must go to the router that the transaction was begun through."""
+    """The attempt must go to the router on which the transaction began."""
     avoid: Server | None = None
-    """The driver's server that the selection avoids, if there is another one."""
+    """pymongo's object for the server to avoid, if there is another one."""
 
 
 class DriverAttempts:
-    """The attempts of one run of pymongo's retry loop. Nothing else touches the loop.
+    """The attempts of one run of pymongo's retry loop. Only this class touches the loop.
 
     Belongs to one thread or task. ``first`` and ``again`` return a coroutine in async clients.
     """
@@ -133,98 +136,116 @@ class DriverAttempts:
         self.client = loop._client
         self.session = loop._session
         self.connection: Connection | None = None
-        """The last attempt's, once it has one: a command may have been sent."""
+        """The connection of the last attempt, once it has one. From then on, a command may have
+        been sent.
+        """
         self.progress: tuple[Any, int] | None = None
-        """For a bulk, where it stood after the last failure."""
+        """The position of a bulk write after its last failure."""
         self.txn = Txn.AS_DECIDED
         self._first_retryable = loop._retryable
 
     server = property(attrgetter("loop._server"))
-    """The driver's server that is selected; None before."""
+    """pymongo's object for the selected server; None before."""
     server_selection_timeout = property(attrgetter("client.options.server_selection_timeout"))
     """Seconds."""
 
     def first(self) -> Any:
-        """Make the first attempt, with what pymongo's ``run`` does before a write, once."""
+        """Make the first attempt, and once do what pymongo's ``run`` does before a write.
+
+        ``run`` must not be called for retries: it would allocate a new transaction number, and the
+        server would apply the write again.
+        """
         loop = self.loop
         if loop._is_read:
             return loop._read()
         session = self.session
         if loop._retryable and session is not None and not session.in_transaction:
+            # Allocates the transaction number that all attempts of this write use.
             session._start_retryable_write()
             if loop._bulk:
                 loop._bulk.started_retryable_write = True
         return loop._write()
 
     def again(self) -> Any:
-        """Make one more attempt, as ``follow`` was told to make it."""
+        """Make another attempt, according to the plan passed to ``follow``."""
+        # Until the new attempt has a connection, it has sent nothing.
         self.connection = None
         return self.loop._read() if self.loop._is_read else self.loop._write()
 
     def send(self, *args: Any) -> Any:
-        """Send the attempt: pymongo calls it with the connection, in place of ``driver_func``."""
+        """Send the attempt. pymongo calls this with the connection, in place of ``driver_func``."""
         loop = self.loop
         connection = args[2] if loop._is_read else args[1]
         if (session := self.session) is not None and session.in_transaction:
             self._pin_to_router(connection)
-        # pymongo takes the number back on a server that does not support it.
+        # pymongo clears its flag if the selected server does not support retryable writes.
         took_back = loop._retryable is not self._first_retryable
         if (took_back or self.txn is Txn.CHECKED) and loop.owner is not None:
             args = (session, connection, loop.owner.check_txn(connection, args[2]))
+        # From here on, the command counts as sent.
         self.connection = connection
         return loop.driver_func(*args)
 
     def _pin_to_router(self, connection: Connection) -> None:
-        """Pin a transaction by what the connection is. pymongo 4.20 goes by the server's
-        description, which is Unknown while another operation's error is being looked into: the
-        commit would go to any router, and without the token that makes it known there."""
+        """Pin a transaction to its router, if the connection is one to a mongos.
+
+        pymongo 4.20 decides by the server's description, which is Unknown for a moment after
+        another operation's network error. The commit could then go to any router, without the
+        recovery token that identifies the transaction there.
+        """
         session = self.session
         if not connection.is_mongos:
             return
         if self.command_name() != ABORT:
+            # pymongo forgets the router after most errors, but an abort must go there.
             note_router(session, connection)
         if session._transaction.pinned_address is None:
             session._pin(self.loop._server, connection)
 
     def replace_function(self, function: Callable[..., Any]) -> None:
-        """Have ``function`` called with a connection, in place of pymongo's."""
+        """Make pymongo call ``function`` with a connection."""
         self.loop.driver_func = function
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called with a connection."""
+        """The function that is called with a connection."""
         return self.loop.driver_func
 
     def fail_first(self, error: Exception) -> None:
-        """Have the first attempt fail with ``error``, before a server is selected."""
+        """Make the first attempt fail with ``error`` before a server is selected."""
         self.loop.pending = error
 
     def streams(self) -> bool:
-        """Return True if it only receives what a server streams, an exhaust cursor's batches:
-        nothing was sent that could be retried (pymongo 4.20.1)."""
+        """Return True if the attempt only receives further batches of an exhaust cursor.
+
+        Nothing is sent then, so nothing can be retried (pymongo 4.20.1).
+        """
         pinned = getattr(self.loop, "_conn_mgr", None)
         return pinned is not None and bool(pinned.more_to_come)
 
     def is_numbered_write(self) -> bool:
-        """Return True if the first attempt was to have a transaction number of its own. The end of
-        a transaction has the transaction's."""
+        """Return True if the first attempt was a retryable write with its own transaction number.
+
+        A commit or an abort uses the number of its transaction.
+        """
         is_write = not self.loop._is_read and not self.in_transaction()
         return bool(self._first_retryable) and is_write
 
     def note_completed(self) -> None:
-        """After an attempt that succeeded in a transaction, as pymongo's ``run`` does it."""
+        """Record a command that succeeded in a transaction, as pymongo's ``run`` does."""
         self.session._transaction.has_completed_command = True
 
     def command_name(self) -> str:
-        """The command's name, where it is not the application's word; the driver keeps a str or an
-        enum that is one."""
+        """Return the name of the command, or "runCommand" if the application chose the command."""
         if self.loop._is_run_command:
             return "runCommand"
+        # pymongo stores a str, or an enum whose value is one.
         return str(getattr(self.loop._operation, "value", self.loop._operation))
 
     def namespace(self) -> tuple[str, str | None]:
-        """Database and collection of a collection's bulk write; of anything else nothing is
-        known."""
+        """Return database and collection of a collection's bulk write. For other loops, they are
+        unknown.
+        """
         collection = getattr(self.loop._bulk, "collection", None)
         return ("", None) if collection is None else (collection.database.name, collection.name)
 
@@ -232,10 +253,10 @@ class DriverAttempts:
         return self.session is not None and bool(self.session.in_transaction)
 
     def kind(self) -> Kind:
-        """What the operation is to the retry rules.
+        """Return the kind of the operation for the retry rules.
 
-        The driver's read flag alone proves nothing: command runners, aggregates with a write stage
-        and getMore use its read path too, and other attributes distinguish them.
+        pymongo's read flag is not enough: ``command()``, aggregates with a write stage, and getMore
+        use its read path as well, and other attributes tell them apart.
         """
         name = self.command_name()
         if name in ("commitTransaction", "abortTransaction"):
@@ -250,12 +271,13 @@ class DriverAttempts:
             return Kind.GET_MORE
         if self.loop._is_aggregate_write:
             return Kind.AGGREGATE_WRITE
+        # A read that pymongo would not retry although retryReads is on is not a plain read.
         if self.loop._retryable or not self.client.options.retry_reads or self.in_transaction():
             return Kind.READ
         return Kind.AGGREGATE_WRITE if name == "aggregate" else Kind.COMMAND
 
     def retries_enabled(self, what: Kind) -> bool:
-        """retryReads, retryWrites, or both for a command runner and endSessions."""
+        """Return retryReads or retryWrites; both of them for ``command()`` and endSessions."""
         options = self.client.options
         if what in (Kind.COMMAND, Kind.CLEANUP) and self.command_name() != KILL_CURSORS:
             return bool(options.retry_reads and options.retry_writes)
@@ -263,16 +285,20 @@ class DriverAttempts:
         return bool(options.retry_reads if reads else options.retry_writes)
 
     def prefers_members(self) -> bool:
-        """Whether it reads with primaryPreferred or secondaryPreferred. A write has no mode."""
+        """Return True for reads with primaryPreferred or secondaryPreferred. Writes have no
+        mode.
+        """
         return getattr(self.loop._server_selector, "mode", None) in _PREFERRED
 
     def carries_txn_number(self) -> bool:
-        """Whether the attempt just made was a retryable write: the loop takes that back on a server
-        that does not support it."""
+        """Return True if the last attempt was sent as a retryable write.
+
+        pymongo clears its flag if the server does not support them.
+        """
         return bool(self.loop._retryable) and not self.loop._is_read and not self.in_transaction()
 
     def server_address(self) -> str | None:
-        """``"host:port"`` of the selected server, if one was selected."""
+        """Return ``"host:port"`` of the selected server, or None."""
         return (
             None
             if self.loop._server is None
@@ -280,10 +306,10 @@ class DriverAttempts:
         )
 
     def supports_txn_number(self, connection: Connection) -> bool:
-        """Whether the selected server takes a retryable write on this connection.
+        """Return True if the selected server accepts a retryable write on this connection.
 
-        As the driver decides it, but for a connection to a standalone, which the server's
-        description may not show yet.
+        As pymongo decides, except for a standalone, which the server's description may not show
+        yet.
         """
         return bool(
             self.session
@@ -293,11 +319,11 @@ class DriverAttempts:
         )
 
     def lost_its_txn_number(self, connection: Connection) -> bool:
-        """The server turned Unknown, or secondary, between selection and sending: the driver would
-        now send a retryable write as one that is not.
+        """Return True if pymongo would now send a retryable write as an ordinary one.
 
-        A standalone server knows no retryable writes at all; and a direct connection is to that one
-        server, secondary or not.
+        That happens if the server became Unknown or a secondary between selection and sending. A
+        standalone never supports retryable writes, and a direct connection always goes to the same
+        server, so these two do not count.
         """
         if self.loop._is_read or self.in_transaction() or not connection.supports_sessions:
             return False
@@ -309,17 +335,18 @@ class DriverAttempts:
         )
 
     def set_retryable(self, retryable: bool) -> None:
-        """Note whether the attempt at hand is a retryable write."""
+        """Set whether the current attempt is a retryable write."""
         self.loop._retryable = retryable
 
     def note_server(self, server: Server) -> None:
-        """Note the selected server before pymongo does, since the attempt ends here."""
+        """Record the selected server before pymongo does, because the attempt ends here."""
         self.loop._server = server
 
     def bulk_progress(self) -> tuple[Any, int] | None:
-        """Where a bulk stands: its run, and the first operation of it that is still to be done.
+        """Return the position of a bulk write: its run, and the first operation that is not done
+        yet.
 
-        None for what is no bulk, and for a bulk that has not begun.
+        None if this is not a bulk write, or if it has not begun.
         """
         bulk = self.loop._bulk
         run = getattr(bulk, "current_run", bulk)
@@ -329,13 +356,14 @@ class DriverAttempts:
         return str(self.client.topology_description.topology_type_name)
 
     def needed_release(self, failure: Failure) -> Callable[[], Any] | None:
-        """The driver's own method to call after a failed attempt, a coroutine function in async
-        clients; None where there is nothing to do.
+        """Return a method of pymongo to call after a failed attempt, or None. In async clients, a
+        coroutine function.
 
-        The topology's, to take a server for unknown until it is checked, where one of a write's
-        statements says that it is no primary: there the driver ignores it, and the next attempt
-        would go to the same server. Not of what a router relays, which is not the router's state.
-        Or the session's, to leave its server after a failed write, as in the driver's loop.
+        Either the topology's method that marks a server as unknown until its next check. It is
+        needed if a statement of a write reports "not primary", which pymongo ignores, so that the
+        next attempt would go to the same server; but not for an error relayed by a router, which is
+        not the router's own state. Or the session's method that unpins it from its server after a
+        failed write, as in pymongo's own loop.
         """
         in_statement = failure.executed and not isinstance(failure.error, WriteConcernError)
         connection = self.connection
@@ -345,7 +373,7 @@ class DriverAttempts:
             and connection is not None
             and self.topology_type() != "Sharded"
         ):
-            # What the driver's topology reads of an error.
+            # The attributes that pymongo's topology reads from an error context.
             context = SimpleNamespace(
                 error=NotPrimaryError("", {"code": failure.code}),
                 max_wire_version=connection.max_wire_version,
@@ -358,21 +386,24 @@ class DriverAttempts:
         method: Callable[[], Any] | None = None
         if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
             is_write = not self.loop._is_read and self.session is not None
+            # In async clients, ``_unpin`` is a coroutine function. The executor awaits it;
+            # otherwise it would silently not run.
             method = self.session._unpin if is_write and not self.stays_pinned(failure) else None
         return method
 
     def stays_pinned(self, failure: Failure) -> bool:
-        """Whether a retry must go to the router that the transaction was begun through.
+        """Return True if a retry must go to the router on which the transaction began.
 
-        No other one knows it. An end that was not plainly rejected may go to another: it takes a
-        recovery token along (Transactions, "When to unpin").
+        No other router knows the transaction. A commit or an abort that was not clearly rejected
+        may go to another one, because it carries a recovery token (Transactions, "When to unpin").
         """
         if not self.in_transaction():
             return False
         transaction = self.session._transaction
         if self.kind() is not Kind.TRANSACTION_END:
-            mark_unsent = failure.stage is Stage.NOT_SENT and not transaction.starting()
-            return bool(transaction.sharded and (transaction.has_completed_command or mark_unsent))
+            was_not_sent = failure.stage is Stage.NOT_SENT and not transaction.starting()
+            # Before the first command has completed, the transaction can still begin elsewhere.
+            return bool(transaction.sharded and (transaction.has_completed_command or was_not_sent))
         return (
             transaction.pinned_address is not None
             and failure.retryable_overload
@@ -380,9 +411,12 @@ class DriverAttempts:
         )
 
     def cannot_be_pinned(self) -> bool:
-        """Whether a statement that was not sent can no longer reach the router of its transaction:
-        the driver knows none of that address any more, or a load balancer is in front of it, and
-        the connection to it is gone."""
+        """Return True if a statement that was not sent can no longer reach the router of its
+        transaction.
+
+        Either pymongo no longer knows a server with that address, or the router is behind a load
+        balancer and the connection to it is lost.
+        """
         if not self.in_transaction() or self.kind() is Kind.TRANSACTION_END:
             return False
         transaction = self.session._transaction
@@ -391,20 +425,25 @@ class DriverAttempts:
         return self.loop._server is None or self.topology_type() == "LoadBalanced"
 
     def _pin_again(self) -> None:
-        """The driver unpins for any error with the label TransientTransactionError, which it gives
-        to each connection that cannot be made."""
+        """Pin the transaction to its router again.
+
+        pymongo unpins it after any error with the label TransientTransactionError, which it adds to
+        every connection that could not be made.
+        """
         transaction = self.session._transaction
         if transaction.pinned_address is None:
             transaction.pinned_address = self.loop._server.description.address
 
     def retry_once_at_most(self) -> None:
-        """Limit a loop that pymongo runs by itself, under a deadline of another operation's: it
-        would repeat without a pause until that is over."""
+        """Limit a loop that pymongo runs alone under the deadline of another operation.
+
+        pymongo would retry without a pause until the deadline.
+        """
         if hasattr(self.loop, "_max_retries"):
             self.loop._max_retries = 1
 
     def follow(self, plan: RetryPlan) -> None:
-        """Have the next attempt made as planned."""
+        """Make the next attempt according to ``plan``."""
         self.txn = plan.txn
         if plan.stay_pinned:
             self._pin_again()
@@ -412,41 +451,44 @@ class DriverAttempts:
             self.deprioritize(plan.avoid)
 
     def reset_after(self, failure: Failure) -> None:
-        """Bring the loop's state to what its own code has before it retries after ``failure``."""
-        # Without it, the loop raises the last error again where it does not count the attempt as
-        # retryable itself, inside of the checkout: which clears the pool, for everybody.
+        """Set the loop's state as pymongo's own code does before a retry after ``failure``."""
+        # Otherwise pymongo may raise the last error again inside of the checkout, because it does
+        # not consider the attempt retryable. That would clear the pool for all operations.
         self.loop._always_retryable = True
-        # pymongo logs the retry itself, once the next attempt has a connection. Like pymongo, not
-        # for a bulk.
+        # pymongo itself logs the retry once the next attempt has a connection. As in pymongo, not
+        # for a bulk write.
         self.loop._attempt_number += 1
         self.loop._retrying = not self.loop._bulk
         if self.progress is not None:
-            # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never
-            # asks for the next run: the rest of a mixed bulk would be lost.
+            # Only for a bulk write that has begun. pymongo 4.20 also sets this before the first run
+            # (after a failed handshake), then never continues with the next run: the rest of a
+            # mixed bulk write is lost, and it reports success.
             self.loop._bulk.retrying = True
             _forget_in_result(failure.error)
         if failure.overloaded and not failure.executed and self.in_transaction():
             self._rejected_in_transaction(failure)
 
     def _rejected_in_transaction(self, failure: Failure) -> None:
-        """Nothing was executed: the transaction has still to begin, or its end to be tried.
+        """Restore the state of a transaction after a rejected command, which was not run.
 
-        The driver's own loop forgets all attempts to commit, those whose reply was lost as well,
-        which must be followed by one with a majority; and it sends an end that would begin a
-        transaction.
+        If the transaction had not begun, it must begin again. pymongo's own loop would forget all
+        earlier attempts to commit, including one whose reply was lost and which must be followed by
+        one with a majority. And pymongo 4.20 would send an abort with ``startTransaction``.
         """
         transaction = self.session._transaction
         if self.kind() is not Kind.TRANSACTION_END:
             if not transaction.has_completed_command:
                 transaction.set_starting()
         elif failure.stage is Stage.ANSWERED:
+            # A rejected commit does not count as an attempt, but earlier ones still do.
             transaction.attempt -= 1
 
     def deprioritize(self, server: Server | None) -> None:
-        """The loop's next selection avoids the server, where there is another.
+        """Make the next selection avoid a server, if there is another one.
 
-        Not where that could read what is too old: pymongo 4.20 measures a maximum staleness against
-        the primary, or else the newest member, of those that it does not avoid.
+        Not if that might return data that is too old: with avoided servers, pymongo 4.20 measures a
+        maximum staleness only against the primary, or the newest member, among the remaining
+        servers.
         """
         if server is None:
             return
@@ -462,19 +504,22 @@ _RUN_IN_SPAN = "_run"
 
 
 def run_name(drivers: type) -> str:
-    """The method that makes the attempts. A driver that records spans itself has one inside of
-    ``run``, which its span is around (the branch of PYTHON-5947)."""
+    """Return the name of the method that makes the attempts.
+
+    A pymongo that records spans itself has another method inside of ``run``, with its span around
+    it (the branch of PYTHON-5947).
+    """
     return _RUN_IN_SPAN if hasattr(drivers, _RUN_IN_SPAN) else RUN
 
 
 def subclass(base: type, replaced: dict[str, Callable[..., Any]]) -> type:
-    """Return a subclass of pymongo's loop whose attempts pass ``send``.
+    """Return a subclass of pymongo's loop whose attempts go through ``send``.
 
     Args:
         base: pymongo's class, or one that another library derived from it.
-        replaced: the methods that take the place of pymongo's, by name.
+        replaced: Methods that replace pymongo's, by name.
     """
-    # Slots for what every operation sets, as in pymongo's own class.
+    # Slots for the attributes that every operation sets, as in pymongo's own class from 4.18 on.
     slots = {"__slots__": ("driver_func", "owner", "send"), "__module__": base.__module__}
     with_slots: Any = type(LOOP, (base,), slots)
     func = property(attrgetter("send"), with_slots.driver_func.__set__)
@@ -485,12 +530,14 @@ def subclass(base: type, replaced: dict[str, Callable[..., Any]]) -> type:
 def pymongo_alone(loop: PymongoLoop, base: type, error: Exception | None = None) -> PymongoLoop:
     """Return pymongo's own loop, of the class ``base``, to run in place of ``loop``.
 
-    With the ``error`` of the last attempt, it goes on as if its own attempt had just raised
-    that, with the transaction number that was allocated. Without one, nothing was sent.
+    If ``error`` is given, the loop continues as if its own attempt had just raised it, with the
+    transaction number that was already allocated. Otherwise nothing was sent yet.
     """
     cls: Any = type(LOOP, (base,), {"__module__": base.__module__})
+    # Not the constructor, which would start the operation from scratch.
     alone: PymongoLoop = cls.__new__(cls)
     slots = {name for each in base.__mro__ for name in getattr(each, "__slots__", ())}
+    # Copy the state of the loop, in slots and in the instance dictionary.
     for name in (slots | vars(loop).keys()) - {"_func", "pending"}:
         if hasattr(loop, name):
             setattr(alone, name, getattr(loop, name))
@@ -498,10 +545,12 @@ def pymongo_alone(loop: PymongoLoop, base: type, error: Exception | None = None)
     if error is None:
         return alone
     attempt = "_read" if loop._is_read else "_write"
-    # pymongo allocates a transaction number before the first attempt, if it is retryable.
+    # pymongo allocates a new transaction number before the first attempt of a retryable write.
+    # Prevent that by clearing the flag until the attempt is made.
     retryable, alone._retryable = alone._retryable, False
     alone._last_error, alone._retrying, alone._attempt_number = error, False, 0
 
+    # Stands in for the first attempt, once. Then pymongo's own method is visible again.
     def raise_error() -> Any:
         del vars(alone)[attempt]
         alone._retryable = retryable
@@ -512,22 +561,22 @@ def pymongo_alone(loop: PymongoLoop, base: type, error: Exception | None = None)
 
 
 def raise_pending(loop: PymongoLoop) -> None:
-    """Raise the error that the first attempt is to end with, once."""
+    """Raise the error that the first attempt should fail with, once."""
     error, loop.pending = loop.pending, None
     if error is not None:
         raise error
 
 
 def _forget_in_result(error: Exception) -> None:
-    """Take the error of the failed attempt out of the result of a client's bulk write.
+    """Remove the error of the failed attempt from the result of a client bulk write.
 
-    pymongo 4.17 to 4.20 put it there unless the write carried a txnNumber and the error is one of
-    those that their own loop retries, and raise it at the end, although a retry succeeded.
+    pymongo 4.17 to 4.20 store it there, unless the write carried a txnNumber and pymongo's own loop
+    would retry the error, and raise it at the end even though a retry succeeded.
     """
     if not isinstance(error, ClientBulkWriteException):
         return
     result: Any = error.details
-    # The error itself may still be raised: it keeps what it says.
+    # The error may still be raised, so it keeps a copy of its details.
     error._OperationFailure__details = {  # type: ignore[attr-defined]  # a private name
         name: copy.copy(value) if isinstance(value, (dict, list)) else value
         for name, value in result.items()

@@ -1,5 +1,4 @@
-"""pymongo's two APIs; of a client its options as they were given, its servers, its background
-task."""
+"""pymongo's sync and async API, and a client's options, servers and background task."""
 
 from __future__ import annotations
 
@@ -23,12 +22,13 @@ if TYPE_CHECKING:
 ANY = ReadPreference.PRIMARY_PREFERRED
 
 KILL, BACKGROUND, END_SESSIONS = "_kill_cursors", "_process_kill_cursors", "_end_sessions"
-"""What sends killCursors; what the background task calls for cursors that wait for that; and what
-``close()`` calls."""
+"""The method that sends killCursors, the one that the background task calls for queued cursors, and
+the one that ``close()`` calls.
+"""
 
 
 class Api(NamedTuple):
-    """One of pymongo's two APIs, with what its modules call by a name of their own."""
+    """One of pymongo's two APIs, and the names that differ between them."""
 
     name: str
     wait: str
@@ -43,13 +43,13 @@ ASYNC_API = Api("asynchronous", "_async_cond_wait", "_configured_protocol_interf
 
 
 def each_api(name: str) -> Iterator[tuple[ModuleType, bool]]:
-    """pymongo's module of that name in each of its APIs, and whether that is the async one."""
+    """Yield a module of pymongo in each API, and whether it is the async one."""
     for api in (SYNC_API, ASYNC_API):
         yield api.module(name), api is ASYNC_API
 
 
 def classes(module: str, name: str) -> tuple[type, ...]:
-    """pymongo's class in each of its APIs, where ``*`` in its name is "Async" in one of them."""
+    """Return a class of pymongo in each API. ``*`` in the name stands for "Async" or nothing."""
     return tuple(
         getattr(found, name.replace("*", "Async" * is_async))
         for found, is_async in each_api(module)
@@ -57,13 +57,14 @@ def classes(module: str, name: str) -> tuple[type, ...]:
 
 
 def defining(method: str, *classes: type) -> list[type]:
-    """The classes whose own attribute it is in each of these: both APIs may share one."""
+    """Return the classes that define ``method`` for the given classes. Both APIs may share one."""
     owners = (next((c for c in cls.__mro__ if method in vars(c)), None) for cls in classes)
     return [cls for cls in dict.fromkeys(owners) if cls is not None]
 
 
 def existing_clients() -> list[Any]:
-    """The clients of this process that are alive and not closed."""
+    """Return the clients of this process that are alive and not closed."""
+    # pymongo keeps weak references to all clients, for its own fork handler.
     clients: list[Any] = [*MongoClient._clients.values(), *AsyncMongoClient._clients.values()]
     return [client for client in clients if not client._closed]
 
@@ -74,18 +75,19 @@ def is_closed(client: Client) -> bool:
 
 
 LOOKUP = "_resolve"
-"""A function of ``srv_resolver``: looks up the SRV or TXT records of a mongodb+srv URI, within its
-keyword ``lifetime``, in seconds."""
+"""A function of ``srv_resolver`` that looks up the SRV or TXT records of a mongodb+srv URI, within
+``lifetime`` seconds.
+"""
 
 
 def lookup_may_succeed_later(error: BaseException, *, has_deadline: bool) -> bool:
-    """Return whether looking up the hosts of a mongodb+srv URI failed without a definite answer.
+    """Return True if the lookup of a mongodb+srv URI failed without a definite answer.
 
-    Name servers failed or refused the question, or did not answer in time. A name that does not
-    exist, or that has no such records, is an answer. Without a deadline, a lookup that timed out
-    has taken all of ``connectTimeoutMS``, in which dnspython has asked again and again.
+    Name servers failed, refused the query, or did not answer in time. A name or a record that does
+    not exist is a definite answer. Without a deadline, a lookup that timed out has already used all
+    of ``connectTimeoutMS``, and dnspython has asked repeatedly during that time.
     """
-    # Imported by pymongo if it was needed: dnspython is optional.
+    # dnspython is optional. If a lookup was needed, pymongo has imported it.
     resolver = sys.modules.get("dns.resolver")
     if resolver is None or not isinstance(error, ConfigurationError):
         return False
@@ -94,50 +96,59 @@ def lookup_may_succeed_later(error: BaseException, *, has_deadline: bool) -> boo
 
 
 def hide_frames(client: Client, folder: str) -> None:
-    """Take the frames of files in ``folder`` out of where pymongo says that the client was opened,
-    in its ResourceWarning for a client that was not closed."""
+    """Remove frames of files in ``folder`` from the stack that pymongo records for a client.
+
+    pymongo shows it in the ResourceWarning about a client that was not closed.
+    """
     settings = client._topology_settings
+    # pymongo stores the stack as text.
     lines = re.split(r"(?m)^(?=  File )", settings._stack)
     settings._stack = "".join(each for each in lines if not each.startswith(f'  File "{folder}'))
 
 
 def begin_looking_for_servers(client: Client) -> None:
-    """Do the last step of a MongoClient's constructor, which the client's first operation does if
-    it was not done."""
-    # The public property begins to look, and returns what is known without waiting.
+    """Do the last step of a MongoClient's constructor, if it was not done yet.
+
+    Otherwise the client's first operation would do it.
+    """
+    # This public property starts discovery, and returns what is known without waiting.
     _ = client.arbiters
 
 
 topology_of = attrgetter("_topology")
-"""A client's; None before it has begun to look for servers."""
+"""Return the topology of a client; None before it has started discovery."""
 
 
 def server_at(topology: Topology | None, address: Address) -> Server | None:
-    """The driver's server; None where the client does not check it, or has not begun to."""
+    """Return pymongo's object for a server, or None if the client does not monitor it (yet)."""
     return None if topology is None else topology.get_server_by_address(address)
 
 
 def knows_tracing() -> bool:
-    """Whether this pymongo records spans itself, and so has a ``tracing`` option: none to 4.20."""
+    """Return True if this pymongo can record spans itself (``tracing`` option). None does up to
+    4.20.
+    """
     return "tracing" in getattr(common, "VALIDATORS", ())
 
 
 def records_spans(client: Client) -> bool:
-    """Whether this pymongo records the spans of the client itself."""
+    """Return True if pymongo itself records the spans of the client."""
     tracing = getattr(client.options, "tracing", None) if knows_tracing() else None
     return bool(tracing and tracing["enabled"])
 
 
 def max_retries(client: Client) -> int | None:
-    """The client's own option for overload retries; None where it has none, for which the public
-    property has the default."""
+    """Return the client's own option for overload retries, or None.
+
+    pymongo's public property would return the default if the option is not set.
+    """
     given: Document = client.options._options
     retries: int | None = given.get("maxadaptiveretries", given.get("max_adaptive_retries"))
     return retries
 
 
 def has_tls_certificate(client: Client) -> bool:
-    """Return whether the client shows a certificate of its own."""
+    """Return True if the client presents its own certificate."""
     return bool(client.options._options.get("tlscertificatekeyfile"))
 
 
@@ -146,7 +157,7 @@ def uses_tls(client: Client) -> bool:
 
 
 def retargets_on_overload(client: Client) -> bool | None:
-    """Whether the client itself says to avoid an overloaded server; None where it does not say."""
+    """Return the client's own option to avoid an overloaded server, or None."""
     given: Document = client.options._options
     name, other_name = "enableoverloadretargeting", "enable_overload_retargeting"
     retargets: bool | None = given.get(name, given.get(other_name))
@@ -154,41 +165,45 @@ def retargets_on_overload(client: Client) -> bool | None:
 
 
 def cursor_namespace(address: CursorAddress) -> tuple[str, str]:
-    """Database and collection of a cursor, which its address carries."""
+    """Return database and collection of a cursor from its address."""
     database, _, collection = str(address.namespace).partition(".")
     return database, collection
 
 
 def kill_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The cursors' ids, their address and the session that ``KILL`` was called with."""
+    """Return the cursor IDs, the address and the session that ``KILL`` was called with."""
     places = ((1, "cursor_ids"), (2, "address"), (4, "session"))
     return [args[at] if len(args) > at else kwargs.get(name) for at, name in places]
 
 
 def kill_later(client: Client, cursor_id: int, address: CursorAddress) -> None:
-    """Queue a cursor for the client's background task, as the driver does after a failure."""
+    """Queue a cursor for the client's background task, as pymongo does after a failure."""
     client._close_cursor_soon(cursor_id, address)
 
 
 def kill_cursors(
     client: Client, ids: list[int], address: CursorAddress, session: Session | None
 ) -> Any:
-    """Send killCursors through the retry loop, which the driver's own method passes by; a coroutine
-    in async clients."""
+    """Send killCursors through the retry loop, which pymongo's own method bypasses. A coroutine in
+    async clients.
+    """
     database, collection = cursor_namespace(address)
     command = {"killCursors": collection, "cursors": ids}
 
     def send(*args: Any) -> Any:
         return args[2].command(database, command, session=session, client=client)
 
+    # As a read, so that the retry rules apply; the address binds it to the cursor's server.
     return client._retry_internal(
         send, None, None, "killCursors", is_read=True, address=tuple(address), read_pref=ANY
     )
 
 
 def end_sessions(client: Client, ids: Sequence[Document]) -> Any:
-    """The same for endSessions. The driver's own method hides errors, and ``command()`` of a
-    database would make one more session."""
+    """Send endSessions through the retry loop. A coroutine in async clients.
+
+    pymongo's own method hides errors, and ``command()`` of a database would create another session.
+    """
 
     def send(*args: Any) -> Any:
         _, _, connection, mode = args
@@ -199,27 +214,30 @@ def end_sessions(client: Client, ids: Sequence[Document]) -> Any:
 
 
 FROM_OPTIONS = "_init_based_on_options"
-"""A client's method that uses its options, once they are parsed and before anything connects. One
-with an SRV name calls it again once the name is resolved."""
+"""A method of a client that uses its options after they were parsed and before anything connects. A
+client with an SRV name calls it again after the name was resolved.
+"""
 _LISTENERS = "_pymongo_resilience_listeners"
 _EVENTS = "_pymongo_resilience_events"
 
 
 def keep_listeners(client: Client, listeners: list[Any]) -> None:
-    """Note which listeners of ours a client is to have."""
+    """Store which of the library's listeners a client should have."""
     vars(client)[_LISTENERS] = listeners
 
 
 def listeners_of(client: Client) -> list[Any]:
-    """Those of ours; none of a client that was made without them."""
+    """Return the library's listeners of a client; empty if it was created without them."""
     listeners: list[Any] = vars(client).get(_LISTENERS, [])
     return listeners
 
 
 def add_listeners(client: Client) -> None:
-    """Have the client call our listeners after its own; the listener of commands once
-    ``publish_commands`` is called. The client's options show only the application's listeners, so
-    that a client can be made from another one's options or ``repr``."""
+    """Make the client call the library's listeners after its own.
+
+    The client's options show only the application's listeners, so that another client can be
+    created from its options or its ``repr``.
+    """
     options = client._options
     known = options.pool_options._event_listeners
     shown = known.event_listeners()
@@ -227,6 +245,7 @@ def add_listeners(client: Client) -> None:
     others = [each for each in ours if not isinstance(each, monitoring.CommandListener)]
     silent = vars(monitoring._EventListeners([*own, *others]))
     publishing = vars(monitoring._EventListeners([*own, *ours]))
+    # Change the object in place, because pools already reference it.
     vars(known).update(silent)
     vars(known)["event_listeners"] = lambda: list(shown)
     changed = [name for name, value in silent.items() if publishing[name] != value]
@@ -247,8 +266,10 @@ def publish_commands(client: Client, *, publish: bool = True) -> None:
 
 
 def set_selector(client: Client, make: Callable[[ServerFilter], ServerFilter]) -> None:
-    """Have the client select servers by what ``make`` returns for its own selector, which its
-    options go on showing."""
+    """Make the client use the selector that ``make`` returns for the client's own one.
+
+    The client's options still show its own one.
+    """
     client._topology_settings._server_selector = make(client._options.server_selector)
 
 
@@ -258,4 +279,4 @@ names_of_collection = attrgetter("database.name", "name")
 
 
 TLS_ERRORS = (ssl.SSLError, getattr(ssl_support, "PYSSLError", ssl.SSLError))
-"""Of the standard library, and of PyOpenSSL, where it is installed."""
+"""Errors of the standard library and, if it is installed, of PyOpenSSL."""

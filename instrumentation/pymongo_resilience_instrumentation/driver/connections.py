@@ -1,6 +1,8 @@
-"""pymongo's pools of connections, the socket under a connection, and where every acknowledged
-command passes with its client, before it is encoded: ``send_cluster_time`` of a connection, after
-session and server API were put on. Left out are unacknowledged bulk writes, which have no session.
+"""pymongo's connection pools, the sockets of connections, and the method that every command passes.
+
+That method is ``send_cluster_time`` of a connection: it is called with each acknowledged command
+and its client, after session and server API were added and before the command is encoded.
+Unacknowledged bulk writes do not pass it, because they have no session.
 """
 
 from __future__ import annotations
@@ -31,15 +33,17 @@ if TYPE_CHECKING:
     from .protocols import Client, Command, Connection, NetworkInterface, Pool, Topology
 
 OUT_OF_TIME = "_raise_wait_queue_timeout"
-"""A pool's method, for an operation that has waited for a connection as long as it may."""
+"""A method of pools, called if an operation has waited too long for a connection."""
 FAILED = "_raise_connection_failure"
-"""A connection's method: called with what ended it, before its socket is closed."""
+"""A method of connections, called with the error that ended the connection before the socket is
+closed.
+"""
 HELLO = "hello"
-"""A connection's method: the handshake of one that operations use, and no monitor."""
+"""A method of connections: the handshake of a connection for operations, not for monitors."""
 CAN_WAKE = sys.platform not in {"win32", "cygwin", "emscripten", "wasi"}
-"""Whether a read ends when another thread shuts its socket down."""
+"""True if a read ends when another thread shuts down the socket."""
 _DROP_TIME = 0x80
-"""macOS: TCP_RXT_CONNDROPTIME, which Python does not name."""
+"""TCP_RXT_CONNDROPTIME of macOS, for which Python has no name."""
 _STATE, _RETRANSMITS, _PROBES, _UNACKNOWLEDGED, _SINCE_DATA, _SINCE_ACKNOWLEDGED = (
     0,
     2,
@@ -49,19 +53,22 @@ _STATE, _RETRANSMITS, _PROBES, _UNACKNOWLEDGED, _SINCE_DATA, _SINCE_ACKNOWLEDGED
     20,
 )
 _CLOSED, _INFO = 7, struct.Struct("8B24I")
-"""Linux: of a TCP_INFO, the state; how often in a row the oldest segment was sent again, or a peer
-that has no room was asked for some, without an answer; how many segments are not acknowledged; the
-milliseconds since the peer's last data and its last acknowledgement."""
+"""Fields of Linux's TCP_INFO: the state; how often in a row the oldest segment was retransmitted;
+how often a peer with a full buffer was probed without an answer; the number of unacknowledged
+segments; milliseconds since the peer's last data, and since its last acknowledgment.
+"""
 _UNANSWERED = 2
-"""So many of either, beside the time: one packet may be lost."""
+"""Minimum number of either, in addition to the time, because a single packet may be lost."""
 _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
 _REFUSED, _LOOK = "_pymongo_resilience_refused", "_pymongo_resilience_look"
 
 
 def watch_peer(interface: NetworkInterface, seconds: int, *, is_monitor_pool: bool) -> None:
-    """Have the kernel close the connection ``seconds`` after the peer's last packet, as long as
-    everything that was sent is acknowledged; a monitor's in any case. See ``peer_is_gone``."""
-    # Of a closed socket, asyncio's raises OSError and uvloop's ValueError.
+    """Make the kernel close the connection ``seconds`` after the peer's last packet.
+
+    While sent data is unacknowledged, this applies only to monitors; see ``peer_is_gone``.
+    """
+    # For a closed socket, asyncio raises OSError and uvloop ValueError.
     with suppress(OSError, ValueError):
         if interface.sock.family != socket.AF_UNIX:
             _watch(interface.sock, seconds, is_monitor_pool=is_monitor_pool)
@@ -77,15 +84,16 @@ def _watch(sock: socket.socket, seconds: int, *, is_monitor_pool: bool) -> None:
         sock.setsockopt(tcp, socket.TCP_KEEPIDLE, idle)
         sock.setsockopt(tcp, socket.TCP_KEEPCNT, 3)
         if is_monitor_pool:
-            # Linux counts the time in which a peer has no room for more, although its kernel
-            # answers each probe: with large writes, a server that is merely slow would be lost.
+            # Linux also counts the time in which a peer's buffer is full, although its kernel
+            # answers each probe. With large writes, a server that is only slow would be lost, so
+            # this is for monitors only.
             sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
     sock.setsockopt(tcp, socket.TCP_KEEPINTVL, interval)
 
 
 @functools.cache
 def can_watch() -> bool:
-    """Whether Python and the kernel know these options: tried on a socket of its own."""
+    """Return True if Python and the kernel support these options. Tried on an unused socket."""
     try:
         with socket.socket() as unused:
             _watch(unused, 1, is_monitor_pool=True)
@@ -95,32 +103,43 @@ def can_watch() -> bool:
 
 
 def peer_was_silent(connection: Connection, error: Exception, seconds: int) -> bool:
-    """Whether ``error`` ended the connection because nothing came from its peer. Before the socket
-    is closed: pymongo's read takes the kernel's error for one of its own looks at the clock."""
+    """Return True if ``error`` ended the connection because nothing arrived from its peer.
+
+    Call it before the socket is closed, because pymongo's read mistakes the kernel's error for its
+    own timeout.
+    """
+    # The kernel itself has given up.
     if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
         return True
     facts = _facts(connection)
     if facts is None:
         return False
-    # pymongo interrupts the connection if its monitor, on the same path, was the first to fail.
+    # If the monitor on the same path fails first, pymongo interrupts the connection before the
+    # kernel does.
     unanswered = max(facts[_RETRANSMITS], facts[_PROBES]) >= _UNANSWERED
     silent = facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000
     return silent and (facts[_STATE] == _CLOSED or unanswered)
 
 
 def peer_is_gone(connection: Connection, seconds: int) -> bool:
-    """Whether what was sent is not acknowledged although it was sent again, for so many seconds. A
-    peer that reads nothing still acknowledges each probe, so it is not gone. Linux only."""
+    """Return True if sent data was not acknowledged for ``seconds``, although it was retransmitted.
+
+    A peer that does not read still acknowledges probes, so it is not gone. Linux only.
+    """
     facts = _facts(connection)
     if facts is None or facts[_SINCE_ACKNOWLEDGED] < seconds * 1000:
         return False
+    # Data that was sent but not acknowledged, or probes of a full buffer that got no answer.
     sent_again = facts[_UNACKNOWLEDGED] > 0 and facts[_RETRANSMITS] >= _UNANSWERED
     return bool(sent_again or facts[_PROBES] > _UNANSWERED)
 
 
 def ignore_transient_state(connection: Connection, hello: Hello[Any]) -> None:
-    """A member that is neither primary nor secondary when it answers a handshake, as while it steps
-    down, soon is: the connection must not lack sessions, nor its pool unacknowledged writes."""
+    """Correct a connection whose server was neither primary nor secondary during the handshake.
+
+    A member in that state, for example while it steps down, is usable again soon. The connection
+    must not lack sessions, and its pool must not lack unacknowledged writes.
+    """
     sessions = hello.logical_session_timeout_minutes is not None
     if sessions and hello.server_type in {SERVER_TYPE.RSOther, SERVER_TYPE.RSGhost}:
         connection.supports_sessions = True
@@ -130,12 +149,14 @@ def ignore_transient_state(connection: Connection, hello: Hello[Any]) -> None:
 
 
 def is_of(connection: Connection, pool: Pool) -> bool:
-    """Whether it is one of the pool's, and open."""
+    """Return True if the connection belongs to the pool and is open."""
     return connection.pool_ref() is pool and not connection.closed
 
 
 def is_silent_for(connection: Connection, seconds: float) -> bool:
-    """True also where the system does not report it."""
+    """Return True if no data arrived for ``seconds``, or if the operating system does not report
+    it.
+    """
     facts = _facts(connection)
     return facts is None or bool(facts[_SINCE_DATA] >= seconds * 1000)
 
@@ -144,26 +165,28 @@ def _facts(connection: Connection) -> tuple[int, ...] | None:
     try:
         found = connection.conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         return _INFO.unpack(found)
-    except (OSError, ValueError, AttributeError, struct.error):  # closed, no TCP, or no Linux
+    except (OSError, ValueError, AttributeError, struct.error):
+        # The socket is closed, is not a TCP socket, or this is not Linux.
         return None
 
 
 def end(connection: Connection, reason: OSError) -> None:
-    """Have what waits for a reply on the connection fail for that reason."""
+    """Make the operation that waits on the connection fail with ``reason``."""
     vars(connection)[_REASON] = reason
+    # pymongo checks this between two reads; shutting down the socket ends the current one.
     connection.cancel_context.cancel()
     if CAN_WAKE:
         shut_down(connection)
 
 
 def reason_of(connection: Connection) -> OSError | None:
-    """Why it was ended, once."""
+    """Return why the connection was ended, and forget it."""
     found: OSError | None = vars(connection).pop(_REASON, None)
     return found
 
 
 def count_lost(connection: Connection, reason: str) -> None:
-    """Count it, unless the pool is a monitor's."""
+    """Count a lost connection, unless its pool is a monitor's."""
     pool = connection.pool_ref()
     if pool is not None and not pool.is_sdam:
         counts = lost(pool)
@@ -171,45 +194,52 @@ def count_lost(connection: Connection, reason: str) -> None:
 
 
 def lost(pool: Pool | None) -> dict[str, int]:
-    """How many of a pool's connections were ended for which reason; none for no pool."""
+    """Return the number of a pool's lost connections by reason."""
     return dict(getattr(pool, _LOST, ()))
 
 
 def shut_down(connection: Connection) -> None:
-    """End what waits for a reply on the connection as if the server had closed it. It takes no lock
-    and closes no descriptor: safe in any thread and in a weak reference's callback."""
-    made = connection.conn.conn
+    """End a wait for a reply on the connection, as if the server had closed it.
+
+    Takes no lock and closes no file descriptor, so it is safe in any thread and in a weak
+    reference's callback.
+    """
+    inner = connection.conn.conn
     try:
-        if isinstance(made, tuple):  # of asyncio: the transport and its protocol
-            transport, protocol = made
+        if isinstance(inner, tuple):
+            # asyncio: the transport and its protocol.
+            transport, protocol = inner
+            # A transport may only be used in the thread of its event loop.
             protocol._closed.get_loop().call_soon_threadsafe(transport.abort)
-        elif isinstance(made, socket.socket):
-            # Not the method of a TLS socket, which would have the reader go on without TLS.
-            socket.socket.shutdown(made, socket.SHUT_RDWR)
+        elif isinstance(inner, socket.socket):
+            # Do not call the method of the TLS socket: the reader would continue without TLS.
+            socket.socket.shutdown(inner, socket.SHUT_RDWR)
         else:
-            made.sock_shutdown(socket.SHUT_RDWR)  # PyOpenSSL's
-    except (OSError, RuntimeError):  # closed, or its loop is
+            # PyOpenSSL.
+            inner.sock_shutdown(socket.SHUT_RDWR)
+    except (OSError, RuntimeError):
+        # The socket or its event loop is closed.
         return
 
 
 def pool_at(topology: Topology | None, address: Address) -> Pool | None:
-    """One server's pool; None where there is no such server."""
+    """Return the pool of one server, or None."""
     server = server_at(topology, address)
     return None if server is None else server.pool
 
 
 def count_login(pool: Pool, *, refused: bool) -> None:
-    """A connection of the pool has logged in, or its password was ``refused``."""
+    """Count a login of a connection of the pool, or reset the count of refused ones."""
     setattr(pool, _REFUSED, getattr(pool, _REFUSED, 0) + 1 if refused else 0)
 
 
 def refused_logins(client: Client, address: Address) -> int:
-    """How many in a row a server has refused."""
+    """Return how many consecutive logins a server has refused."""
     return getattr(pool_at(topology_of(client), address), _REFUSED, 0)
 
 
 def keep_look(pool: Pool, look: Look) -> None:
-    """Keep what was found out about a pool's server; see ``selection/second_look.py``."""
+    """Store what was found out about a pool's server; see ``selection/second_look.py``."""
     setattr(pool, _LOOK, look)
 
 
@@ -219,37 +249,40 @@ def last_look(pool: Pool) -> Look | None:
 
 
 def tls_context(pool: Pool) -> Any:
-    """What a pool's connections use for TLS; None without TLS."""
+    """Return the TLS context of a pool's connections, or None without TLS."""
     return pool.opts._ssl_context
 
 
 def open_pools(client: Client) -> dict[Address, Pool]:
-    """The pools of a client that is used in this process and not closed, by server."""
+    """Return the pools of a client by server, if the client is not closed and was used in this
+    process.
+    """
     topology = getattr(client, "_topology", None)
     known = () if topology is None else topology.description.server_descriptions()
     pools = {at: pool for at in known if (pool := pool_at(topology, at)) is not None}
-    # One that a forked child inherited counts the parent's connections until it is used.
+    # A pool inherited by a forked child counts the parent's connections until it is used.
     pid = os.getpid()
     return {at: pool for at, pool in pools.items() if not pool.closed and pool.pid == pid}
 
 
 def counts(pool: Pool) -> tuple[int, int, int]:
-    """How many connections are idle, and used or being made; and how many operations have one or
-    wait for one."""
+    """Return the number of idle connections, of those in use or being created, and of operations
+    that use or await one.
+    """
     return len(pool.conns), len(pool.active_contexts), pool.operation_count
 
 
 PASSED = "send_cluster_time"
 LIMIT = "maxTimeMS"
 LIMITED = "apply_timeout"
-"""A connection's method that gives a command its limit of time."""
+"""A method of connections that adds the time limit to a command."""
 RECEIVE = "receive_message"
 MAKE_CURSORS = frozenset({"aggregate", "bulkWrite", "find", "listCollections", "listIndexes"})
-"""Their maxTimeMS is the whole cursor's: what is left of it, each getMore has."""
+"""Commands whose maxTimeMS applies to the whole cursor: each getMore gets what is left of it."""
 
 
 def receivers() -> Iterator[tuple[ModuleType, str]]:
-    """The functions that await a reply."""
+    """Yield the functions that wait for a reply."""
     for module, asynchronous in each_api("pool"):
         yield module, "async_" * asynchronous + RECEIVE
 
@@ -259,15 +292,20 @@ socket_timeout_of = attrgetter("opts.socket_timeout")
 
 
 def keep_socket_timeout(connection: Connection) -> None:
-    """After the driver has limited a command: its socket waits no longer than socketTimeoutMS."""
+    """Restore the connection's socketTimeoutMS if it is shorter. Called after pymongo has limited a
+    command.
+    """
     seconds = socket_timeout_of(connection)
     if seconds is not None:
         _shorten_socket_timeout(connection, seconds)
 
 
 def socket_timed_out(connection: Connection) -> TimeoutError:
-    """What plain pymongo raises when socketTimeoutMS is over, in the words of its error: it would
-    name the timeout of the operation instead (``_get_timeout_details``, pymongo 4.20)."""
+    """Return the error that plain pymongo raises when socketTimeoutMS expires, with the same text.
+
+    Under a deadline, pymongo would name the operation's timeout instead (``_get_timeout_details``,
+    pymongo 4.20).
+    """
     options = connection.opts
     timeouts = {
         "socketTimeoutMS": options.socket_timeout,
@@ -278,38 +316,47 @@ def socket_timed_out(connection: Connection) -> TimeoutError:
 
 
 def limit_attempt(connection: Connection, command: Command, seconds: float) -> bool:
-    """After the driver has limited a command: the shorter of its limit and ``seconds``. Return True
-    if that is what the server is told."""
+    """Limit a command to ``seconds`` if its limit is longer. Called after pymongo has limited it.
+
+    Returns:
+        True if this is the limit that the server gets.
+    """
     _shorten_socket_timeout(connection, seconds)
+    # The limit would apply to all batches of the cursor.
     if next(iter(command)) in MAKE_CURSORS:
         return False
-    of_server, own = max(1, int((seconds - RTT.get()) * 1000)), command.get(LIMIT)
-    if isinstance(own, int | float) and 0 < own <= of_server:
+    server_limit_ms, application_limit = (
+        max(1, int((seconds - RTT.get()) * 1000)),
+        command.get(LIMIT),
+    )
+    if isinstance(application_limit, int | float) and 0 < application_limit <= server_limit_ms:
         return False
-    command[LIMIT] = of_server
+    command[LIMIT] = server_limit_ms
     return True
 
 
 def _shorten_socket_timeout(connection: Connection, seconds: float) -> None:
-    socket = connection.conn.gettimeout
-    present = socket() if callable(socket) else socket
-    if present is None or present > seconds:
+    current = connection.conn.gettimeout
+    seconds_now = current() if callable(current) else current
+    if seconds_now is None or seconds_now > seconds:
         connection.set_conn_timeout(seconds)
 
 
 def connections_with(method: str) -> list[type]:
-    """The classes of connections that define it."""
+    """Return the classes of connections that define a method."""
     return defining(method, *classes("pool", "*Connection"))
 
 
 def passing_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The command and its client, None for the driver's own, given the method's arguments."""
-    given = dict(zip(("command", "session", "client"), args, strict=False)) | kwargs
-    return given["command"], given["client"]
+    """Return the command and its client from the method's arguments. The client is None for
+    pymongo's own commands.
+    """
+    arguments = dict(zip(("command", "session", "client"), args, strict=False)) | kwargs
+    return arguments["command"], arguments["client"]
 
 
 def lift_limits(connection: Connection, command: Command | None) -> None:
-    """No limit for the command, and none for its connection's socket."""
+    """Remove the limits from the command and from the connection's socket."""
     if command is not None:
         command.pop(LIMIT, None)
     connection.set_conn_timeout(None)

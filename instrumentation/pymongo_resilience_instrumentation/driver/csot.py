@@ -1,4 +1,4 @@
-"""pymongo's own account of timeouts: the one in force, and what is left of it."""
+"""pymongo's timeouts: the active one, and what is left of it."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.closing import keep_variables
 from pymongo_resilience.timeout_source import TimeoutSource
 
-# Where the self-check misses one of these, what needs it stays off.
+# If one of these is missing, the self-check turns off whatever needs it.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
-"""Its length; see ``active_timeout``."""
+"""The duration of the active timeout; see ``active_timeout``."""
 DEADLINE: ContextVar[float] = getattr(_csot, "DEADLINE", ContextVar("DEADLINE", default=math.inf))
-"""When it ends, on the clock of ``now``; infinite without one."""
+"""When the active timeout ends, on the clock of ``now``; infinite without one."""
 RTT: ContextVar[float] = getattr(_csot, "RTT", ContextVar("RTT", default=0.0))
-"""The minimum round-trip time of the server selected under it, in seconds: the driver sets it with
-each selection under a timeout."""
+"""Minimum round-trip time in seconds of the selected server. pymongo sets it with each selection
+under a timeout.
+"""
 
 
 def now() -> float:
-    """Seconds on the clock of the driver's deadlines."""
+    """Return the time in seconds on the clock of pymongo's deadlines."""
     return time.monotonic()
 
 
 MODULE = _csot
 WRITE_CONCERN = "apply_write_concern"
-"""The driver's function that gives a command its write concern, without ``wtimeout`` under a
-timeout."""
+"""pymongo's function that adds the write concern to a command, without ``wtimeout`` under a
+timeout.
+"""
 
 
 active_timeout = TIMEOUT.get
-"""Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
+"""The seconds that ``pymongo.timeout`` or a client's timeoutMS allows; 0 disables the timeout."""
 min_rtt = RTT.get
-"""The minimum round-trip time of the selected server, under a deadline; else 0."""
+"""The minimum round-trip time of the selected server under a deadline; otherwise 0."""
 
 
 def remaining() -> float | None:
-    """Seconds until the driver's deadline; None without one."""
+    """Return the seconds until pymongo's deadline, or None without one."""
     return DEADLINE.get() - time.monotonic() if TIMEOUT.get() else None
 
 
 class Timeout(NamedTuple):
-    """A length and an end: a timeout that has begun. Immutable, so thread- and task-safe."""
+    """A timeout that has begun: its duration and its end. Immutable, so thread- and task-safe."""
 
     seconds: float | None
-    """The whole of it; 0 disables the timeout, None is no timeout."""
+    """The whole duration. 0 disables the timeout; None means no timeout."""
     ends: float
-    """On the driver's clock, ``now``."""
+    """On pymongo's clock, ``now``."""
 
     @classmethod
     def begin(cls, seconds: float) -> Timeout:
-        """From now on, but no longer than the one in force."""
+        """Return a timeout that begins now and ends with the active one at the latest."""
         return cls.from_now(seconds).until(DEADLINE.get())
 
     @classmethod
     def from_now(cls, seconds: float) -> Timeout:
-        """From now on, whatever is in force."""
+        """Return a timeout that begins now, whatever is active."""
         return cls(seconds, now() + seconds if seconds else math.inf)
 
     @classmethod
@@ -69,22 +71,23 @@ class Timeout(NamedTuple):
         return cls(TIMEOUT.get(), DEADLINE.get())
 
     def until(self, end: float) -> Timeout:
-        """It, but no longer than to ``end``."""
+        """Return this timeout, ending at ``end`` at the latest."""
         return Timeout(self.seconds, min(self.ends, end))
 
     def within_others(self) -> Timeout:
-        """It, or the one in force where that ends sooner."""
+        """Return this timeout, or the active one if that ends sooner."""
         outer = Timeout.active()
         return self if self.ends <= outer.ends else outer
 
     def resume(self, source: TimeoutSource = TimeoutSource.NONE) -> ActiveTimeout:
-        """Return what activates the rest of it, in place of the active one, even if that ends
-        sooner."""
+        """Return a context manager that activates the rest of this timeout, in place of the active
+        one.
+        """
         return ActiveTimeout(self.seconds, self.ends, source)
 
 
 class ActiveTimeout(AbstractContextManager[None]):
-    """A timeout that the library activates in one thread or task; ``__exit__`` may be repeated."""
+    """A timeout that the library activates in one thread or task. Exiting it twice is harmless."""
 
     __slots__ = ("_seconds", "before", "ends", "source")
 
@@ -94,55 +97,63 @@ class ActiveTimeout(AbstractContextManager[None]):
         ends: float | None = None,
         source: TimeoutSource = TimeoutSource.NONE,
     ) -> None:
-        """Without ``ends`` it begins now, and ends with the active one at the latest."""
+        """Without ``ends``, the timeout begins now and ends with the active one at the latest."""
         if ends is None:
             ends = DEADLINE.get()
             if seconds:
                 ends = min(ends, time.monotonic() + seconds)
-        # A new object, even if the application's own timeout has the same length: see ``is_ours``.
+        # Adding 0.0 creates a new object, even if the application's timeout has the same duration.
+        # ``is_ours`` compares identities.
         self._seconds = None if seconds is None else seconds + 0.0
         self.ends = ends
         """On the driver's clock."""
         self.source = source
-        """Who set it; NONE if that is of no consequence inside."""
+        """Who set the timeout; NONE if that does not matter inside."""
         self.before: tuple[float | None, float, float, ActiveTimeout | None] | None = None
-        """The values that it replaced; None while it is not active."""
+        """The values that this timeout replaced; None while it is not active."""
 
     def __enter__(self) -> None:
         self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _INNERMOST.get()
-        # First here and last in __exit__: a signal handler may raise in between.
+        # Set this first, and reset it last in ``__exit__``, because a signal handler may raise in
+        # between.
         _INNERMOST.set(self)
         TIMEOUT.set(self._seconds)
         DEADLINE.set(self.ends)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         before = self.before
-        # A coroutine that is closed from another context has left nothing there.
+        # A coroutine that is closed from another context must not change the variables there.
         if before is None or not (_INNERMOST.get() is self or _is_active(self)):
             return
         if kind is GeneratorExit:
+            # The garbage collector may close the coroutine while this thread sets a context
+            # variable.
             keep_variables()
         TIMEOUT.set(before[0])
         DEADLINE.set(before[1])
         RTT.set(before[2])
         _INNERMOST.set(before[3])
+        # Makes a second call of ``__exit__`` harmless.
         self.before = None
 
     def is_pymongos(self) -> bool:
-        """Return True if this is the timeout that pymongo uses now: the application has put none of
-        its own inside."""
+        """Return True if pymongo uses this timeout now, and not one that the application set inside
+        of it.
+        """
         return self._seconds is not None and TIMEOUT.get() is self._seconds
 
 
 _INNERMOST: ContextVar[ActiveTimeout | None] = ContextVar(
     "pymongo_resilience_timeout", default=None
 )
-"""The timeout that the library has activated last in this context."""
+"""The timeout that the library activated last in this context."""
 
 
 def _is_active(timeout: ActiveTimeout) -> bool:
-    """Return True if the current context holds ``timeout``, or one that was activated inside of it
-    and never ended because a signal handler raised."""
+    """Return True if the current context has ``timeout``, possibly with an inner one that was never
+    ended because a signal handler raised.
+    """
+    # Follow the chain of timeouts that were activated inside of this one.
     inner = _INNERMOST.get()
     while inner is not None and inner is not timeout:
         inner = None if inner.before is None else inner.before[3]
@@ -150,7 +161,7 @@ def _is_active(timeout: ActiveTimeout) -> bool:
 
 
 def restore(timeout: ActiveTimeout) -> None:
-    """Put back what ``timeout`` has replaced, after an internal error kept it from ending."""
+    """Restore what ``timeout`` has replaced, after an internal error prevented its end."""
     if timeout.before is not None:
         TIMEOUT.set(timeout.before[0])
         DEADLINE.set(timeout.before[1])
@@ -160,19 +171,22 @@ def restore(timeout: ActiveTimeout) -> None:
 
 
 def within(seconds: float) -> ActiveTimeout:
-    """The deadline in force ends within so many seconds from now; its length, if any, stays."""
+    """Return a context manager that ends the active deadline within ``seconds``. Its duration is
+    kept.
+    """
     length = TIMEOUT.get() or max(seconds, SHORTEST)
     return ActiveTimeout(length, min(DEADLINE.get(), time.monotonic() + seconds), active_source())
 
 
 def forget_timeout() -> None:
-    """In this task or thread, no timeout is in force any more."""
+    """Deactivate any timeout in this task or thread."""
     ActiveTimeout(None, math.inf).__enter__()
 
 
 def is_ours() -> bool:
-    """Whether the library has put the timeout in force, and no ``pymongo.timeout`` inside of that
-    has changed it."""
+    """Return True if the library activated the active timeout, and no ``pymongo.timeout`` inside
+    has replaced it.
+    """
     innermost = _INNERMOST.get()
     return innermost is not None and innermost.is_pymongos()
 
@@ -186,11 +200,13 @@ def active_source() -> TimeoutSource:
 
 
 def hidden_timeout() -> Timeout | None:
-    """What is left of a ``pymongo.timeout`` around one of 0 or None, which lifts it in pymongo.
+    """Return the rest of a ``pymongo.timeout`` around an inner one of 0 or None, which disables it
+    in pymongo.
 
-    Client Side Operations Timeout, "timeoutMS": once set, it cannot be unset further down.
+    Client Side Operations Timeout, "timeoutMS", forbids disabling a timeout further down.
     """
     ends = DEADLINE.get()
     if TIMEOUT.get() or ends == math.inf:
         return None
+    # A timeout of 0 would mean no timeout, so use at least a millisecond.
     return Timeout(max(ends - now(), SHORTEST), ends)

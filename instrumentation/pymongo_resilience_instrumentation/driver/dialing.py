@@ -1,4 +1,4 @@
-"""pymongo's pools while they make connections for operations: what is idle, who waits for it."""
+"""pymongo's pools while they create connections: idle connections, and operations that wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PERISHED = "_perished"
-"""A pool's method: whether a connection was lost or is too old; then it has closed it."""
+"""A method of pools that returns whether a connection was lost or is too old, and then closes
+it.
+"""
 WAITED_FOR = "_max_connecting_cond"
 _KEPT = "_pymongo_resilience_dialing"
 
@@ -25,7 +27,7 @@ def is_monitor_pool(pool: Pool) -> bool:
 
 
 def kept(pool: Pool, make: Callable[[], T]) -> T:
-    """Return what is kept on the pool; made at the first call."""
+    """Return the object that is stored on the pool. ``make`` creates it at the first call."""
     found: T | None = getattr(pool, _KEPT, None)
     if found is None:
         found = make()
@@ -34,17 +36,20 @@ def kept(pool: Pool, make: Callable[[], T]) -> T:
 
 
 condition = attrgetter(WAITED_FOR)
-"""What operations wait for that need a connection: one is idle, or one more may be made. It has
-the pool's lock."""
+"""The condition that operations wait on until a connection is idle or another may be created. It
+uses the pool's lock.
+"""
 
 
 def has_other_connections(pool: Pool, making: int) -> bool:
-    """Return True if the pool has connections besides the ``making`` ones. The lock is held."""
+    """Return True if the pool has connections besides the ``making`` ones being created. The lock
+    is held.
+    """
     return len(pool.conns) + len(pool.active_contexts) > making
 
 
 def take_idle(pool: Pool) -> Connection | None:
-    """Return an idle connection, for the caller alone; None if there is none. The lock is held."""
+    """Take an idle connection from the pool, or return None. The lock is held."""
     if not pool.conns:
         return None
     connection: Connection = pool.conns.popleft()
@@ -53,17 +58,17 @@ def take_idle(pool: Pool) -> Connection | None:
 
 
 def wait(pool: Pool, seconds: float) -> None:
-    """Wait until a connection was given back, or a dial has ended. The lock is held."""
+    """Wait until a connection was returned or created. The lock is held."""
     getattr(SYNC_API.module("pool"), SYNC_API.wait)(condition(pool), seconds)
 
 
 async def wait_async(pool: Pool, seconds: float) -> None:
-    """The same in a task."""
+    """As ``wait``, in a task."""
     await getattr(ASYNC_API.module("pool"), ASYNC_API.wait)(condition(pool), seconds)
 
 
 def is_usable(pool: Pool, connection: Connection) -> bool:
-    """Return False if the connection was lost or is too old; then it is closed."""
+    """Return False if the connection was lost or is too old. Then it was closed."""
     if not pool._perished(connection):
         return True
     pool.active_contexts.discard(connection.cancel_context)
@@ -71,7 +76,7 @@ def is_usable(pool: Pool, connection: Connection) -> bool:
 
 
 async def is_usable_async(pool: Pool, connection: Connection) -> bool:
-    """The same in a task."""
+    """As ``is_usable``, in a task."""
     if not await pool._perished(connection):
         return True
     pool.active_contexts.discard(connection.cancel_context)
@@ -79,6 +84,6 @@ async def is_usable_async(pool: Pool, connection: Connection) -> bool:
 
 
 def wait_queue_timeout(pool: Pool) -> float | None:
-    """Return the seconds of ``waitQueueTimeoutMS``; None if it is not set."""
+    """Return ``waitQueueTimeoutMS`` in seconds, or None."""
     limit: float | None = pool.opts.wait_queue_timeout
     return limit

@@ -1,5 +1,8 @@
-"""The driver's find, ``_Query``: what it says, saying something else, and sending one in place of a
-getMore; and the batches that come back, raw ones as their bytes."""
+"""pymongo's find, ``_Query``: reads and changes it, sends one in place of a getMore, and handles
+its batches.
+
+Raw batches are handled as bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,19 @@ OF_A_QUERY = (
     "read_concern", "reset", "session", "spec",
 )  # fmt: skip
 ADDRESS = "_address"
-"""A loop's: the server that it is bound to."""
+"""The attribute of a loop with the server that it is bound to."""
 _MODIFIERS = {"$orderby": "sort", "$hint": "hint"}
 _TAILABLE = 2
 EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
     document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
-"""What is decoded with it can be sent back as it was."""
+"""Values decoded with these options can be encoded again without changes."""
 
 
 class ReadAfter(ReadConcern):
-    """The same read concern, of a member that has all that was written until ``time``."""
+    """A read concern with ``afterClusterTime``: it reads everything that was written until
+    ``time``.
+    """
 
     def __init__(self, read_concern: ReadConcern, time: Timestamp) -> None:
         super().__init__(read_concern.level)
@@ -47,7 +52,7 @@ class ReadAfter(ReadConcern):
 
     @property
     def level(self) -> str:
-        """Not empty, or the driver would send no read concern."""
+        """The level. Never empty, because pymongo would then send no read concern."""
         return super().level or "local"
 
     @property
@@ -57,7 +62,7 @@ class ReadAfter(ReadConcern):
 
 
 def read(query: Query) -> dict[str, Any]:
-    """What it says, by the names that the find command has for it, and what holds for it."""
+    """Return the parts of a find that matter here, by the names of the find command."""
     spec, session = query.spec, query.session
     return dict(
         filter=spec.get("$query", spec),
@@ -83,7 +88,8 @@ def _at_snapshot(session: AnySession | None) -> bool:
 
 
 def write(query: Query, find: Find) -> None:
-    """Let it say what ``find`` does, by the names of ``read``, and all else as before."""
+    """Change a query to ``find``, with the names of ``read``. Everything else stays."""
+    # Keep modifiers of the query that are not handled here.
     others = dict(query.spec) if "$query" in query.spec else {}
     ours = {modifier: getattr(find, name) for modifier, name in _MODIFIERS.items()}
     given = {modifier: each for modifier, each in ours.items() if each is not None}
@@ -98,24 +104,25 @@ def copied(query: Query, session: AnySession | None) -> Query:
 
 
 def reads_chunks(query: Query) -> bool:
-    """Whether GridFS reads the chunks of a file with it."""
+    """Return True if GridFS reads the chunks of a file with the query."""
     return str(query.coll).endswith(".chunks") and query.spec.get("$orderby") == {"n": 1}
 
 
 def is_known(client: Client, address: Address) -> bool:
-    """Whether the last check of the server at ``address`` has reached it."""
+    """Return True if the last check of the server at ``address`` reached it."""
     found = client.topology_description.server_descriptions().get(address)
     return found is not None and bool(found.is_server_type_known)
 
 
 def unreachable(address: Address) -> AutoReconnect:
-    """Return the error for a cursor whose server, at ``address``, cannot be reached."""
-    return AutoReconnect(f"{address_text(address)}: the server of the cursor is not reachable")
+    """Return the error for a cursor whose server cannot be reached."""
+    return AutoReconnect(f"{address_text(address)}: the cursor's server is not reachable")
 
 
 def run_command(query: BatchRequest, command: dict[str, Any], args: Sequence[Any]) -> Any:
-    """Run another command on the connection that a loop's function was ``given``: its reply, or an
-    awaitable."""
+    """Run another command on the connection that the loop's function was called with. Returns the
+    reply, or an awaitable.
+    """
     session, _, connection, preference = args
     return connection.command(
         query.db, command, read_preference=preference, session=session, client=query.client
@@ -125,8 +132,9 @@ def run_command(query: BatchRequest, command: dict[str, Any], args: Sequence[Any
 def run_apart(
     query: BatchRequest, command: dict[str, Any], attempts: DriverAttempts, address: Address
 ) -> Any:
-    """Run another command on the server at ``address`` in a loop of its own, after ``attempts``
-    have ended: its reply, or an awaitable."""
+    """Run another command on the server at ``address``, in its own loop after ``attempts``. Returns
+    the reply, or an awaitable.
+    """
 
     def run(*args: Any) -> Any:
         return run_command(query, command, args)
@@ -139,7 +147,7 @@ def run_apart(
 
 
 def operation_time(response: Response) -> Timestamp | None:
-    """The time of the server's last operation; None from one that is in no replica set."""
+    """Return the time of the server's last operation, or None outside of a replica set."""
     time: Timestamp | None = response.docs[0].get("operationTime")
     return time
 
@@ -151,12 +159,12 @@ def batch_of(response: Response) -> list[Any]:
 
 
 def cursor_id(response: Response) -> int:
-    """0 after the last batch."""
+    """Return the ID of the cursor; 0 after the last batch."""
     return int(response.docs[0]["cursor"]["id"])
 
 
 def as_of_getmore(response: Response) -> None:
-    """Make the reply to a find one to a getMore. What was published of it stays as it was."""
+    """Turn the reply to a find into a reply to a getMore. Published events do not change."""
     _replace_batch(response, "nextBatch", batch_of(response))
 
 
@@ -167,30 +175,34 @@ def _replace_batch(response: Response, name: str, batch: list[Any]) -> None:
 
 
 def last_id(reply: RawReply) -> Any:
-    """The ``_id`` of its last document, as the server has it; KeyError where there is none."""
+    """Return the ``_id`` of the last document as the server sent it. Raises KeyError if it has
+    none.
+    """
+    # Decode the raw reply, because the application's codec may have changed the ``_id``.
     cursor = RawBSONDocument(bytes(reply.raw_command_response()), EXACT)["cursor"]
     return cursor["firstBatch" if "firstBatch" in cursor else "nextBatch"][-1]["_id"]
 
 
 def unbind(attempts: DriverAttempts) -> None:
-    """Let further attempts go to any server that they may read from."""
+    """Allow further attempts to go to any suitable server."""
+    # pymongo binds a getMore to the server of its cursor.
     attempts.loop._address = None
 
 
 def count(batch: Sequence[Any]) -> int:
-    """The documents of a batch, be it one of raw batches."""
+    """Return the number of documents in a batch, including raw batches."""
     return sum(len(decode_all(each, EXACT)) if isinstance(each, bytes) else 1 for each in batch)
 
 
 def hide_ids(response: Response, cursor: FindCursor) -> None:
-    """Take ``_id`` off the documents of a batch."""
+    """Remove ``_id`` from the documents of a batch."""
     options = cursor.collection.codec_options
     name = "firstBatch" if "firstBatch" in response.docs[0]["cursor"] else "nextBatch"
     _replace_batch(response, name, [without_id(each, options) for each in batch_of(response)])
 
 
 def without_id(document: Any, options: CodecOptions[Any]) -> Any:
-    """A document, or a stream of raw ones, without ``_id``."""
+    """Return a document, or a sequence of raw ones, without ``_id``."""
     if isinstance(document, bytes):
         return b"".join(without_id(each, EXACT).raw for each in decode_all(document, EXACT))
     if not isinstance(document, RawBSONDocument):

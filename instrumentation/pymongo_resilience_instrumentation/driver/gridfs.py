@@ -1,6 +1,6 @@
-"""GridFS of pymongo: its buckets and streams, and the collection of files that each is about.
+"""pymongo's GridFS classes, and the collection of files that belongs to each object.
 
-Imported where the application has imported gridfs, and not by ``driver`` itself.
+Imported only if the application has imported gridfs.
 """
 
 from __future__ import annotations
@@ -30,5 +30,7 @@ def files_of_bucket(bucket: Bucket) -> AnyCollection:
 
 
 def files_of_stream(stream: Stream) -> AnyCollection:
-    """A stream that writes has its bucket's root collection, one that reads its files."""
+    """Return the collection of files. A writing stream refers to the root collection, a reading one
+    to the files.
+    """
     return stream._coll.files if isinstance(stream, GridIn | AsyncGridIn) else stream._files

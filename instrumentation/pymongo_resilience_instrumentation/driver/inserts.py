@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def document_of(send: Callable[..., Any]) -> tuple[AnyCollection, Document] | None:
-    """Return the collection and the document of an ``insert_one``; None for anything else.
+    """Return the collection and the document of an ``insert_one``, or None for anything else.
 
-    pymongo 4.20 gives its loop a closure over both. If it does not, no insert is recognized.
+    pymongo 4.20 passes its loop a closure over both. If that changes, no insert is recognized.
     """
     if not inspect.isfunction(send):
         return None

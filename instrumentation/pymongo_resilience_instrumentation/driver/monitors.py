@@ -1,4 +1,4 @@
-"""pymongo's monitors: the reply awaited, the wait for the next check, what they have learned."""
+"""pymongo's monitors: how they wait for replies and for the next check, and what they know."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ, CANCEL, REQUEST = "_check_with_socket", "cancel_check", "request_check"
-"""A monitor's methods: the part of a check that needs its connection, what ends it, and what an
-operation calls that waits for a server."""
+"""Methods of monitors: the part of a check that uses the connection, the one that ends it, and the
+one that an operation calls while it waits for a server.
+"""
 CHANGE = "on_change"
-"""A topology's method: called by a monitor with the description that its check has made."""
+"""A method of topologies, called by a monitor with the result of a check."""
 HANDLE_ERROR = "handle_error"
-"""A topology's method: called with the error of an attempt, and how far its connection came."""
+"""A method of topologies, called with the error of an attempt and how far its connection got."""
 _READ, _PRIMARY = "_pymongo_resilience_read", "_pymongo_resilience_primary"
 _HURRIES, _ASKED = "_pymongo_resilience_hurries", "_pymongo_resilience_asked"
 
 
 class AwaitedReply:
-    """The reply to hello that a monitor waits for."""
+    """The reply to a hello that a monitor waits for."""
 
     __slots__ = ("connection", "process", "woken")
 
@@ -48,76 +49,84 @@ def was_cancelled(error: BaseException) -> bool:
 
 
 def cancelled() -> Exception:
-    """Return the error by which pymongo ends a check that was cancelled."""
+    """Return the error with which pymongo ends a canceled check."""
     return _OperationCancelled("operation cancelled")
 
 
 def begin_reading(monitor: Monitor, connection: Connection) -> None:
-    """Before a check's wait for its reply."""
+    """Called before a check waits for its reply."""
     vars(monitor)[_READ] = AwaitedReply(connection)
 
 
 def end_reading(monitor: Monitor) -> bool:
-    """After a check's wait for its reply: return True if it was woken; that counts as cancelled."""
+    """Called after a check has waited. Return True if it was woken, which counts as canceled."""
     awaited: AwaitedReply | None = vars(monitor).pop(_READ, None)
     return awaited is not None and awaited.woken
 
 
 def wake(monitor: Monitor) -> None:
-    """End the monitor's wait for a reply. It takes no locks: safe in a weak reference's
-    callback."""
+    """End the monitor's wait for a reply.
+
+    Takes no locks, so it is safe in a weak reference's callback.
+    """
     awaited = vars(monitor).get(_READ)
-    # A socket that was inherited by a fork is still the parent's.
+    # A forked child must not shut down a socket that it inherited from its parent.
     if awaited is not None and awaited.process == os.getpid():
+        # Set before the shutdown, so that the reading thread sees why its read failed.
         awaited.woken = True
         shut_down(awaited.connection)
 
 
 def unknown_for(monitor: Monitor) -> tuple[Exception, float] | None:
-    """The reply for which the client takes the server for unknown while the monitor waits for the
-    server to report news, and since when, on the driver's clock; None otherwise. pymongo 4.20
-    checks such a server when that wait ends, after up to ``heartbeatFrequencyMS``."""
+    """Return why and since when the client considers the server unknown while its monitor waits for
+    news, or None.
+
+    pymongo 4.20 checks such a server only when that wait ends, after up to
+    ``heartbeatFrequencyMS``.
+    """
     awaited = vars(monitor).get(_READ)
     if awaited is None or awaited.woken or not monitor._awaited:
         return None
-    described = monitor._topology.description.server_descriptions()
-    found = described.get(monitor._server_description.address)
-    if found is None or found.is_server_type_known:
+    descriptions = monitor._topology.description.server_descriptions()
+    description = descriptions.get(monitor._server_description.address)
+    if description is None or description.is_server_type_known:
         return None
-    return found.error, found.last_update_time
+    return description.error, description.last_update_time
 
 
 def check_intervals(monitor: Monitor, make: Callable[[], T]) -> T:
-    """What limits the checks that requests cut short; made at the first one."""
+    """Return the object that limits checks at shorter intervals. ``make`` creates it at the first
+    call.
+    """
     kept: T = vars(monitor).get(_HURRIES) or vars(monitor).setdefault(_HURRIES, make())
     return kept
 
 
 def check_intervals_at(topology: Topology, address: Address) -> Any:
-    """The same, of a server's monitor; None if there was no such check."""
+    """Return the object for a server's monitor, or None if there was no such check."""
     server = server_at(topology, address)
     return None if server is None else vars(server._monitor).get(_HURRIES)
 
 
 def max_wait(topology: Topology) -> float:
-    """Seconds for which a monitor waits for news, at most."""
+    """Return the maximum seconds for which a monitor waits for news."""
     return float(topology._settings.heartbeat_frequency)
 
 
 def look_every(seconds: float, topology: Topology, address: Address) -> None:
-    """How often the server's monitor looks, between two checks, whether one was requested."""
+    """Set how often the server's monitor checks whether an immediate check was requested."""
     server = server_at(topology, address)
     if server is not None:
         server._monitor._executor._min_interval = seconds
 
 
 def addresses(topology: Topology) -> set[Address]:
-    """Of the servers that it checks."""
+    """Return the addresses of the servers that the topology checks."""
     return set(topology.description.server_descriptions())
 
 
 def restore_check_frequency() -> None:
-    """Have all monitors of the process do so again."""
+    """Reset all monitors of the process to pymongo's own interval."""
     for client in existing_clients():
         topology = topology_of(client)
         for address in () if topology is None else topology.description.server_descriptions():
@@ -125,24 +134,36 @@ def restore_check_frequency() -> None:
 
 
 def replaced_primary(topology: Topology) -> Address | None:
-    """The last primary's address after a change, once, where another member is primary now."""
-    described = topology.description.server_descriptions()
+    """Return the address of the previous primary, once, if another member is primary now."""
+    descriptions = topology.description.server_descriptions()
     before: Address | None = getattr(topology, _PRIMARY, None)
-    now = next((at for at, each in described.items() if each.server_type_name == "RSPrimary"), None)
+    now = next(
+        (
+            at
+            for at, description in descriptions.items()
+            if description.server_type_name == "RSPrimary"
+        ),
+        None,
+    )
     if now is None or now == before:
         return None
+    # Remember the new primary, so that each change is reported once.
     setattr(topology, _PRIMARY, now)
     return before
 
 
 def is_known(topology: Topology, address: Address) -> bool:
-    """Return True if the client knows what the server is: its last check or attempt reached it."""
+    """Return True if the client knows the type of the server, because its last check or attempt
+    reached it.
+    """
     found = topology.description.server_descriptions().get(address)
     return found is not None and bool(found.is_server_type_known)
 
 
 def last_reply_at(topology: Topology, address: Address) -> float:
-    """When the server answered a check, on the driver's clock; -inf where the last one failed."""
+    """Return when the server last answered a check, on pymongo's clock; -inf if the last check
+    failed.
+    """
     found = topology.description.server_descriptions().get(address)
     if found is None or not found.is_server_type_known:
         return float("-inf")
@@ -150,8 +171,10 @@ def last_reply_at(topology: Topology, address: Address) -> float:
 
 
 def may_ask(topology: Topology, address: Address, every: float) -> bool:
-    """Whether the last question to the server was ``every`` seconds ago or earlier; if so, one is
-    counted now. Called by one task of a client."""
+    """Return True, and record it, if the server was last asked ``every`` seconds ago or earlier.
+
+    Called by only one task of each client.
+    """
     server, now = server_at(topology, address), time.monotonic()
     if server is None or now - vars(server._monitor).get(_ASKED, -math.inf) < every:
         return False
@@ -160,9 +183,11 @@ def may_ask(topology: Topology, address: Address, every: float) -> bool:
 
 
 def request_check(topology: Topology, address: Address) -> None:
-    """Have the server checked anew, as after a network error, also where the check that runs waits
-    for news. It takes no lock."""
+    """Check the server again now, as after a network error, even while its monitor waits for news.
+    Takes no lock.
+    """
     server = server_at(topology, address)
     if server is not None:
+        # End the wait for news first, or the request would only be noticed after it.
         server._monitor.cancel_check()
         server._monitor.request_check()

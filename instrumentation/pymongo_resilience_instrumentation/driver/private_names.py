@@ -1,8 +1,8 @@
-"""Every private name of pymongo that this package uses.
+"""All private names of pymongo that this package uses.
 
-``parts`` are compared with the installed pymongo by the self-check. ``attributes`` exist only on
-connected objects: the tests look there, and at run time the other names of their class stand for
-them. One that is missing raises AttributeError here, an internal error like any other.
+The self-check compares ``parts`` with the installed pymongo. ``attributes`` exist only on connected
+objects, so the tests check those; at run time, the other names of the same class represent them. If
+one is missing, the AttributeError is handled like any internal error.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _IN_EACH_API: tuple[tuple[str, Names, Names], ...] = (
 
 
 def parts() -> Iterator[Part]:
-    """Modules and classes with what they have, and the parameters of what is called."""
+    """Yield modules and classes with their names, and the parameters of functions."""
     for place, names, _ in _in_each_api():
         yield Part(place, names)
     write_concern = f"{WRITE_CONCERN}(cmd, write_concern)"
@@ -131,17 +131,18 @@ def parts() -> Iterator[Part]:
     yield Part("pymongo.topology_description:TopologyDescription", ("known_servers",))
     yield Part("pymongo.synchronous.pool", (RECEIVE,))
     yield Part("pymongo.asynchronous.pool", (f"async_{RECEIVE}",))
-    if sys.version_info < (3, 12):  # bounded_waits mends what it does to cancellations
+    # bounded_waits corrects how these handle cancellations.
+    if sys.version_info < (3, 12):
         yield Part("pymongo.asynchronous.pool", (ASYNC_SEND,))
         yield Part("pymongo.lock", ("wait_for",))
-    # Without these there are no spans either.
+    # Without these, there can be no spans either.
     listener = ("started", "succeeded", "failed")
     yield Part("pymongo.monitoring:CommandListener", listener, State.OFF)
     yield Part("pymongo:MongoClient", ("options", "topology_description"), State.OFF)
 
 
 def attributes() -> Iterator[Part]:
-    """Classes with the attributes that only their instances have."""
+    """Yield classes with the attributes that only their instances have."""
     for place, _, names in _in_each_api():
         yield Part(place, names)
     yield Part("pymongo.synchronous.settings:TopologySettings", ("_server_selector",))
@@ -161,7 +162,7 @@ def _in_each_api() -> Iterator[tuple[str, Names, Names]]:
 
 
 def parts_of_gridfs() -> Iterator[Part]:
-    """What is imported only where the application does."""
+    """Yield the parts that are only imported if the application imports gridfs."""
     for api, prefix in (("synchronous", ""), ("asynchronous", "Async")):
         classes = ("FS", "FSBucket", "In", "Out")
         names = tuple(f"{prefix}Grid{each}" for each in classes)

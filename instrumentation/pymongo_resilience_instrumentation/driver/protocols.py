@@ -1,7 +1,8 @@
-"""What the library uses of pymongo's private objects, so that mypy checks the use of it.
+"""Types of pymongo's private objects, as far as the library uses them, so that mypy can check their
+use.
 
-Each protocol is for the sync and the async class alike. ``Any`` is left where the two differ, and
-for what only passes through.
+Each protocol covers the sync and the async class. ``Any`` remains where the two differ, and for
+values that are only passed on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Where pymongo waits for a server, its pool and a socket; where it selects a server, and what it
-knows of the one it selected.
-"""
+"""How pymongo selects a server, and how it waits for a server, a pool and a socket."""
 
 from __future__ import annotations
 
@@ -30,34 +28,39 @@ WRITABLE = writable_server_selector
 
 
 def is_no_selector(selector: Selector | ServerFilter | None) -> bool:
-    """Whether it leaves no server out: the driver's own, where none is given."""
+    """Return True if the selector excludes no server: pymongo's default."""
     return selector is None or selector is any_server_selector
 
 
 def application_selector(client: Client) -> ServerFilter | None:
-    """The application's; None if it gave none."""
+    """Return the application's server selector, or None."""
     own: ServerFilter | None = client.options.server_selector
     return None if is_no_selector(own) else own
 
 
 def all_servers(description: TopologyDescription) -> Selection:
-    """What a look begins with that leaves no server out. pymongo's own begins with what the last
-    look has left: a retry may have avoided a server."""
+    """Return a selection of all known servers, to apply selectors to.
+
+    pymongo's own one starts with the servers that its last selection left, which may lack a server
+    that a retry avoided.
+    """
     known = description.known_servers
     primary = next((each for each in known if each.is_writable), None)
     return Selection(description, known, description.common_wire_version, primary)
 
 
 SELECT = "_get_server"
-"""The loop's method: a server for the attempt at hand."""
+"""The method of the loop that selects a server for the current attempt."""
 
 
 address: Callable[[Server], Address] = attrgetter("description.address")
-"""The address of a server of the driver."""
+"""The address of one of pymongo's servers."""
 
 
 def selecting(attempts: DriverAttempts) -> tuple[AnyClient, Selector | None]:
-    """The client that the loop selects for, and its selector; one that is bound has none."""
+    """Return the client that the loop selects a server for, and its selector. A loop that is bound
+    to a server has none.
+    """
     return (
         attempts.client,
         None if attempts.loop._address is not None else attempts.loop._server_selector,
@@ -65,8 +68,12 @@ def selecting(attempts: DriverAttempts) -> tuple[AnyClient, Selector | None]:
 
 
 def is_bound(attempts: DriverAttempts) -> bool:
-    """Nothing was selected: a cursor's batch goes where its cursor is, and a transaction, its end
-    included, where its first command was sent."""
+    """Return True if nothing was selected, because the operation is bound to a server.
+
+    A cursor's batch goes to the server of its cursor, and a transaction, including its end, to the
+    server of its first command.
+    """
+    # A cursor's batch has an address; a commit or an abort goes to the transaction's server.
     if attempts.loop._address is not None or attempts.kind() is Kind.TRANSACTION_END:
         return True
     session = attempts.session
@@ -76,8 +83,10 @@ def is_bound(attempts: DriverAttempts) -> bool:
 
 
 def bound_to(attempts: DriverAttempts) -> Address | None:
-    """Return the address of the only server that may serve the loop, if there is one: a cursor's,
-    or the mongos that a transaction is pinned to."""
+    """Return the address of the only server that may serve the loop, or None.
+
+    That is a cursor's server, or the mongos that a transaction is pinned to.
+    """
     address, session = attempts.loop._address, attempts.session
     if address is None and session is not None and session.in_transaction:
         address = session._transaction.pinned_address
@@ -85,12 +94,12 @@ def bound_to(attempts: DriverAttempts) -> Address | None:
 
 
 def has_choice(attempts: DriverAttempts) -> bool:
-    """Whether the operation could go to another server: a write to a replica set cannot."""
+    """Return True if the operation could go to another server. A write to a replica set cannot."""
     return may_choose(attempts.client, attempts.loop._server_selector)
 
 
 def may_choose(client: Client, preference: Selector) -> bool:
-    """Whether the deployment may have several servers for that preference or driver's selector."""
+    """Return True if the deployment may have several servers for the preference or selector."""
     description = client.topology_description
     if len(description.server_descriptions()) < 2:  # noqa: PLR2004
         return False
@@ -99,23 +108,27 @@ def may_choose(client: Client, preference: Selector) -> bool:
 
 
 def choices(attempts: DriverAttempts, narrowed: Callable[[Servers], Servers]) -> list[Address]:
-    """The servers of which one would be selected now, by the client's own selector, then
-    ``narrowed``. No server that failed before is avoided."""
-    # A look keeps its candidates in the description, which pymongo's lock guards.
+    """Return the servers among which one would be selected now.
+
+    Applies the client's own selector, then ``narrowed``. Servers that failed before are not
+    avoided.
+    """
+    # A selection stores its candidates in the description, which pymongo's lock protects. Use a
+    # copy.
     description = copy.copy(attempts.client.topology_description)
-    own = application_selector(attempts.client)
-    found = description.apply_selector(
+    application = application_selector(attempts.client)
+    candidates = description.apply_selector(
         attempts.loop._server_selector,
         None,
-        narrowed if own is None else lambda servers: narrowed(own(servers)),
+        narrowed if application is None else lambda servers: narrowed(application(servers)),
         None,
     )
-    return [each.address for each in found]
+    return [candidate.address for candidate in candidates]
 
 
 def known_addresses(client: Client) -> set[Address]:
-    """All servers of the deployment, reachable or not; none of a closed client, though pymongo goes
-    on describing them."""
+    """Return all servers of the deployment, reachable or not; none for a closed client."""
+    # pymongo keeps the description of a closed client.
     if getattr(client, "_closed", True):
         return set()
     return set(client.topology_description.server_descriptions())
@@ -123,20 +136,23 @@ def known_addresses(client: Client) -> set[Address]:
 
 ASYNC_SEND = "async_sendall"
 HANDSHAKE = "connect"
-"""A pool's method: makes a connection, with hello and authentication."""
+"""A method of pools that creates a connection, including hello and authentication."""
 
 
 def seeds(topology: Topology) -> list[Address]:
-    """The addresses that the client was made with: what is left where no server is."""
+    """Return the addresses from the URI. They remain even if pymongo has dropped every server."""
     return list(topology._settings.seeds)
 
 
 def forget_transient(error: PyMongoError) -> None:
-    """The transaction must not be repeated: pymongo labels every failed selection as transient."""
+    """Remove the label TransientTransactionError, so that the transaction is not retried.
+
+    pymongo adds it to every failed selection in a transaction.
+    """
     error._remove_error_label("TransientTransactionError")
 
 
 def forget_overload(error: PyMongoError) -> None:
-    """Take off the labels that pymongo gives each connection that cannot be made."""
+    """Remove the labels that pymongo adds to every connection that could not be made."""
     error._remove_error_label("SystemOverloadedError")
     error._remove_error_label("RetryableError")

@@ -1,4 +1,4 @@
-"""pymongo's sessions and the state of their transactions."""
+"""pymongo's sessions, and the state of their transactions."""
 
 from __future__ import annotations
 
@@ -19,93 +19,105 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STATE = "state"
-"""The attribute of a transaction that has its state."""
+"""The attribute of a transaction with its state."""
 ABORT, KILL_SESSIONS = "abortTransaction", "killSessions"
 WITHIN_TIME_LIMIT = "_within_time_limit"
-"""A function of the sessions' module: asked before with_transaction repeats anything."""
+"""A function of the sessions' module, called before with_transaction retries anything."""
 
 
 class ReopenedIfInterrupted(AbstractContextManager["ReopenedIfInterrupted"]):
-    """Around a with_transaction. A commit that is interrupted may not even have been sent, and the
-    driver takes it for done: the transaction is open again, and aborted as its session ends."""
+    """A context manager around a with_transaction.
+
+    An interrupted commit may not have been sent at all, but pymongo considers it done. This reopens
+    the transaction, so that it is aborted when its session ends.
+    """
 
     def __init__(self, session: Session) -> None:
         self._transaction = session._transaction
         self._state: Any = None
 
     def note(self, result: T) -> T:
-        """The callback has returned ``result``, and the commit follows."""
+        """Record that the callback has returned ``result`` and the commit follows."""
         self._state = getattr(self._transaction, STATE, None)
         return result
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         interrupted = error is not None and not isinstance(error, PyMongoError)
-        if interrupted and self._state is not None:  # or the self-check misses it
+        # The state is None if the installed pymongo does not have the attribute.
+        if interrupted and self._state is not None:
             setattr(self._transaction, STATE, self._state)
 
 
 UNRECOVERABLE = 50940
-"""A router's code for a commit of a transaction that it does not know, without a recovery token."""
+"""A router's code for committing a transaction that it does not know, without a recovery token."""
 
 
 def may_be_committed(session: Session, code: int | None) -> bool:
-    """Whether the error of a commit says only that this router does not know the transaction, after
-    an attempt whose result is unknown."""
+    """Return True if the error of a commit only means that this router does not know the
+    transaction, after an attempt with an unknown result.
+    """
     return code == UNRECOVERABLE and session._transaction.attempt > 1
 
 
 def label_unknown_result(error: PyMongoError) -> None:
-    """As the driver labels a commit whose result is not known: it may be sent again."""
+    """Add pymongo's label for a commit with an unknown result, which may be sent again."""
     error._add_error_label("UnknownTransactionCommitResult")
 
 
 def label_transient(error: PyMongoError) -> None:
-    """As the driver labels an error after which the whole transaction may be repeated."""
+    """Add pymongo's label for an error after which the whole transaction may be retried."""
     cause = error.error if isinstance(error, ClientBulkWriteException) else error
     if isinstance(cause, PyMongoError):
         cause._add_error_label("TransientTransactionError")
 
 
 def max_commit_time_ms(session: Session) -> int | None:
-    """What the application gave the session's transaction: pymongo leaves it out of the commit
-    under any timeout."""
+    """Return the application's limit for the commit. pymongo omits it under any timeout."""
     options = session._transaction.opts
     return None if options is None else options.max_commit_time_ms
 
 
 ROUTER = "_pymongo_resilience_router"
-"""A session's attribute: the address of the mongos that its transaction was last sent to."""
+"""The attribute of a session with the address of the mongos that its transaction was last
+sent to.
+"""
 
 
 def note_router(session: Session, connection: Connection) -> None:
-    """Remember the router of a session's transaction: pymongo forgets it after most errors."""
+    """Remember the router of a session's transaction, which pymongo forgets after most errors."""
     vars(session)[ROUTER] = connection.address
 
 
 def is_orphaned(client: Client, session: Session) -> bool:
-    """Return True if the router of the session's transaction cannot be reached now: no other one
-    knows what it has open on the shards."""
+    """Return True if the router of the session's transaction cannot be reached now.
+
+    No other router knows what the transaction has opened on the shards.
+    """
     router = vars(session).get(ROUTER)
     return router is not None and not is_known(client, router)
 
 
 class OpenTransaction(NamedTuple):
-    """What names a transaction to its server, whatever becomes of its session."""
+    """What identifies a transaction to its server, even after its session is gone."""
 
     command: dict[str, Any]
-    """That aborts it."""
+    """The command that aborts it."""
     address: Any
-    """The router that it was begun through; None on a replica set."""
+    """The router on which it began; None on a replica set."""
     session: weakref.ref[Any] | None = None
     """Its session, on a sharded cluster."""
 
 
 def open_transaction(session: Session, *, aborted: bool = False) -> OpenTransaction | None:
-    """That of the session; None where it has none, or has ended. ``aborted``: by the driver, which
-    does not know whether its server has heard of that."""
+    """Return the session's transaction, or None if it has none or has ended.
+
+    ``aborted`` is True if pymongo has aborted it without knowing whether the server has received
+    that.
+    """
     transaction, server = session._transaction, session._server_session
     if server is None or not (session.in_transaction or aborted):
         return None
+    # The command that pymongo itself would send, including the recovery token.
     command = {ABORT: 1, "lsid": session.session_id}
     command |= {"txnNumber": server.transaction_id, "autocommit": False}
     if transaction.recovery_token:
@@ -113,14 +125,15 @@ def open_transaction(session: Session, *, aborted: bool = False) -> OpenTransact
     router = transaction.pinned_address or vars(session).get(ROUTER)
     if router is None:
         return OpenTransaction(command, None)
-    # It may be killed later, so pymongo must not give it to another operation.
+    # The session may be killed later, so pymongo must not reuse it for another operation.
     server.mark_dirty()
     return OpenTransaction(command, router, weakref.ref(session))
 
 
 def can_be_ended(client: Client, opened: OpenTransaction) -> bool:
-    """Return True unless the only way to end the transaction is to kill a session that is still in
-    use."""
+    """Return True unless ending the transaction would require killing a session that is still in
+    use.
+    """
     if opened.session is None or is_known(client, opened.address):
         return True
     session = opened.session()
@@ -128,8 +141,11 @@ def can_be_ended(client: Client, opened: OpenTransaction) -> bool:
 
 
 def _ending(client: Client, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
-    """Return where to send which command. If the router cannot be reached, another one has the
-    shards kill the session: it does not know the transaction, and could not abort it."""
+    """Return where to send which command to end the transaction.
+
+    If its router is unreachable, another router makes the shards kill the session. It does not know
+    the transaction, so it could not abort it.
+    """
     if opened.session is None or is_known(client, opened.address):
         return opened.address, opened.command.copy()
     return None, {KILL_SESSIONS: [opened.command["lsid"]]}
@@ -137,6 +153,7 @@ def _ending(client: Client, opened: OpenTransaction) -> tuple[Any, dict[str, Any
 
 def abort(client: Client, opened: OpenTransaction) -> None:
     address, command = _ending(client, opened)
+    # Not through the retry loop: the background task tries again by itself.
     server = client._select_server(writable_server_selector, None, ABORT, address)
     with client._checkout(server, None) as connection:
         connection.command("admin", command, client=client)
@@ -151,4 +168,4 @@ async def abort_async(client: Client, opened: OpenTransaction) -> None:
 
 NO_SESSION: ContextVar[Any] = ContextVar("NO_SESSION", default=None)
 BOUND = [getattr(module, "_SESSION", NO_SESSION) for module, _ in each_api("client_session")]
-"""The session that ``session.bind()`` has put around the caller, in each of the APIs."""
+"""The session that ``session.bind()`` has set for the caller, in each API."""

@@ -1,5 +1,6 @@
-"""From an exception of pymongo to the engine's facts.
+"""Converts exceptions of pymongo to the engine's facts.
 
-``classify`` reads codes and labels, by the table ``reasons``. ``causes`` finds the likely and the
-terminal cause of a failed selection. ``error_texts`` is what an error states to people.
+``classify`` reads codes and labels, using the table in ``reasons``. ``causes`` finds the likely
+cause of a failed selection, and whether waiting can help. ``error_texts`` adds facts to error
+messages and decides which texts may be exported.
 """

@@ -1,8 +1,8 @@
-"""From the error that a server was last found with to the likely cause, and to the terminal ones.
+"""Finds the likely cause of a failed server selection, and whether waiting can help.
 
-pymongo keeps only the type and text of a failed check (it drops ``__cause__``), so texts are
-matched. A failed selection has the errors of pymongo's monitors; ``pymongo-resilience doctor``
-tries each server itself. The sentences are those of ``Symptom``.
+pymongo keeps only the type and the text of a failed check (it drops ``__cause__``), so this module
+matches texts. The errors are those of pymongo's monitors; ``pymongo-resilience doctor`` connects to
+each server itself. ``Symptom`` contains the sentences for users.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOGIN_REFUSALS: Mapping[int, Symptom] = {
     334: Symptom.MECHANISM,  # MechanismUnavailable
     8000: Symptom.PASSWORD,  # AtlasError
 }
-"""By the code with which a server ends a login: the same credentials are refused again."""
+"""By the error code of a failed login. The same credentials would be refused again."""
 LOGINS = frozenset(LOGIN_REFUSALS.values())
 TERMINAL: Mapping[Symptom, RetryReason] = {
     Symptom.SET_NAME: RetryReason.NODE_NOT_AVAILABLE,
@@ -47,19 +47,20 @@ TERMINAL: Mapping[Symptom, RetryReason] = {
     Symptom.USER: RetryReason.AUTHENTICATION_ERROR,
     Symptom.MECHANISM: RetryReason.AUTHENTICATION_ERROR,
 }
-"""What does not pass by waiting. In doubt a cause is not terminal."""
+"""Causes that do not go away by waiting. If in doubt, a cause is not terminal."""
 _OF_THE_SET = r"this node belongs to a set named '(?!None')"
-"""A server that is down, or has not read its configuration yet, has the name None."""
+"""Excludes the name None: a server that is down, or has not read its configuration yet."""
 _TEXTS = {
     Symptom.EXPIRED: "certificate has expired",
     Symptom.NOT_YET_VALID: "not yet valid",
-    # Of the standard library; of PyOpenSSL with service-identity.
+    # The first text comes from the standard library, the second from PyOpenSSL with
+    # service-identity.
     Symptom.WRONG_HOST_NAME: "certificate.*(mismatch|not valid for|doesn't match)"
     r"|VerificationError\(errors=",
     Symptom.UNKNOWN_AUTHORITY: "certificate verify failed",
     Symptom.PLAIN_PORT: "wrong.version.number|record.layer.failure|http.request",
     Symptom.TLS_VERSION: "protocol.version|unsupported.protocol|no.protocols|no.shared",
-    # Alerts of the server's, which has read the client's certificate, or found none.
+    # TLS alerts from a server that refuses the client's certificate, or that got none.
     Symptom.CLIENT_CERTIFICATE: "certificate.required"
     "|alert.(certificate|unknown.ca|bad.certificate|handshake)",
     Symptom.WRONG_SNI: "unrecognized.name",
@@ -70,25 +71,26 @@ _TEXTS = {
     Symptom.BLACK_HOLE: "unreachable|no route to host",
     Symptom.NO_TLS_ANSWER: "handshake.*timed out",
     Symptom.NO_ANSWER: "timed out",
-    # "is already closed" is asyncio's, "is shutdown" OpenSSL's, "forcibly closed" Windows'.
+    # "is already closed" comes from asyncio, "is shutdown" from OpenSSL, "forcibly closed" from
+    # Windows.
     Symptom.HANGS_UP: "reset by peer|broken pipe|eof|connection closed|already closed|aborted"
     "|closed by the peer|protocol.is.shutdown|forcibly closed|closing transport",
 }
-"""What an error without values says; the first that matches counts."""
+"""Regular expressions for error texts. The first that matches determines the symptom."""
 _OF_NETWORK = {Symptom.UNKNOWN_HOST, Symptom.REFUSED, Symptom.BLACK_HOLE, Symptom.NO_ANSWER}
 _OF_UNIX_SOCKETS = {Symptom.REFUSED, Symptom.OTHER}
-"""What a file shows that is not there, or whose server is gone."""
+"""Symptoms of a socket file that does not exist, or whose server is not running."""
 
 
 class ObservedServer(NamedTuple):
-    """A server as it was found. Immutable."""
+    """What a client knows about one server. Immutable."""
 
     address: str
     symptom: Symptom | None
-    """None where it is reached and usable, or nothing is known of it yet."""
+    """None if the server is reachable, or if nothing is known about it yet."""
     is_primary: bool = False
     is_member: bool = False
-    """It is reached, and of a replica set."""
+    """True if the server is reachable and belongs to a replica set."""
 
 
 class Diagnosis(NamedTuple):
@@ -102,52 +104,61 @@ class Diagnosis(NamedTuple):
 
 
 def symptom_of(text: str) -> Symptom:
-    """What a server's error, in words without values, shows."""
-    matching = (each for each, said in _TEXTS.items() if re.search(said, text, re.IGNORECASE))
+    """Return the symptom that an error text shows. The text must not contain values of
+    documents.
+    """
+    matching = (
+        symptom for symptom, pattern in _TEXTS.items() if re.search(pattern, text, re.IGNORECASE)
+    )
     return next(matching, Symptom.OTHER)
 
 
 def symptom_at(
     text: str, address: Address, *, tls: bool = False, handshake: bool = False
 ) -> Symptom:
-    """Return what the words of a connection that failed show about the server at ``address``.
+    """Return what the text of a failed connection shows about the server at ``address``.
 
-    ``tls``: the client uses TLS; ``handshake``: the TLS handshake was not completed.
+    Args:
+        text: The error's text.
+        address: Host and port; for a Unix socket, the path and None.
+        tls: Whether the client uses TLS.
+        handshake: Whether the TLS handshake failed.
     """
-    found = symptom_of(text)
-    if address[1] is None and found in _OF_UNIX_SOCKETS:
+    symptom = symptom_of(text)
+    if address[1] is None and symptom in _OF_UNIX_SOCKETS:
         return Symptom.UNIX_SOCKET
-    if found is Symptom.HANGS_UP and tls and not handshake:
+    if symptom is Symptom.HANGS_UP and tls and not handshake:
         return Symptom.CLOSES_AFTER_TLS
-    return found
+    return symptom
 
 
 def is_rejection(error: BaseException | None) -> bool:
-    """Return True if the server itself rejected a command as overloaded.
+    """Return True if the server itself rejected a command because it is overloaded.
 
-    pymongo gives the same label to connections that cannot be made, which prove nothing.
+    pymongo adds the same label to connections that could not be made, which prove nothing.
     """
     return isinstance(error, OperationFailure) and error.has_error_label(SYSTEM_OVERLOADED)
 
 
 def hangs_up(error: Exception | None) -> bool:
-    """Return whether a check failed because the server closed the connection."""
+    """Return True if a check failed because the server closed the connection."""
     is_connection = isinstance(error, ConnectionFailure)
     return is_connection and symptom_of(str(error)) is Symptom.HANGS_UP
 
 
 def cause_of(error: Exception | None) -> Symptom | None:
-    """The terminal cause of a server's last error; None where waiting may help."""
+    """Return the terminal cause that a server's last error shows, or None if waiting may help."""
     if isinstance(error, OperationFailure):
         return LOGIN_REFUSALS.get(error.code or 0)
     if error is None or isinstance(error, NotPrimaryError):
-        # What a server says may have any text in it.
+        # The server wrote this text, so it may contain anything.
         return None
     text = str(error)
     if isinstance(error, ConfigurationError):
         return Symptom.SET_NAME if re.search(_OF_THE_SET, text) else None
     symptom = symptom_of(text)
-    # This alert may be about a missing certificate, or about a cipher.
+    # The alert "handshake failure" may be about a missing certificate or about a cipher, so it
+    # proves neither.
     return symptom if symptom in TERMINAL and "handshake failure" not in text else None
 
 
@@ -158,56 +169,66 @@ def diagnose(
     replica_set: bool = False,
     wants_primary: bool = True,
 ) -> Diagnosis | None:
-    """The likely cause why an operation finds no server; None where there is nothing to say.
+    """Return the likely reason why an operation finds no server, or None if there is none.
 
-    ``servers``: those that the client knows now; ``seeds``: the addresses that it was made with;
-    ``replica_set``: it looks for the members of one; ``wants_primary``: no other member will do.
+    Args:
+        servers: The servers that the client currently knows.
+        seeds: The addresses from the URI.
+        replica_set: Whether the client looks for members of a replica set.
+        wants_primary: Whether only the primary can serve the operation.
     """
     if not servers:
-        # pymongo drops every server that is not of the set.
+        # pymongo drops every server that does not belong to the replica set.
         return Diagnosis(Symptom.SET_NAME, tuple(seeds)) if replica_set else None
-    failed = {each.address: each.symptom for each in servers if each.symptom is not None}
-    reached = [each for each in servers if each.symptom is None and each.is_member]
-    if any(each.is_primary for each in servers) or (reached and not wants_primary):
+    failed = {server.address: server.symptom for server in servers if server.symptom is not None}
+    reached = [server for server in servers if server.symptom is None and server.is_member]
+    if any(server.is_primary for server in servers) or (reached and not wants_primary):
         return Diagnosis(Symptom.NO_MATCH)
     if reached:
-        enough = len(reached) * 2 > len(servers)
-        return Diagnosis(Symptom.ELECTION if enough else Symptom.NO_MAJORITY, tuple(failed))
+        has_majority = len(reached) * 2 > len(servers)
+        return Diagnosis(Symptom.ELECTION if has_majority else Symptom.NO_MAJORITY, tuple(failed))
     if not failed:
         return None
-    are_announced = bool(seeds) and not {each.address for each in servers} & set(seeds)
+    are_announced = bool(seeds) and not {server.address for server in servers} & set(seeds)
+    # The client found the members through a seed, but under names that it cannot reach.
     if are_announced and _OF_NETWORK.issuperset(failed.values()):
         return Diagnosis(Symptom.MEMBER_NAMES, tuple(failed))
-    # The most frequent one; of several, the one that explains the others.
+    # Report the most frequent symptom. If several are equally frequent, report the one that
+    # explains the others.
     counts, order = Counter(failed.values()), list(Symptom)
-    cause = min(counts, key=lambda each: (-counts[each], order.index(each)))
+    cause = min(counts, key=lambda symptom: (-counts[symptom], order.index(symptom)))
     return Diagnosis(cause, tuple(at for at, symptom in failed.items() if symptom is cause))
 
 
 def selection_error(
     cause: Symptom, found: Mapping[Address, Exception | str | None], asked_for: str | None
 ) -> ServerSelectionTimeoutError:
-    """The error of a selection that is given up: pymongo's own class, with the cause, each server
-    and what to check. Its attribute ``terminal_cause`` is the cause in one word.
+    """Return the error for a selection that was ended early.
 
-    ``found``: the servers and what they were found with, of one that is reached what it is;
-    ``asked_for``: the replica set's name.
+    It has pymongo's own class. Its text names the cause, each server, and what to check. Its
+    attribute ``terminal_cause`` is the cause in one word.
+
+    Args:
+        cause: The terminal cause.
+        found: Each server's last error, or its type if it is reachable.
+        asked_for: The replica set's name in the URI.
     """
     name = f' (replicaSet="{asked_for}")' if cause is Symptom.SET_NAME else ""
     servers = "; ".join(
-        address_text(address) + ("" if what is None else f" ({what})")
-        for address, what in found.items()
+        address_text(address) + ("" if state is None else f" ({state})")
+        for address, state in found.items()
     )
     error = ServerSelectionTimeoutError(
-        f"no server can be used, and waiting would not help: {cause.says}{name}. "
-        f"Found on {servers}. Check {cause.check}"
+        f"no server is usable, and waiting longer would not help: {cause.says}{name}. "
+        f"Servers: {servers}. Check {cause.check}"
     )
+    # Not the constructor: the class is pymongo's own.
     vars(error)["terminal_cause"] = cause.value
     return error
 
 
 def terminal_cause(error: BaseException) -> Symptom | None:
-    """The cause that ``selection_error`` gave an error; None for any other error."""
+    """Return the cause of an error made by ``selection_error``; None for any other error."""
     if not isinstance(error, ServerSelectionTimeoutError):
         return None
     word = vars(error).get("terminal_cause")
@@ -215,12 +236,20 @@ def terminal_cause(error: BaseException) -> Symptom | None:
 
 
 def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:
-    """A login's refusal as a new error, for an operation that did not ask; ``seconds``: its age."""
+    """Return a recent login failure as a new error, for an operation that did not try to log in
+    itself.
+
+    Args:
+        error: The failure.
+        address: The server.
+        seconds: How long ago it was.
+    """
     symptom = cause_of(error) or Symptom.PASSWORD
+    # Copy the details, because the new error is raised to another caller.
     details = error.details
     text = None if details is None else details.get("errmsg")
     again: OperationFailure = type(error)(
-        f"{text or symptom.says} (by {address_text(address)} {seconds:.1f} s ago. "
+        f"{text or symptom.says} (reported by {address_text(address)} {seconds:.1f} s ago. "
         f"Check {symptom.check})",
         error.code,
         None if details is None else dict(details),

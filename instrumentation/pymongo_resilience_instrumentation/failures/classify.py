@@ -1,7 +1,7 @@
-"""From a pymongo exception to the engine's facts: the one place that reads codes and labels.
+"""Converts an exception of pymongo to the engine's facts. Only this module reads codes and labels.
 
-What codes mean is the table in reasons.py. Sources: Retryable Reads ("Retryable Error"), Client
-Backpressure ("Terms"), Couchbase RFC 0049.
+The table in reasons.py defines what codes mean. Sources: Retryable Reads ("Retryable Error"),
+Client Backpressure ("Terms"), Couchbase RFC 0049.
 """
 
 from __future__ import annotations
@@ -58,42 +58,48 @@ UNSENT: Mapping[type[Exception], RetryReason] = {
     CircuitBreakerOpenError: RetryReason.CIRCUIT_BREAKER_OPEN,
     WaitQueueTimeoutError: RetryReason.POOL_EXHAUSTED,
 }
-"""Errors of attempts that had no connection."""
+"""Errors of attempts that never had a connection."""
 MAX_TIME_EXPIRED = 50
 MAX_BASE_MS = 1e12
-"""Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
+"""Upper bound for a server's base back-off. Every limit is far below it, and no float overflows."""
 
 
 class StoppedBulk(dict[str, Any]):
-    """In place of a writeConcernError, at which the driver raises: no server has sent it. Its code
-    is one that each driver's loop ends a bulk's command for."""
+    """A replacement for a writeConcernError that makes pymongo end the command of a bulk write.
+
+    No server sent it. Its code is one for which every pymongo retry loop ends the command.
+    """
 
     def __init__(self, statement: Mapping[str, Any], bulk: Any, results: Sequence[Any]) -> None:
         super().__init__(code=10107)
         self.statement = statement
         """The error of the statement at which the server stopped."""
         self.results = results
-        """What the server has sent of each statement of a client's bulk."""
+        """The server's results of the statements of a client bulk write."""
         if results:
             self.offset, self.operations = bulk.idx_offset, bulk.ops
 
     def copy(self) -> StoppedBulk:
-        """The driver copies it where the reply has labels, which are not the statement's."""
+        """Return this object. pymongo copies it to add the labels of the reply, which do not belong
+        here.
+        """
         return self
 
 
 class Attempt(NamedTuple):
-    """What the driver's loop knows about the attempt that failed."""
+    """What pymongo's retry loop knows about the failed attempt."""
 
     reached_connection: bool
-    """The command reached a connection: from there on it counts as sent."""
+    """The attempt got a connection. From then on, the command counts as sent."""
     carried_txn_number: bool
     server: str | None
     min_rtt: float
 
 
 def failure_of(error: Exception, attempt: Attempt) -> Failure:
-    """The facts; anything malformed in the server's document counts as absent."""
+    """Return the facts of a failed attempt. Malformed parts of the server's document are
+    ignored.
+    """
     unread = Failure(
         error=error,
         stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
@@ -105,18 +111,24 @@ def failure_of(error: Exception, attempt: Attempt) -> Failure:
     try:
         return _read(unread, attempt)
     except ForeignError:
-        # An error whose attributes raise: nothing is known of it, so it is not retried.
-        logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
+        # The error's own attributes raise. Nothing is known about it, so it is not retried.
+        logger.debug(
+            "cannot read the attributes of a %s, so it is not retried",
+            type(error).__name__,
+            exc_info=True,
+        )
         return unread
 
 
 def _read(unread: Failure, attempt: Attempt) -> Failure:
+    # The error of a client bulk write only wraps the error that matters.
     cause = _cause(unread.error)
     document = _document(cause)
     labels = _labels(cause, document)
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
     executed = _executed(cause, document)
+    # Both labels mean that the server rejected the command, unless its reply shows that it ran.
     rejected = not executed and labels >= OVERLOADED
     reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
@@ -137,9 +149,10 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         transaction_over=TRANSIENT_TRANSACTION in labels
         and TRANSIENT_TRANSACTION in document.get("errorLabels", ()),
         executed=executed,
+        # A timeout that the library itself chose for the attempt is not the operation's.
         timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT and expired(cause),
-        # The driver makes this error of one of its own, and every other one of the system's. A
-        # failed selection has the errors of monitors as its cause.
+        # pymongo raises a plain AutoReconnect as the cause only here; all other causes come from
+        # the operating system. A failed selection has the errors of monitors as its cause.
         pool_paused=not attempt.reached_connection
         and not isinstance(cause, ServerSelectionTimeoutError)
         and type(cause.__cause__) is AutoReconnect,
@@ -149,10 +162,10 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
 
 
 def ended_by_client(error: Exception) -> bool:
-    """Return True if the library, or the operation's deadline, ended the making of a connection.
+    """Return True if the library or the operation's deadline ended the creation of a connection.
 
-    pymongo labels it as overload, like each connection that cannot be made; its server has rejected
-    nothing.
+    pymongo labels that as overload, like every connection that could not be made, although the
+    server rejected nothing.
     """
     if isinstance(error.__cause__, LostConnectionError):
         return True
@@ -161,19 +174,22 @@ def ended_by_client(error: Exception) -> bool:
 
 
 def expired(error: Exception) -> bool:
-    """Whether a timeout ended it, the driver's or the server's, wherever in the error it stands.
+    """Return True if a timeout of pymongo or the server ended the operation, wherever it is in the
+    error.
 
-    Of what a server says the code alone counts (Client Side Operations Timeout, "Error
-    Transformations"): a ``wtimeout`` that it has by default is none of the operation's.
+    For errors from the server, only the code counts (Client Side Operations Timeout, "Error
+    Transformations"). A ``wtimeout`` that the server applies by default is not the operation's
+    timeout.
     """
     if isinstance(error, EncryptionError):
         cause = attribute(error, "cause")
+        # Client-side encryption wraps the error of its own commands.
         return cause is not error and isinstance(cause, PyMongoError) and expired(cause)
     if isinstance(error, OperationFailure):
         cause = _cause(error)
-        ended = MAX_TIME_EXPIRED in map(_code, _codes(error))
-        return ended or (cause is not error and expired(cause))
-    # A terminal cause is in an error of a class that pymongo raises for nothing but timeouts.
+        has_expired = MAX_TIME_EXPIRED in map(_code, _codes(error))
+        return has_expired or (cause is not error and expired(cause))
+    # Errors with a terminal cause have a class that pymongo raises only for timeouts.
     return bool(attribute(error, "timeout")) and causes.terminal_cause(error) is None
 
 
@@ -182,15 +198,16 @@ def _codes(error: OperationFailure) -> Iterator[Any]:
     details = attribute(error, "details")
     if not isinstance(details, Mapping):
         return
+    # A write's timeout may be in the error of one of its statements, or in its write concern error.
     documents = [details, details.get("error"), details.get("writeConcernError")]
     for name in ("writeErrors", "writeConcernErrors"):
-        several = details.get(name)
-        documents += several if isinstance(several, list) else []
-    yield from (each.get("code") for each in documents if isinstance(each, Mapping))
+        entries = details.get(name)
+        documents += entries if isinstance(entries, list) else []
+    yield from (document.get("code") for document in documents if isinstance(document, Mapping))
 
 
 def stage_of(error: Exception) -> Stage:
-    """How far an attempt came that timed out outside of the driver's loop."""
+    """Return how far an attempt got that timed out outside of pymongo's retry loop."""
     if isinstance(error, OperationTimeoutError):
         return error.stage
     cause = _cause(error)
@@ -200,12 +217,14 @@ def stage_of(error: Exception) -> Stage:
 
 
 def _code(args: object) -> int | None:
-    """A double that is a whole number is one, as for the driver."""
+    """Return the code as an integer, or None. As in pymongo, a double without fraction is
+    accepted.
+    """
     return int(args) if isinstance(args, (int, float)) and args % 1 == 0 else None
 
 
 def attribute(error: BaseException | None, name: str) -> Any:
-    """A driver error's attribute; None for the application's errors, or where a property raises."""
+    """Return an attribute of a pymongo error; None for other errors, or if the property raises."""
     if not isinstance(error, PyMongoError):
         return None
     try:
@@ -223,15 +242,16 @@ def _cause(error: Exception) -> Exception:
 
 
 def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
-    # The driver takes whatever it can iterate over, the keys of a document for example.
+    # pymongo accepts anything that it can iterate over, such as the keys of a document.
     is_list = isinstance(document.get("errorLabels", []), list)
     if not (isinstance(error, PyMongoError) and is_list):
         return frozenset()
+    # An application may subclass pymongo's errors, so this may call foreign code.
     return wrap_foreign_error(frozenset, filter(error.has_error_label, LABELS))
 
 
 def _document(error: Exception) -> Mapping[str, Any]:
-    """The server's error document; of a bulk, its last write concern error."""
+    """Return the server's error document; for a bulk write, the last write concern error."""
     if not isinstance(error, (NotPrimaryError, OperationFailure)):
         return {}
     details = attribute(error, "details")
@@ -250,8 +270,11 @@ _AFTER_EXECUTION = (WriteError, WriteConcernError, BulkWriteError, ClientBulkWri
 
 
 def _executed(error: Exception, document: Mapping[str, Any]) -> bool:
-    """Whether the reply shows that the command ran: ``ok: 1``, or a write concern that it waited
-    for. Of a bulk write, ``error`` is that of the whole command, where there is one."""
+    """Return True if the reply shows that the command ran: ``ok: 1``, or a write concern error.
+
+    For a bulk write, ``error`` is the error of the whole command, if there is one.
+    """
+    # pymongo raises these only for a reply to a command that ran.
     if isinstance(error, _AFTER_EXECUTION):
         return True
     return "writeConcernError" in document or bool(document.get("ok"))
@@ -268,12 +291,12 @@ def _reason(
 ) -> RetryReason:
     for cls, reason in UNSENT.items():
         if isinstance(error, cls):
-            # One that comes from within an attempt is another client's, a key vault's say: it
-            # proves nothing about this command.
+            # An error from within an attempt belongs to another client, such as the one for a key
+            # vault. It proves nothing about this command.
             if attempt.reached_connection and cls is not WaitQueueTimeoutError:
                 return RetryReason.UNKNOWN
-            given_up = causes.terminal_cause(error)
-            return reason if given_up is None else causes.TERMINAL[given_up]
+            terminal = causes.terminal_cause(error)
+            return reason if terminal is None else causes.TERMINAL[terminal]
     if not attempt.reached_connection and _lookup_passes(error):
         return RetryReason.SOCKET_NOT_AVAILABLE
     if isinstance(error, NotPrimaryError):
@@ -281,6 +304,8 @@ def _reason(
     if isinstance(error, ConnectionFailure):
         lost = error.__cause__
         in_flight = attempt.reached_connection
+        # A dead peer that is noticed before the attempt had its connection proves that nothing was
+        # sent, so it is a connection failure like any other.
         if isinstance(lost, LostConnectionError) and (
             in_flight or lost.reason is not RetryReason.DEAD_PEER
         ):
@@ -296,13 +321,15 @@ def _reason(
         return RetryReason.AUTHENTICATION_ERROR
     if code in BY_CODE:
         return BY_CODE[code]
-    labelled = RETRYABLE_WRITE in labels or labels >= OVERLOADED
-    return RetryReason.TEMPORARILY_UNAVAILABLE if labelled else RetryReason.UNKNOWN
+    is_labeled = RETRYABLE_WRITE in labels or labels >= OVERLOADED
+    return RetryReason.TEMPORARILY_UNAVAILABLE if is_labeled else RetryReason.UNKNOWN
 
 
 def _is_refused_login(code: int | None, attempt: Attempt) -> bool:
-    """Return whether a server ended the login of a new connection: elsewhere, some of these codes
-    are about a command of the application."""
+    """Return True if the server refused the login of a new connection.
+
+    After the login, some of these codes refer to a command of the application.
+    """
     return not attempt.reached_connection and code in causes.LOGIN_REFUSALS
 
 
@@ -312,7 +339,12 @@ def _lookup_passes(error: Exception) -> bool:
 
 
 def _refused_by_tls(error: Exception) -> bool:
-    """The TLS library says no; a peer that hangs up or is slow may not be about TLS at all."""
+    """Return True if the TLS library refused the connection.
+
+    If the server closes the connection or is slow, the problem may not be TLS.
+    """
+    # The TLS library's own error is the cause of pymongo's. If the server closes the connection,
+    # the error has one of the excluded classes.
     cause = error.__cause__
     return (
         isinstance(cause, driver.clients.TLS_ERRORS)

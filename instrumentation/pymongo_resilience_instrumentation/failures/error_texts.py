@@ -1,4 +1,6 @@
-"""What an error states to people and to telemetry: its origin, its outcome, and its safe text."""
+"""Texts of errors for users and telemetry: where an error came from, its outcome, and its safe
+text.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ OUTCOMES = {
     Rule.BUDGET: "budget",
     Rule.BREAKER: "breaker_open",
 }
-"""By the rule that declined a retry; the words of the telemetry contract."""
+"""The outcome that telemetry exports, by the rule that declined a retry."""
 
 
 def outcome_of(operation: Operation, error: BaseException | None) -> str:
-    """``ok``, ``retried_ok``, or the reason why the error reached the application."""
+    """Return ``ok``, ``retried_ok``, or the reason why the error reached the application."""
     outcome = operation.outcome
     if error is None:
         return "retried_ok" if outcome.attempts and outcome.is_retried else "ok"
@@ -44,28 +46,35 @@ def attempts_text(attempts: int) -> str:
 
 
 class Origin(NamedTuple):
-    """Which attempt an error is from. Immutable.
+    """The attempt that an error came from. Immutable.
 
-    Source: Retryable Reads, "If a retry attempt fails": the server is the one that it came from.
+    Source: Retryable Reads, "If a retry attempt fails": the server is that of the reported error.
     """
 
     server: str | None
-    """``"host:port"``; None where none was selected."""
+    """``"host:port"``; None if no server was selected."""
     stage: Stage
     attempts: int
     reasons: Sequence[RetryReason] = ()
-    """One for each retry."""
+    """The reason for each retry."""
 
 
 def state_origin(
     error: PyMongoError, origin: Origin, rule: Rule | None = None, why: str = ""
 ) -> None:
-    """Give ``error`` the attributes ``server``, ``attempts``, ``retry_reasons`` and ``retry_rule``
-    (by which there was no further retry; None where there was nothing to decide), and its text the
-    same at its end: ``why`` is the rule in words. What a server answered to the only attempt is the
-    application's, and its text stays as it is, unless the rule withholds a retry that is normally
-    made. Once: an error may be raised again.
+    """Add the origin of ``error`` to its attributes and to the end of its text.
+
+    The attributes are ``server``, ``attempts``, ``retry_reasons`` and ``retry_rule``. If a server
+    answered the only attempt, the text stays as it is, because it is the application's own error,
+    unless the rule declined a retry that is normally made.
+
+    Args:
+        error: The error; changed only once, because it may be raised again.
+        origin: The attempt.
+        rule: The rule that declined a retry; None if no rule was needed.
+        why: The rule in words.
     """
+    # The same error may be raised again, for example by a cursor.
     if "attempts" in vars(error):
         return
     server, stage, attempts, reasons = origin
@@ -74,6 +83,7 @@ def state_origin(
     )
     if stage is Stage.ANSWERED and attempts == 1 and rule not in WITHHELD:
         return
+    # pymongo's errors carry their text as the first argument.
     if error.args and isinstance(error.args[0], str):
         facts = ", ".join(filter(None, [server, attempts_text(attempts)]))
         text = "; ".join(filter(None, [facts, why]))
@@ -88,19 +98,22 @@ def qualified_name(error: BaseException) -> str:
 
 
 def code_name(error: BaseException) -> str | None:
-    """The server's name of its error code, where it gave one: any other text stays here."""
+    """Return the server's name of its error code, or None. Any other text may not be exported."""
     details = attribute(error, "details")
     return redaction.code_name(details.get("codeName") if isinstance(details, dict) else None)
 
 
 def safe_message(error: BaseException) -> str:
-    """Class, code and code name: no text of a server or a document leaves at default settings."""
+    """Return class, code and code name: all that is exported by default."""
     return redaction.error_name(error, attribute(error, "code"), code_name(error))
 
 
 def local_text(error: BaseException) -> str | None:
-    """Return what this machine reports: its operating system, TLS library, or resolver, a proxy's
-    socket class, or pymongo about a connection. None if a server may have written the text."""
+    """Return a text that this machine wrote, or None if a server may have written it.
+
+    It may come from the operating system, the TLS library, the resolver, the socket class of a
+    proxy, or from pymongo about a connection.
+    """
     if isinstance(error, (ConnectionFailure, ConfigurationError)):
         if attribute(error, "details"):
             return None

@@ -1,8 +1,8 @@
-"""Which error codes lead to which RetryReason, and the errors by which the library itself ends a
-connection. What else leads to a reason: ``classify``, and docs/retries.md.
+"""The RetryReason of each error code, and the errors with which the library ends connections.
 
-Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Couchbase RFC 0049
-("RetryReason"). The names of codes are the server's.
+Some reasons do not depend on codes; see ``classify`` and docs/retries.md. Sources: Retryable Reads
+("Retryable Error"), Client Backpressure ("Terms"), Couchbase RFC 0049 ("RetryReason"). The names of
+codes are the server's.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ CODES: Final[Mapping[RetryReason, Mapping[int, str]]] = {
         262: "ExceededTimeLimit",
         365: "TemporarilyUnavailable",
         9001: "SocketException",
-        # A router's, for a shard that has no primary or that it could not reach in time.
+        # From a mongos router, for a shard that has no primary or that it could not reach in time.
         90: "CallbackCanceled",
         133: "FailedToSatisfyReadPreference",
         202: "NetworkInterfaceExceededTimeLimit",
         407: "",
-        # A router's that shuts down, or has just dropped its connections to a shard. It may have
-        # sent the command to other shards before.
+        # From a router that shuts down, or that has just dropped its connections to a shard. It may
+        # already have sent the command to other shards.
         145: "PooledConnectionsDropped",
         199: "ReplicaSetMonitorRemoved",
-        # A router's whose routing table was out of date more often than it tries by itself; each
-        # such error makes it read the table anew.
+        # From a router whose routing table was outdated more often than it retries by itself. Each
+        # such error makes it read the table again.
         63: "StaleShardVersion",
         70: "ShardNotFound",
         150: "StaleEpoch",
         249: "StaleDbVersion",
         13388: "StaleConfig",
-        # Before the first batch: the same query once more finds what is there by then.
+        # Raised before the first batch, so the same query can run again.
         175: "QueryPlanKilled",
-        # Overload that was not refused at the door, also as a router relays it: its one label makes
-        # a repetition wait.
+        # Overload that the server noticed while running the command, also if relayed by a router.
+        # Its single label makes retries wait.
         **dict.fromkeys((433, 449, 450, 462, 473), ""),
-        # What servers after 8.0 call retriable.
+        # Codes that servers after 8.0 define as retryable.
         **dict.fromkeys((402, 453, 471, 485, 91331, 10045600), ""),
     },
     RetryReason.WRITE_CONFLICT: {112: "WriteConflict"},
@@ -62,30 +62,35 @@ CODES: Final[Mapping[RetryReason, Mapping[int, str]]] = {
     RetryReason.AUTHENTICATION_ERROR: {18: "AuthenticationFailed"},
     RetryReason.ACCESS_ERROR: {13: "Unauthorized"},
 }
-"""The name of a code is empty where it is not known: that of a server newer than what was tested.
+"""The codes and their names. A name is empty if it is unknown, because the server is newer than
+those tested.
 """
 BY_CODE: Final = {code: reason for reason, codes in CODES.items() for code in codes}
-"""Every other code is the application's own concern."""
+"""The reason of each code. All other codes are errors of the application."""
 LISTED: Final = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
-"""The codes that Retryable Reads lists."""
+"""The codes that the Retryable Reads specification lists."""
 NOT_LISTED: Final = BY_CODE.keys() - LISTED
-"""The codes that MongoDB's specifications do not retry unless a label says so."""
+"""The codes that MongoDB's specifications retry only with a label."""
 RELAYED: Final = frozenset({6, 7, 63, 70, 89, 90, 91, 133, 145, 150, 199, 202, 249, 9001, 13388})
-"""The codes that a router returns for a shard that it could not reach, or find."""
+"""The codes that a router returns for a shard that it could not reach or find."""
 PASSING: Final = BY_CODE.keys() - {13, 18}
-"""The codes after which a write that carries its transaction number is repeated."""
+"""The codes after which a write with a transaction number is retried."""
 
 
 def mark_unsent(error: ExecutionTimeout) -> ExecutionTimeout:
-    """Mark the driver's refusal of a command that has too little time left: it has the class and
-    the shape of a server's error, and nothing was sent."""
+    """Mark pymongo's own error for a command that has too little time left.
+
+    It has the class and the form of a server's error, but nothing was sent.
+    """
     vars(error)["unsent"] = True
     return error
 
 
 class LostConnectionError(OSError):
-    """What ends a connection that the library gives up; pymongo takes it for a network error.
-    Without an errno: a timeout would be none to it."""
+    """The error with which the library ends a connection. pymongo treats it as a network error.
+
+    It has no errno, because pymongo treats some numbers as timeouts.
+    """
 
     def __init__(self, reason: RetryReason, text: str) -> None:
         super().__init__(text)
@@ -93,12 +98,16 @@ class LostConnectionError(OSError):
 
 
 class AttemptTimeoutError(LostConnectionError, TimeoutError):
-    """Nothing was answered in the time of an attempt; pymongo takes it for a network timeout."""
+    """There was no reply within ``attempt_timeout_ms``. pymongo treats it as a network timeout."""
 
     def __init__(self, seconds: float) -> None:
-        text = f"timed out: no answer within {seconds * 1000:.0f} ms"
+        text = f"timed out: no answer within {seconds * 1000:.0f} ms (attempt_timeout_ms)"
         super().__init__(RetryReason.ATTEMPT_TIMEOUT, text)
 
 
 class AttemptInterruptedError(AutoReconnect):
-    """Raised for AutoReconnect itself, which pymongo labels as overload in a handshake."""
+    """The library interrupted an attempt.
+
+    Used instead of AutoReconnect itself, which pymongo labels as overload if it is raised in a
+    handshake.
+    """

@@ -7,15 +7,15 @@ from typing import Self
 
 
 class Symptom(enum.StrEnum):
-    """What is wrong with a server or a deployment; earlier ones explain later ones.
+    """What is wrong with a server or a deployment. Earlier symptoms explain later ones.
 
-    The value is what ``terminal_cause`` and the doctor's JSON have.
+    The value is exported as ``terminal_cause`` and in the doctor's JSON.
     """
 
     says: str
-    """What it is."""
+    """The problem. Completes "Likely cause: ..."."""
     check: str
-    """What to look at."""
+    """What to look at. Completes "Check ..."."""
 
     def __new__(cls, word: str, says: str, check: str) -> Self:
         member = str.__new__(cls, word)
@@ -25,41 +25,53 @@ class Symptom(enum.StrEnum):
 
     SET_NAME = (
         "set_name",
-        "no server belongs to the replica set that the client asks for",
-        "replicaSet in the URI against rs.status(), and that the hosts are those of that set",
+        "no server belongs to the replica set that the URI names",
+        (
+            "that replicaSet in the URI is the name in rs.status(), and that the hosts belong to "
+            "that replica set"
+        ),
     )
     REMOVED = (
         "removed",
-        "the server is not a member of the deployment any more",
-        "rs.conf() for members that were renamed or removed; a new cursor or session finds them",
+        "the server is no longer a member of the deployment",
+        (
+            "rs.conf() for members that were renamed or removed. A new cursor or session uses the "
+            "current members"
+        ),
     )
     PLAIN_PORT = (
         "plain_port",
-        "the client uses TLS and the server on that port does not",
-        "tls in the URI (a mongodb+srv URI switches it on), the port, and the server's TLS mode",
+        "the client uses TLS, but the server on that port does not",
+        (
+            "the tls option in the URI (a mongodb+srv URI turns TLS on), the port, and the "
+            "server's TLS mode"
+        ),
     )
     TLS_PORT = (
         "tls_port",
-        "the server requires TLS and the client connects without it",
-        "that the URI has tls=true",
+        "the server requires TLS, but the client connects without it",
+        "that the URI contains tls=true",
     )
     UNKNOWN_AUTHORITY = (
         "unknown_authority",
-        "the server's TLS certificate is not from an authority that the client trusts",
+        "the client does not trust the authority that issued the server's TLS certificate",
         (
-            "that tlsCAFile is the file of the authority that issued it, intermediates included, "
-            "and whether a proxy in between shows a certificate of its own"
+            "that tlsCAFile contains the issuing authority and all intermediate certificates, and "
+            "whether a proxy in between presents its own certificate"
         ),
     )
     WRONG_HOST_NAME = (
         "wrong_host_name",
-        "the server's TLS certificate is for another host name",
-        "that the URI and the replica set's configuration name the hosts as the certificate does",
+        "the server's TLS certificate was issued for another host name",
+        ("that the URI and the replica set's configuration use the host names in the certificate"),
     )
     EXPIRED = (
         "expired",
         "the server's TLS certificate has expired",
-        "when it was to be renewed, whether the server has loaded the new one, and this clock",
+        (
+            "that the certificate was renewed, that the server has loaded the new one, and the "
+            "clock of this machine"
+        ),
     )
     NOT_YET_VALID = (
         "not_yet_valid",
@@ -68,152 +80,173 @@ class Symptom(enum.StrEnum):
     )
     CLIENT_CERTIFICATE = (
         "client_certificate",
-        "the server refuses the client's TLS certificate, or requires one",
-        "tlsCertificateKeyFile, and that the server's CA file has its authority",
+        "the server refuses the client's TLS certificate, or requires one and got none",
+        (
+            "tlsCertificateKeyFile in the URI, and that the server's CA file contains the "
+            "authority that issued it"
+        ),
     )
     TLS_VERSION = (
         "tls_version",
-        "client and server have no TLS version or cipher in common",
-        "the TLS versions that the server disables, and the OpenSSL of this Python",
+        "the client and the server have no TLS version or cipher in common",
+        "which TLS versions the server disables, and the OpenSSL version of this Python",
     )
     WRONG_SNI = (
         "wrong_sni",
-        "nothing serves the host name that the client asks for in the TLS handshake (SNI)",
+        "no service accepts the host name that the client sends in the TLS handshake (SNI)",
         (
-            "that the URI names the host as the service does, without aliases or IP addresses, and "
-            "the routes of proxies that go by name"
+            "that the URI uses the service's own host name and not an alias or an IP address, and "
+            "that proxies route this name"
         ),
     )
     ACCESS_LIST = (
         "access_list",
         (
-            "the server ends the TLS handshake with an error of its own, as MongoDB Atlas does for "
+            "the server ends the TLS handshake with an internal error, as MongoDB Atlas does for "
             "addresses that are not on the project's IP access list"
         ),
         (
-            "the IP access list against the public address of this machine (of its NAT or VPN), "
-            "whether the cluster is paused, and elsewhere the server's log"
+            "that the access list contains the public address of this machine (or of its NAT or "
+            "VPN), and that the cluster is not paused. Outside of Atlas, check the server's log"
         ),
     )
     NOT_MONGODB = (
         "not_mongodb",
-        "what answers on that port is no MongoDB server",
-        "host and port in the URI",
+        "the server on that port is not a MongoDB server",
+        "the host and port in the URI",
     )
     INCOMPATIBLE = (
         "incompatible",
-        "this pymongo does not support the server's version",
-        "the versions of pymongo and of the server",
+        "this version of pymongo does not support the server's version",
+        "which versions of pymongo and the server work together",
     )
     PASSWORD = (
         "password",
         "the server refused the password",
-        "user, password, authSource and authMechanism",
+        "the user, password, authSource and authMechanism",
     )
     USER = (
         "user",
         "the server does not know the user",
-        "user and authSource; with MONGODB-X509, that $external has the certificate's subject",
+        (
+            "the user and authSource; with MONGODB-X509, that $external contains a user with the "
+            "certificate's subject"
+        ),
     )
     MECHANISM = (
         "mechanism",
-        "the server does not offer the way to log in that the client uses",
-        "authMechanism and authSource in the URI against the server's authenticationMechanisms",
+        "the server does not support the authentication mechanism that the client uses",
+        (
+            "authMechanism and authSource in the URI, and authenticationMechanisms in the server's "
+            "configuration"
+        ),
     )
     LOGIN_REQUIRED = (
         "login_required",
-        "the server requires a login and the client has no user",
-        "that the URI has user and password",
+        "the server requires a login, but the client has no credentials",
+        "that the URI contains a user and a password",
     )
     MISSING_RIGHTS = (
         "missing_rights",
-        "the user may log in and lacks rights",
-        "the user's roles (db.getUser) on the database that the application uses",
+        "the user can log in but lacks permissions",
+        "the user's roles (db.getUser) for the database that the application uses",
     )
     MEMBER_NAMES = (
         "member_names",
-        "the replica set names its members in a way that cannot be reached from here",
-        "that clients reach the host names in rs.conf(); directConnection=true does without them",
+        "the replica set's own host names cannot be reached from this machine",
+        (
+            "that this machine can reach the host names in rs.conf(). For a single member, "
+            "directConnection=true avoids them"
+        ),
     )
     OVERLOADED = (
         "overloaded",
-        "the server is overloaded and rejects requests; it is not down",
+        "the server is running, but it is overloaded and rejects requests",
         (
-            "what overloads it (its own metrics, and how much this application sends), and its "
-            "limits of requests and connections"
+            "the server's metrics, how much this application sends, and the server's limits for "
+            "requests and connections"
         ),
     )
     UNKNOWN_HOST = (
         "unknown_host",
-        "a host name does not resolve here",
-        "the spelling of the host in the URI, and the DNS of this machine or container",
+        "a host name cannot be resolved on this machine",
+        "the spelling of the host in the URI, and the DNS settings of this machine or container",
     )
     UNIX_SOCKET = (
         "unix_socket",
-        "no server can be reached through the unix socket",
+        "no server can be reached through the Unix socket",
         (
-            "the path in the URI, whether the server runs and made the socket "
+            "the path in the URI, that the server is running and creates the socket "
             "(net.unixDomainSocket), and the permissions of the file"
         ),
     )
     REFUSED = (
         "refused",
         "nothing listens on that port",
-        "host and port in the URI, whether the server runs, and where it listens (net.bindIp)",
+        (
+            "the host and port in the URI, that the server is running, and the addresses on which "
+            "it listens (net.bindIp)"
+        ),
     )
     BLACK_HOLE = (
         "black_hole",
-        "no answer to a connection attempt",
-        "firewalls, security groups and IP access lists, routes or VPN, and the address",
+        "connection attempts get no answer",
+        "the address, firewalls, security groups, IP access lists, routes, and the VPN",
     )
     NO_ANSWER = (
         "no_answer",
         "the server has not responded so far",
         (
-            "whether the timeout is longer than connecting takes, firewalls, address, TLS, and "
-            "whether the server hangs; pymongo-resilience doctor tries each step"
+            "the address, firewalls, TLS settings, whether the server hangs, and whether the "
+            "timeout is long enough to connect. Run pymongo-resilience doctor to try each step"
         ),
     )
     NO_TLS_ANSWER = (
         "no_tls_answer",
-        "the server accepts connections and does not answer the TLS handshake",
-        "whether that port uses TLS, whether the process hangs, and proxies in between",
+        "the server accepts connections but does not answer the TLS handshake",
+        "whether that port uses TLS, whether the server process hangs, and proxies in between",
     )
     SILENT = (
         "silent",
-        "the server accepts connections and does not respond",
-        "whether the process hangs (disk, memory), and proxies or load balancers in between",
+        "the server accepts connections but does not respond",
+        (
+            "whether the server process hangs (disk, memory), and proxies or load balancers in "
+            "between"
+        ),
     )
     CLOSES_AFTER_TLS = (
         "closes_after_tls",
-        "the server completes the TLS handshake, then closes the connection",
+        "the server closes the connection right after the TLS handshake",
         (
-            "whether the server trusts the client's certificate, or requires one "
-            "(tlsCertificateKeyFile, the server's log), IP access lists, and proxies whose server "
-            "is down"
+            "whether the server requires a client certificate and trusts it "
+            "(tlsCertificateKeyFile, the server's log), IP access lists, and whether a proxy has "
+            "lost its server"
         ),
     )
     HANGS_UP = (
         "hangs_up",
         "the server closes new connections",
         (
-            "whether both sides use TLS, a restart in progress, the server's connection limit, and "
-            "IP access lists of the server, of proxies and load balancers"
+            "whether both sides use TLS, whether the server is restarting, its connection limit, "
+            "and the IP access lists of the server, proxies and load balancers"
         ),
     )
-    OTHER = "other", "servers fail with other errors", "the error of each server"
+    OTHER = "other", "the servers report other errors", "the error of each server above"
     NO_MAJORITY = (
         "no_majority",
-        "the replica set has no primary, and too few members are reached to elect one",
-        "the members that cannot be reached",
+        "the replica set has no primary, and too few members are reachable to elect one",
+        "the members that are not reachable",
     )
     ELECTION = (
         "election",
         "the replica set has no primary at the moment",
-        "rs.status() if that lasts longer than an election, 12 s by default",
+        "rs.status() if this lasts longer than an election (12 seconds by default)",
     )
     NO_MATCH = (
         "no_match",
-        "servers can be reached, and none matches the read preference",
-        "its mode, its tags and maxStalenessSeconds, and the application's server selector",
+        "servers are reachable, but none matches the read preference",
+        (
+            "the read preference's mode, tags and maxStalenessSeconds, and the application's "
+            "server selector"
+        ),
     )

@@ -1,1 +1,3 @@
-"""What an application asks for, over the seams that the core uses; the core imports none of it."""
+"""Features that an application asks for. They use extension points of the core, which imports none
+of them.
+"""

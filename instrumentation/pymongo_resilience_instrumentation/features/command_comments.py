@@ -1,8 +1,8 @@
-"""Comments on commands, which lead from the server's profiler and slow-query log to the operation's
-span.
+"""Adds the operation's trace as a comment to commands, for the server's profiler and slow-query
+log.
 
-All attempts of an operation share that span: a repeated write is the same to the last byte, and the
-server recognises it.
+All attempts of an operation share its span, so a retried write has the same bytes, and the server
+recognizes it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ COMMENTED = frozenset({
     "findAndModify", "getMore", "insert", "killCursors", "listCollections", "listDatabases",
     "listIndexes", "renameCollection", "update",
 })  # fmt: skip
-"""What shows up in the profiler. mongod takes a comment with any command (generic arguments)."""
+"""Commands that appear in the profiler. mongod accepts a comment with any command (generic
+arguments).
+"""
 MONGODB_4_4 = 9
-"""Its wire version. Before, a server refuses an argument that it does not know."""
+"""Its wire version. Older servers reject arguments that they do not know."""
 PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def plug_in(runtime: Runtime, apply_patches: Any) -> None:
-    """Around a connection's method that each command passes on its way, with the command."""
+    """Wrap the method of connections that every command passes through."""
     if not runtime.config.command_comment:
         return
     enabled_flag = runtime.enabled_flag
@@ -52,8 +54,8 @@ def plug_in(runtime: Runtime, apply_patches: Any) -> None:
 
 
 def _add_comment(operation: Operation, command: Any, client: Any) -> None:
-    # Without a client it is a handshake, an authentication or a monitor's; the document of a
-    # runCommand is the application's own: what is put there would stay there.
+    # Without a client, the command is a handshake, an authentication, or a monitor's. The document
+    # of a runCommand belongs to the application, which would keep the comment.
     if operation.span is None or client is None or operation.name == "runCommand":
         return
     if next(iter(command)) in COMMENTED and command.get("comment") is None:

@@ -1,9 +1,9 @@
-"""update_many and delete_many whose filter pins ``_id``: sent as writes to one document.
+"""Sends update_many and delete_many with a fixed ``_id`` as writes to one document.
 
-Those carry a transaction number, so they are repeated and applied once. Django's ``save()`` sends
-such writes. Nothing is asked before: where the server refuses one document alone, before anything
-is written, the operation is sent as it is, and its namespace is left alone from then on. Never
-behind mongos, where two shards may have documents of one ``_id``.
+Such writes carry a transaction number, so they can be retried safely. Django's ``save()`` sends
+them. If the server refuses the write to one document, before anything is written, the original
+write is sent, and its namespace is no longer changed in this way. Never behind mongos, where two
+shards may have documents with the same ``_id``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,24 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
 REPLICA_SETS = ("ReplicaSetWithPrimary", "ReplicaSetNoPrimary")
 REFUSALS = (20, 72, 263)
-"""With these a server refuses writes to one document, as of a time-series collection, before
-anything is written."""
+"""Codes with which a server refuses writes to one document before anything is written, for example
+in a time-series collection.
+"""
 VALUES = frozenset({
     ObjectId, str, int, float, bool, bytes, dt.datetime, uuid.UUID,
     Binary, Decimal128, Int64, Timestamp,
 })  # fmt: skip
-"""Exactly these types: another may be encoded as an operator, and a regular expression is none."""
+"""Only exactly these types. Others may be encoded as an operator, and a regular expression is not a
+value.
+"""
 REMEMBERED = 1000
-"""Namespaces of one client; an application may name collections by the day."""
+"""Maximum number of namespaces of one client. Some applications create a collection for each
+day.
+"""
 left_alone: ByClient[dict[str, None]] = ByClient(lambda _: {})
-"""Namespaces in which the server refuses writes to one document, by the identity of the client,
-the one refused longest ago first."""
+"""Namespaces in which the server refuses writes to one document, by client, oldest refusal
+first.
+"""
 
 
 def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
@@ -51,7 +57,7 @@ def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
 
 
 def _sender(public: PublicMethod) -> Send | None:
-    """Sends a write to one document where it can."""
+    """Return a function that sends a write to one document if possible."""
     twin = vars(public.owner).get(TWINS[public.entry.method])
     if twin is None:
         return None
@@ -92,7 +98,9 @@ class _Single(NamedTuple):
         return await original(*args, **kwargs)
 
     def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-        """What sends the operation for one document; None where it is to be sent as it is."""
+        """Return a function that sends the operation for one document, or None to send it
+        unchanged.
+        """
         with contain_internal_errors("before a write"):
             operation: Any = in_progress.current()
             if not pins_id(args[1] if len(args) > 1 else kwargs.get("filter")):
@@ -101,7 +109,8 @@ class _Single(NamedTuple):
                 return None
             try:
                 (_, target), *values = self.signature.bind(*args, **kwargs).arguments.items()
-            except TypeError:  # the driver's to refuse, as is what is no session
+            except TypeError:
+                # Let pymongo raise the error for invalid arguments.
                 return None
             arguments, client = dict(values), operation.client
             session = arguments.get("session") or operation.session
@@ -123,8 +132,11 @@ class _Single(NamedTuple):
 
 
 def _leave_alone(operation: Operation, error: OperationFailure) -> None:
-    """Note the namespace; raises the error unless it is a refusal of the only attempt, which shows
-    that nothing was written. An earlier attempt may have been executed."""
+    """Remember the namespace, or raise the error.
+
+    Raises the error unless the server refused the only attempt, which proves that nothing was
+    written. An earlier attempt may have been applied.
+    """
     details = error.details or {}
     if error.code not in REFUSALS or details.get("n") or operation.outcome.retry_reasons:
         raise error
@@ -135,15 +147,17 @@ def _leave_alone(operation: Operation, error: OperationFailure) -> None:
 
 
 def pins_id(criteria: Any) -> bool:
-    """Whether a condition that holds for all matches is that ``_id`` equals one value: it is
-    unique under the collation of its collection."""
+    """Return True if every match must have one given ``_id``.
+
+    An ``_id`` is unique under the collation of its collection.
+    """
     if type(criteria) not in (dict, SON):
         return False
     value = criteria.get("_id")
     if type(value) in (dict, SON) and len(value) == 1:
         ((operator, operand),) = value.items()
-        one = operator == "$in" and type(operand) in (list, tuple) and len(operand) == 1
-        value = operand[0] if one else operand if operator == "$eq" else value
+        is_single = operator == "$in" and type(operand) in (list, tuple) and len(operand) == 1
+        value = operand[0] if is_single else operand if operator == "$eq" else value
     if _is_value(value):
         return True
     parts = criteria.get("$and")
@@ -151,7 +165,11 @@ def pins_id(criteria: Any) -> bool:
 
 
 def _is_value(value: Any) -> bool:
-    """An ``_id`` is never an array, and one that is null may be one that is not there."""
+    """Return True if the filter's ``_id`` is a plain value.
+
+    Arrays are excluded because an ``_id`` cannot be one, and null because it also matches documents
+    without an ``_id``.
+    """
     if type(value) in (dict, SON):
         return all(type(name) is str and not name.startswith("$") for name in value)
     return type(value) in VALUES

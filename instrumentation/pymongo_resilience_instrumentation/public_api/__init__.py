@@ -1,5 +1,5 @@
-"""The public methods of pymongo and its constructors: an operation begins and ends here.
+"""Wrappers of pymongo's public methods and constructors, where operations begin and end.
 
-``public_methods`` makes the operation around a method; ``client_setup`` gives a new client its
-listeners, budget and selector; ``statuses`` is ``status(client)``.
+``public_methods`` creates the operation around a method. ``client_setup`` gives new clients their
+listeners, budget and selector. ``statuses`` implements ``status(client)``.
 """

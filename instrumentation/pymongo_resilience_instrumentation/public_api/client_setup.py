@@ -1,5 +1,8 @@
-"""What runs in place of a client's constructor: a new client gets our listeners, a retry budget and
-a selector, and gives us the options that are ours."""
+"""Wraps clients' constructors.
+
+A new client gets the library's listeners, a retry budget and a selector, and the library's own
+options are removed from its arguments.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FOLDER = str(Path(__file__).parents[1])
-"""This package's."""
+"""The folder of this package."""
 
 
 class _Construction(Entered):
-    """One run of a client's constructor."""
+    """One call of a client's constructor."""
 
     __slots__ = ("arguments", "looks_up")
 
@@ -46,18 +49,21 @@ class _Construction(Entered):
         super().__init__(client)
         self.arguments = arguments
         self.looks_up = looks_up
-        """The hosts come from SRV records, which are looked up again if name servers fail."""
+        """True if the hosts come from SRV records, so that the lookup is retried if name servers
+        fail.
+        """
 
 
 class Constructor(Interceptor):
-    """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
+    """Wraps a client's ``__init__``: adds listeners, and removes the library's own options."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._by_specification = isinstance(runtime.rules.strategy, MongoDB)
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - as above
-        # Also while it is switched off: an application that gives the option has to start.
+        # Active even while the library is off, so that an application that passes the options can
+        # start.
         return super().wrapper(EnabledFlag(on=True), asynchronous)
 
     def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Construction:
@@ -90,35 +96,41 @@ class Constructor(Interceptor):
 
 
 def _look_up(runtime: Runtime, client: AnyClient, construct: Callable[[], None]) -> None:
-    """Run the constructor for a mongodb+srv URI, which in ``MongoClient`` ends with a lookup of its
-    hosts. If name servers fail, look again until the configured timeout expires, or once without
-    one. An ``AsyncMongoClient`` does it in its first operation, which is retried as a whole."""
+    """Run the constructor for a mongodb+srv URI, and retry the DNS lookup.
+
+    The constructor of ``MongoClient`` ends with the lookup. If name servers fail, it is retried
+    until the configured timeout expires, or once without a timeout. An ``AsyncMongoClient`` does
+    the lookup in its first operation, which is retried as a whole.
+    """
     clock, timeout = runtime.executor.clock, (runtime.config.timeout_ms or 0) / 1000
     began, waited, attempts = clock.now(), 0.0, 0
     while True:
-        # A clock that stands still, as a test's may, must not keep this loop going.
-        left = timeout - max(waited, clock.now() - began)
+        # A clock that stands still, as in a test, must not keep this loop running.
+        remaining = timeout - max(waited, clock.now() - began)
         try:
-            with driver.csot.within(left) if timeout else NO_DEADLINE:
+            with driver.csot.within(remaining) if timeout else NO_DEADLINE:
                 construct()
         except ConfigurationError as error:
             attempts += 1
             delay = backoff.controlled(attempts)
-            longest = max(waited, clock.now() - began) + delay
-            fits = longest < timeout if timeout else attempts == 1
+            end_of_wait = max(waited, clock.now() - began) + delay
+            fits = end_of_wait < timeout if timeout else attempts == 1
             passes = driver.clients.lookup_may_succeed_later(error, has_deadline=bool(timeout))
             if not (fits and passes):
                 raise
             clock.sleep(delay)
             waited += delay
+            # The constructor has done everything except discovery. Only repeat that part.
             construct = partial(driver.clients.begin_looking_for_servers, client)
         else:
             return
 
 
 class FromOptions(Interceptor):
-    """What uses a client's options: it adds our listeners and our selector, which the options do
-    not show."""
+    """Wraps the method that uses a client's options: adds the library's listeners and selector.
+
+    The client's options do not show them.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -140,13 +152,15 @@ class FromOptions(Interceptor):
 def _configure(
     runtime: Runtime, client: AnyClient, adaptive: bool | None, tracing_option: Mapping[str, Any]
 ) -> None:
-    """Note what the client was given for us, and the listeners that it gets."""
+    """Store the client's options for the library, and the listeners that it gets."""
     refusal = self_check.refusal()
     if refusal is not None:
-        # The process was patched after instrument(), which cannot be noticed when it happens.
+        # The process was monkey-patched after instrument(), which cannot be detected when it
+        # happens.
         runtime.enabled_flag.turn(on=False)
-        logger.error("%s; pymongo-resilience is switched off from now on", refusal)
+        logger.error("%s. pymongo-resilience is off from now on", refusal)
         return
+    # Spans may be open when the process exits.
     deferred.run_at_exit()
     if adaptive is not None:
         setattr(client, client_options.KEPT, adaptive)
@@ -156,8 +170,10 @@ def _configure(
 
 
 def carry_over(runtime: Runtime, client: AnyClient) -> bool:
-    """What a client has of an earlier ``instrument()`` reports to this one. False where a new
-    client has more now."""
+    """Connect a client's listeners from an earlier ``instrument()`` to this one.
+
+    Return False if a new client would get more than that.
+    """
     state = runtime.clients.known(client)
     if state is None or state.limits is None:
         return False
@@ -168,6 +184,7 @@ def carry_over(runtime: Runtime, client: AnyClient) -> bool:
     for each in driver.clients.listeners_of(client):
         made = wanted.pop(type(each), None)
         if made is None:
+            # The new configuration does not need this listener, so turn it off.
             each.enabled_flag = EnabledFlag()
         else:
             vars(each).update(vars(made))
@@ -177,16 +194,16 @@ def carry_over(runtime: Runtime, client: AnyClient) -> bool:
 
 
 def _listeners(runtime: Runtime, client: AnyClient, tracing: Tracing) -> list[Any]:
-    """The listeners of one client: only what is consumed, since each listener costs.
+    """Return the listeners for a client: only those that are needed, because each one costs time.
 
-    No server or topology listeners: with one, ``close()`` takes half a second longer, and an async
-    client can no longer be made outside of a running event loop.
+    There are no server or topology listeners. With one, ``close()`` would take half a second
+    longer, and an async client could no longer be created outside of a running event loop.
     """
     spans = runtime.telemetry.command_spans if tracing.enabled else None
     metrics = runtime.telemetry.driver_metrics
     flag = runtime.enabled_flag
     chosen: list[Any] = []
-    # Where pymongo's own loop decides, only a command's event shows which server it went to.
+    # If pymongo's own loop decides, only a command's event shows which server it was sent to.
     if spans is not None or (metrics is not None and not runtime.owns_retries):
         contrib = spans is not None and client_tracing.contrib_is_active()
         if contrib:

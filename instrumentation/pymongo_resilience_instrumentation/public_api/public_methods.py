@@ -1,4 +1,4 @@
-"""What runs in place of pymongo's public methods: an operation begins and ends here."""
+"""Wraps pymongo's public methods, where operations begin and end."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import ChangeStream, Cursor
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
-"""The first parameters of each ``watch``."""
+"""The first parameters of every ``watch``."""
 
 
 class PublicMethod(OperationInterceptor):
-    """A method of the public API: one operation, one operation span, one deadline."""
+    """Wraps a method of the public API: one operation, one span, one deadline."""
 
     runtime: Runtime
     prepare: Callable[[Operation, tuple[Any, ...], dict[str, Any]], None] | None = None
-    """Once the operation has begun; raises ConfigurationError for what the application gave."""
+    """Called when the operation has begun. Raises ConfigurationError for invalid arguments."""
 
     def __init__(self, runtime: Runtime, owner: type, entry: PublicOperation) -> None:
         super().__init__(runtime)
         self.owner = owner
         self.entry = entry
         self.found: Any = vars(owner).get(entry.method)
-        """The attribute of the class, perhaps another library's wrapper."""
+        """The attribute of the class, possibly another library's wrapper."""
         self.asynchronous = is_async(self.found)
         code = getattr(inspect.unwrap(self.found), "__code__", None) if self.found else None
         names = code.co_varnames[1 : code.co_argcount] if code else ()
         self._session_at = names.index("session") if "session" in names else None
-        """Where among the positional arguments the session is."""
+        """The position of the session among the positional arguments."""
         self.plug_in(runtime.senders.get(entry.method, ()))
 
     def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
@@ -71,6 +71,7 @@ class PublicMethod(OperationInterceptor):
             and not (name in CHANGES and _is_called_by_application(name, target))
         ):
             return None
+        # The session may be passed by position or keyword, or be bound with ``session.bind()``.
         session, at = kwargs.get("session"), self._session_at
         if session is None and at is not None and len(args) > at:
             session = args[at]
@@ -115,7 +116,7 @@ class PublicMethod(OperationInterceptor):
 
 
 class CursorMethod(PublicMethod):
-    """One that gives a cursor, which takes its policy and its timeout along."""
+    """Wraps a method that returns a cursor, which takes its policy and timeout along."""
 
     def prepare(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         writes = precedence.write_stage(args, kwargs)
@@ -135,12 +136,13 @@ class CursorMethod(PublicMethod):
 
 
 class WatchMethod(PublicMethod):
-    """One that gives a change stream. Always by iteration, whatever mode is set: watch has no
-    timeoutMode."""
+    """Wraps a method that returns a change stream. Its timeout always applies to each batch,
+    whatever the mode, because watch has no timeoutMode.
+    """
 
     def prepare(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(WATCH, args, strict=False), **kwargs)
-        precedence.check_max_await(operation.limits, given.get("max_await_time_ms"))
+        arguments = dict(zip(WATCH, args, strict=False), **kwargs)
+        precedence.check_max_await(operation.limits, arguments.get("max_await_time_ms"))
 
     def succeeded(self, operation: Operation, stream: ChangeStream) -> ChangeStream:
         try:
@@ -155,6 +157,8 @@ class WatchMethod(PublicMethod):
                 driver.cursors.set_timeout_of_each_call(stream, None if configured else seconds)
             timeout, _ = limits.to_keep()
             if timeout is not None:
+                # A configured timeout applies to each command; one of the application to each
+                # ``next``.
                 each_batch = seconds if configured else None
                 kept = precedence.CursorTimeout(
                     each_batch,
@@ -179,8 +183,11 @@ def public_method(runtime: Runtime, owner: type, entry: PublicOperation) -> Publ
 
 
 def _is_called_by_application(name: str, target: Target) -> bool:
-    """The driver never writes inside of an operation, nor changes other collections inside of one:
-    the application does, from a listener or from what it inserts."""
+    """Return True if an operation inside another one was called by the application.
+
+    pymongo itself never writes inside an operation, nor changes other collections. The application
+    does, from a listener or from the iterable that it inserts.
+    """
     operation = in_progress.current()
     if operation is None:
         return False

@@ -1,4 +1,4 @@
-"""What is known of a client and its servers, for ``status(client)``."""
+"""Collects the state of a client and its servers for ``status(client)``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def status(client: AnyClient, runtime: Runtime | None) -> ClientStatus:
-    """Answers :func:`pymongo_resilience.status` for a client; ``runtime`` is None while nothing
-    is instrumented."""
+    """Implementation of :func:`pymongo_resilience.status`. ``runtime`` is None while the library is
+    off.
+    """
     described = client.topology_description
     budget = hedges = dead_peer_s = None
     breakers: Mapping[Address, Snapshot] = {}

@@ -1,5 +1,6 @@
-"""The reason for which a connection was lost, if pymongo knows only that it was lost; and
-connections to dead peers, which are closed."""
+"""Finds the reason why a connection was lost if pymongo does not know it, and closes connections to
+dead peers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of connections, and with what."""
+    """Yield the methods of connections to wrap, and their interceptors."""
     for owner in driver.connections.connections_with(driver.connections.FAILED):
         yield owner, driver.connections.FAILED, RaiseConnectionFailure(runtime)
     for owner in driver.connections.connections_with(driver.connections.HELLO):
@@ -32,13 +33,15 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
 
 
 class RaiseConnectionFailure(Interceptor):
-    """What ends a connection: closes it, and always raises."""
+    """Wraps the method that closes a connection after an error. It always raises."""
 
     def __init__(self, runtime: Runtime) -> None:
+        # Not every operating system can tell when a peer last acknowledged a packet.
         self._seconds = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
 
     def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
         connection, *args = all_args
+        # pymongo passes the error by position or by keyword.
         [error] = args or kwargs.values()
         if not isinstance(error, Exception):
             return None
@@ -52,14 +55,20 @@ class RaiseConnectionFailure(Interceptor):
 
 
 def _dead_peer(seconds: int) -> LostConnectionError:
-    text = f"connection closed: the server's host has acknowledged nothing for {seconds} s"
+    text = (
+        f"connection closed: the server's host has acknowledged no packet for {seconds} s. Check "
+        "the host and the network path to it"
+    )
     return LostConnectionError(RetryReason.DEAD_PEER, text)
 
 
 class DeadPeers(Interceptor):
-    """Before each run of a client's background task, once a second: end the attempts whose requests
-    the server's host does not acknowledge. The kernel does so only after a quarter of an hour, and
-    its option for less time also ends connections to hosts that answer, but have no room."""
+    """Ends attempts whose requests the server's host does not acknowledge.
+
+    Runs before each run of a client's background task, once a second. The kernel alone would give
+    up after about 15 minutes. Its option for a shorter time would also end connections to hosts
+    that respond but whose buffers are full.
+    """
 
     def __init__(self, runtime: Runtime, seconds: int) -> None:
         self._runtime = runtime
@@ -69,6 +78,7 @@ class DeadPeers(Interceptor):
         for attempt in self._runtime.attempts_in_flight():
             with contain_internal_errors("before the background task"):
                 connection = attempt.connection or attempt.operation.handshaking
+                # Look at the connection of the attempt, or at the one that it is creating.
                 if (
                     attempt.client is args[0]
                     and connection is not None
@@ -91,15 +101,16 @@ def _named(connection: Connection, error: Exception, seconds: int) -> Exception:
     if reason is None:
         return error
     driver.connections.count_lost(connection, reason.reason.value)
-    named: Exception = reason
+    named_error: Exception = reason
     if reason.reason is RetryReason.INTERRUPTED:
-        named = AttemptInterruptedError(f"{address_text(connection.address)}: {reason}")
-        named.__cause__ = reason
-    return named
+        # pymongo labels a plain AutoReconnect as overload if it is raised in a handshake.
+        named_error = AttemptInterruptedError(f"{address_text(connection.address)}: {reason}")
+        named_error.__cause__ = reason
+    return named_error
 
 
 class Hello(Interceptor):
-    """The handshake of a connection for operations."""
+    """Wraps the handshake of connections for operations."""
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         if (operation := in_progress.current()) is not None:

@@ -1,9 +1,9 @@
-"""Which errors may change what a client knows of a server, decided in one place.
+"""Decides which errors may change what a client knows about a server.
 
-A server whose rate limiter has no tokens left rejects every command, hello and login of a new
-connection included. pymongo 4.20 takes a rejected handshake for a dead server: it marks the
-server Unknown, clears its pool, and looks again up to ten seconds later. But a server that
-rejects a command is alive, and remains what it was.
+An overloaded server may reject every command, including the hello and the login of a new
+connection. pymongo 4.20 treats a rejected handshake like a dead server: it marks the server
+Unknown, clears its pool, and checks it again up to ten seconds later. But a server that rejects a
+command is alive, so its description must not change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """Yield what to wrap of topologies, and with what."""
+    """Yield the methods of topologies to wrap, and their interceptors."""
     if RecoveryStep.REJECTIONS in runtime.config.disabled_recovery:
         return
     for owner in driver.clients.classes("topology", "Topology"):
@@ -34,23 +34,28 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
 
 
 def _rejects_handshake(_topology: Topology, args: tuple[Any, ...]) -> bool:
-    """``args`` of ``handle_error``: the failed attempt's server, and its error with context."""
+    """Return True if the server rejected a handshake.
+
+    ``args`` are those of ``handle_error``: the address, and the error with its context.
+    """
     _address, context = args
+    # After the handshake, pymongo does not treat a rejection as a lost server.
     return not context.completed_handshake and is_rejection(context.error)
 
 
 def _rejects_check(topology: Topology, args: tuple[Any, ...]) -> bool:
-    """``args`` of ``on_change`` begin with what a monitor's check has found.
+    """Return True if the server rejected a monitor's check.
 
-    A server that the client has not reached yet, or has lost, stays Unknown: its hello would have
-    said what it is.
+    ``args`` are those of ``on_change``; the first is the result of the check. A server that the
+    client has not reached yet, or has lost, stays Unknown, because only its hello could report its
+    type.
     """
     found = args[0]
     return is_rejection(found.error) and driver.monitors.is_known(topology, found.address)
 
 
 class UnlessRejected(Interceptor):
-    """Leaves out what pymongo does about an error if the server has rejected a command."""
+    """Skips pymongo's reaction to an error if the server has rejected a command."""
 
     def __init__(self, is_rejected: Callable[[Topology, tuple[Any, ...]], bool]) -> None:
         self._is_rejected = is_rejected
@@ -61,7 +66,7 @@ class UnlessRejected(Interceptor):
         return Entered(topology) if rejected else None
 
     def send(self, *_given: Any, **_kwargs: Any) -> None:
-        """In place of pymongo's method."""
+        """Called in place of pymongo's method: does nothing."""
 
     async def send_async(self, *_given: Any, **_kwargs: Any) -> None:
-        """In place of pymongo's coroutine function."""
+        """Called in place of pymongo's coroutine function: does nothing."""

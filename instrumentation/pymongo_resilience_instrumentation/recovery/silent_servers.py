@@ -1,9 +1,7 @@
-"""Servers that no longer answer: attempts that wait for one are interrupted, if they would be
-retried.
+"""Interrupts attempts that wait for a server that no longer responds, if they would be retried.
 
-A server is asked whether it lives if another one has become the primary in its place, or if an
-attempt has waited long for it and could go to another server. One thread of the process waits for
-the answers.
+A server is checked if another one has become primary in its place, or if an attempt has waited long
+and could go to another server. One thread per process waits for the replies.
 """
 
 from __future__ import annotations
@@ -42,35 +40,36 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE_SHARE, PATIENCE = 0.25, 5.0
-"""The part of its timeout, or without one the seconds, for which an attempt that could go to
-another server waits before its server is asked whether it lives."""
+"""How long an attempt waits before its server is checked, if it could go to another server: a part
+of its timeout, or seconds without one.
+"""
 ASK_EVERY = 10.0
-"""Seconds between two such questions to a server."""
+"""Seconds between two checks of the same server."""
 LOOKS = 10
-"""How many times a silent server's attempts are looked for: some connect late."""
+"""How many times to look for attempts on a silent server. Some connect late."""
 TICK = 0.05
-"""Seconds between two looks of the watcher at its questions."""
+"""Seconds between two looks of the watcher."""
 THREAD = "pymongo_resilience_recovery"
 BUILT_IN = tuple(type(each) for each in NAMED.values())
-"""Another strategy is the application's, and is asked about failures that happened only."""
+"""The library's own strategies. A strategy of the application is called only for real failures."""
 DOING = "while a server was asked whether it lives"
 
 
 class Suspicion(NamedTuple):
-    """Why a server is asked whether it lives, and what follows if it does not answer."""
+    """Why a server is checked, and what happens if it does not respond."""
 
     answers_within: float
-    """Seconds that the server has to answer a check."""
+    """Seconds in which the server must respond to the check."""
     text: str
-    """What has happened to an attempt that was interrupted."""
+    """The text for attempts that were interrupted."""
     needs_choice: bool
-    """Interrupt only attempts that could go to another server."""
+    """Only interrupt attempts that could go to another server."""
 
 
 REPLACED = Suspicion(
     0.2, "interrupted: the server is no longer the primary and does not answer", needs_choice=False
 )
-# Longer than a former primary, which is known to have been replaced.
+# Longer than above: a server may be slow, whereas the other one is known to have been replaced.
 UNANSWERED = Suspicion(
     1.0,
     "interrupted: the server does not answer, and another one can be used",
@@ -79,14 +78,14 @@ UNANSWERED = Suspicion(
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of topologies, and with what."""
+    """Yield the methods of topologies to wrap, and their interceptors."""
     if RecoveryStep.INTERRUPTIONS not in runtime.config.disabled_recovery:
         for owner in driver.clients.classes("topology", "Topology"):
             yield owner, driver.monitors.CHANGE, PrimaryChange(runtime)
 
 
 class PrimaryChange(Interceptor):
-    """A topology takes note of a server's new description."""
+    """Runs when a topology receives a server's new description."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -100,11 +99,12 @@ class PrimaryChange(Interceptor):
 
 
 def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
-    """Called once a second by the client's background task: ask servers whether they live if an
-    attempt has waited long for one and could go to another.
+    """Check the servers for which an attempt has waited long if it could go to another server.
 
-    An attempt on a frozen router would take all the time that its operation has. It has no time
-    limit of its own: if its server answers the check, the operation is merely slow, and goes on."""
+    Called once a second by the client's background task. An attempt on a frozen router would
+    otherwise take all the time of its operation. An attempt has no time limit of its own here: if
+    its server responds to the check, the operation is only slow, and continues.
+    """
     for attempt in runtime.attempts_in_flight():
         server = attempt.server
         if server is None or attempt.client is not client or not _has_waited_long(runtime, attempt):
@@ -118,6 +118,7 @@ def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
 def _has_waited_long(runtime: Runtime, attempt: RetryLoop) -> bool:
     operation, now = attempt.operation, runtime.executor.clock.now()
     connection = attempt.connection or operation.handshaking
+    # An attempt without a connection is limited by other timeouts.
     if attempt.server is None or connection is None:
         return False
     timeout = operation.limits.timeout
@@ -126,13 +127,15 @@ def _has_waited_long(runtime: Runtime, attempt: RetryLoop) -> bool:
     if waited < patience or not driver.selection.has_choice(attempt.attempts):
         return False
     topology = driver.clients.topology_of(attempt.client)
-    answered = driver.monitors.last_reply_at(topology, driver.selection.address(attempt.server))
-    return driver.csot.now() - answered >= patience
+    last_reply = driver.monitors.last_reply_at(topology, driver.selection.address(attempt.server))
+    return driver.csot.now() - last_reply >= patience
 
 
 @dataclass(slots=True, eq=False)
 class LivenessCheck:
-    """Whether one server lives, as one client sees it. The watcher's thread alone changes it."""
+    """A check whether one server is alive, as seen by one client. Changed only by the watcher's
+    thread.
+    """
 
     runtime: Runtime
     topology: Topology
@@ -143,8 +146,8 @@ class LivenessCheck:
     looks: int = 0
 
     def tick(self) -> bool:
-        """Called every ``TICK`` seconds. Return True if the question is settled."""
-        # Ticks are counted: a test may have frozen the clock.
+        """Called every ``TICK`` seconds. Return True when the check is done."""
+        # Count ticks instead of reading the clock, which a test may have frozen.
         self.ticks += 1
         if self.ticks * TICK < self.suspicion.answers_within:
             return False
@@ -153,9 +156,10 @@ class LivenessCheck:
         return self._look() or self.looks >= LOOKS
 
     def _look(self) -> bool:
-        """Interrupt what waits for the server needlessly; True if nothing may be interrupted."""
+        """Interrupt attempts that wait for the server. Return True if none may be interrupted."""
         pool = driver.connections.pool_at(self.topology, self.address)
         answered = driver.monitors.last_reply_at(self.topology, self.address) >= self.asked_at
+        # The server has left, has answered, or the library was turned off.
         if pool is None or pool.closed or answered or not self.runtime.enabled_flag.on:
             return True
         for attempt in self.runtime.attempts_in_flight():
@@ -165,7 +169,10 @@ class LivenessCheck:
         return False
 
     def _interrupt(self, attempt: RetryLoop, pool: Pool) -> None:
+        """Interrupt one attempt, unless the server responds to it or it would not be retried."""
         connection: Connection | None = attempt.connection or attempt.operation.handshaking
+        # Data that arrives on the connection shows that the server is alive, whatever its monitor
+        # sees.
         if (
             connection is not None
             and driver.connections.is_of(connection, pool)
@@ -178,21 +185,25 @@ class LivenessCheck:
 
 
 class Watcher:
-    """The questions of all clients, and the process's one thread that looks at them. It runs while
-    there are any. Thread-safe."""
+    """The checks of all clients, and the one thread that watches them. Thread-safe.
+
+    The thread runs only while there are checks.
+    """
 
     def __init__(self) -> None:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the questions are the parent's, as is the thread."""
+        """Remove all checks in a forked child. They and the thread belong to the parent."""
         self._lock = threading.Lock()
         self._questions: list[LivenessCheck] = []
         self._is_running = False
 
     def ask(self, question: LivenessCheck) -> None:
-        """Have the server checked, and interrupt what waits for it if it does not answer. Never
-        waits."""
+        """Start a check of a server, and interrupt the attempts on it if it does not respond. Never
+        waits.
+        """
+        # Ask before the watcher looks, so that its look does not count an older answer.
         driver.monitors.request_check(question.topology, question.address)
         with self._lock:
             self._questions.append(question)
@@ -205,37 +216,43 @@ class Watcher:
             time.sleep(TICK)
             with self._lock:
                 questions = list(self._questions)
-            settled = [each for each in questions if _is_settled(each)]
+            settled = [question for question in questions if _is_settled(question)]
             with self._lock:
-                for each in settled:
-                    self._questions.remove(each)
+                for question in settled:
+                    self._questions.remove(question)
                 if not self._questions:
                     self._is_running = False
                     return
-            # Or this frame keeps their clients alive during the next wait.
+            # Otherwise this frame would keep the clients alive during the next wait.
             del questions, settled
 
 
 def _is_settled(question: LivenessCheck) -> bool:
     try:
         return question.tick()
-    except Exception:  # no signal handler runs in this thread
+    except Exception:
+        # No signal handler runs in this thread, so any exception is a bug of the library.
         logger.exception("internal error in pymongo-resilience %s", DOING)
         return True
 
 
 watcher = Watcher()
-"""The process's."""
+"""The watcher of this process."""
 
 
 def would_be_retried(runtime: Runtime, attempt: RetryLoop) -> bool:
-    """Whether the rules would retry the attempt if it was interrupted now. Called in another
-    thread or task: a first attempt's deadline counts only if the operation has it."""
+    """Return True if the rules would retry the attempt if it were interrupted now.
+
+    Called in another thread or task, so the deadline of a first attempt is taken from its
+    operation.
+    """
     if attempt.state is not None:
-        # What the operation's own thread knows, after the failures that it has seen.
+        # Copy what the operation's own thread knows, so that counting the failure here does not
+        # change it.
         state = replace(attempt.state, reasons=[*attempt.state.reasons])
     else:
         state = _state_of_first_attempt(runtime, attempt)
+    # Do not call the application's strategy for a failure that has not happened.
     if not isinstance(state.strategy, BUILT_IN):
         return False
     failure = Failure(
@@ -251,6 +268,6 @@ def would_be_retried(runtime: Runtime, attempt: RetryLoop) -> bool:
 def _state_of_first_attempt(runtime: Runtime, attempt: RetryLoop) -> RetryState:
     state, operation = retry_state_of(attempt), attempt.operation
     if timeout := operation.limits.timeout:
-        left = timeout - operation.elapsed()
-        state.deadline = Deadline.after(runtime.executor.clock, left)
+        remaining = timeout - operation.elapsed()
+        state.deadline = Deadline.after(runtime.executor.clock, remaining)
     return state

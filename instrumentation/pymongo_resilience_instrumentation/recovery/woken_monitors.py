@@ -1,6 +1,8 @@
-"""Monitors that check a lost server sooner: woken after a network error, or if an operation waits
-for a server that is unknown for another reason, and looking at shorter intervals whether an
-operation waits for the server while it is lost."""
+"""Makes monitors check a lost server sooner.
+
+Monitors are woken after a network error, or if an operation waits for a server that is unknown for
+another reason. While operations wait for a lost server, its monitor checks it at shorter intervals.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_INTERVAL = 0.01
-"""Seconds to the second check of a server that could be reached until now."""
+"""Seconds until the second check of a server that was reachable until now."""
 MAX_REFUSED_INTERVAL = 0.03
-"""Seconds to where the interval stops doubling while connections are refused: such checks are
-cheap."""
+"""Seconds up to which the interval doubles while connections are refused. Such checks are cheap."""
 REFUSED_PART = 0.04
-"""How late a server is found at most, as a part of the time that it has refused connections."""
+"""Maximum delay in finding a server again, as a part of the time for which it refused
+connections.
+"""
 MAX_INTERVAL = 1.0
-"""Seconds; the driver's own interval is shorter."""
+"""Maximum interval in seconds. pymongo's own interval is shorter."""
 REFUSED_S = 1.0
-"""Seconds after a refused handshake, a wrong password for example, before the next may be tried."""
+"""Minimum seconds between a failed handshake, such as a wrong password, and the next attempt."""
 MAX_HELLOS = 10
-"""So many hellos of an outage may come at shorter intervals than the specification's."""
+"""Number of hellos in one outage that may come at shorter intervals than the specification's."""
 
 
 _INTERVALS = "_pymongo_resilience_intervals"
@@ -47,10 +50,10 @@ _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of monitors and topologies, and with what.
+    """Yield the methods of monitors and topologies to wrap, and their interceptors.
 
-    Nothing if MongoDB's specifications decide and there is no timeout: the one retry that they
-    allow must not come sooner than pymongo's.
+    Yields nothing if MongoDB's specifications decide and there is no timeout: the single retry that
+    they allow must not come sooner than pymongo's.
     """
     if isinstance(runtime.rules.strategy, MongoDB) and runtime.config.timeout_ms is None:
         return
@@ -68,8 +71,10 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
 
 
 class CheckIntervals:
-    """Computes the intervals of one server's monitor, which alone uses it. Source: Server Discovery
-    and Monitoring, "minHeartbeatFrequencyMS", which has 500 ms for all."""
+    """Computes the intervals of one server's monitor. Used only by that monitor.
+
+    Source: Server Discovery and Monitoring, "minHeartbeatFrequencyMS", which sets 500 ms for all.
+    """
 
     def __init__(self) -> None:
         self._reached = False
@@ -80,35 +85,48 @@ class CheckIntervals:
     def note(
         self, now: float, *, known: bool, refused: bool = False, rejected: bool = False
     ) -> None:
-        """Take note of a check. ``now`` in seconds; ``refused``: the address refused the
-        connection; ``rejected``: the server is overloaded, and more hellos would add to that."""
+        """Record the result of a check.
+
+        Args:
+            now: Seconds.
+            known: Whether the server responded.
+            refused: Whether its address refused the connection.
+            rejected: Whether the server is overloaded, so that more hellos would add to the load.
+        """
         if known:
             self._reached, self._failed_at, self._interval = True, None, FIRST_INTERVAL
             self._hellos = 0
             return
+        # A refused connection is cheap for the server, so it does not count as a hello.
         self._hellos = MAX_HELLOS if rejected else self._hellos + (not refused)
         if self._failed_at is None:
             self._failed_at = now
         else:
             doubled = min(self._interval * 2, MAX_INTERVAL)
+            # The longer an outage lasts, the less a slightly later check matters.
             limit = max(MAX_REFUSED_INTERVAL, (now - self._failed_at) * REFUSED_PART)
             self._interval = min(doubled, limit) if refused else doubled
 
     def seconds(self, most: float) -> float:
-        """Seconds to the next check; ``most``, the specification's, for a server that was never
-        reached, and for one that is not lost."""
+        """Return the seconds until the next check.
+
+        ``most`` is the specification's interval. It applies to servers that were never reached or
+        are not lost.
+        """
         lost = self._reached and self._failed_at is not None
+        # The specification's interval applies as soon as the server has been asked often enough.
         if not lost or self._interval >= most or self._hellos >= MAX_HELLOS:
             return most
-        # Not all clients of a server at once.
+        # Randomize the interval, so that the clients of a server do not all check it at once.
         return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
 
 
 class Read(Interceptor):
-    """The part of a check that needs its connection."""
+    """Wraps the part of a check that uses the connection."""
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         monitor, connection = args
+        # From now on, ``wake`` can end the wait for the reply.
         driver.monitors.begin_reading(monitor, connection)
         return Entered(monitor)
 
@@ -118,14 +136,16 @@ class Read(Interceptor):
 
     def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
         was_woken = entered is not None and driver.monitors.end_reading(entered.instance)
-        # A ReferenceError: the client was collected.
+        # A ReferenceError means that the client was garbage-collected; the monitor must see it.
         if was_woken and isinstance(error, Exception) and not isinstance(error, ReferenceError):
             return driver.monitors.cancelled()
         return error
 
 
 class CancelCheck(Interceptor):
-    """In a weak reference's callback or under the driver's lock: nothing is logged."""
+    """Wraps the cancellation of a check. Runs in a weak reference's callback or with the topology's
+    lock held, so nothing is logged.
+    """
 
     logs = False
 
@@ -136,17 +156,19 @@ class CancelCheck(Interceptor):
 
 
 class HurriedChecks:
-    """How often requests may cut short a monitor's wait for news: ten times at once, and in the
-    long run as often as the specification checks a server. Not thread-safe: a race costs one check.
+    """Limits how often requests may end a monitor's wait for news.
+
+    Up to ten in a row are allowed, and over time as many as the specification's interval allows.
+    Not thread-safe: a race costs one check.
     """
 
     def __init__(self) -> None:
         self.last = -math.inf
-        """When the last one was, in seconds."""
+        """Time of the most recent one, in seconds."""
         self._allowed = float(MAX_HELLOS)
 
     def allows(self, now: float, interval: float) -> bool:
-        """Whether one may be now, which counts it. ``interval``: the specification's."""
+        """Return True and count one if it is allowed now. ``interval`` is the specification's."""
         allowed = min(MAX_HELLOS, self._allowed + (now - self.last) / interval)
         if allowed < 1:
             return False
@@ -155,7 +177,9 @@ class HurriedChecks:
 
 
 def may_hurry(monitor: Monitor, error: Exception, since: float) -> bool:
+    """Return True if a check of a server may start before its interval has passed."""
     now = time.monotonic()
+    # The server refused a login. Trying again at once would most likely fail again.
     if isinstance(error, OperationFailure) and now - since < REFUSED_S:
         return False
     hurries = driver.monitors.check_intervals(monitor, HurriedChecks)
@@ -163,17 +187,20 @@ def may_hurry(monitor: Monitor, error: Exception, since: float) -> bool:
 
 
 class RequestCheck(Interceptor):
-    """Called under the driver's lock, by operations that wait for a server: nothing is logged.
+    """Wraps the request for a check, which operations make when they wait for a server.
 
-    A server becomes unknown without a network error if it replies "not primary", also what a router
-    relays from a shard, or refuses a handshake; only network errors end a monitor's wait for news.
-    A handshake that an overloaded server rejects does not get here: it leaves the server known."""
+    A server can become unknown without a network error: if it replies "not primary", also through a
+    router, or if it refuses a handshake. But only network errors end a monitor's wait for news, so
+    this class ends it as well. A handshake that an overloaded server rejects does not get here,
+    because the server stays known. The topology's lock is held, so nothing is logged.
+    """
 
     logs = False
 
     def succeeded(self, entered: Entered, result: T) -> T:
         monitor = entered.instance
-        with suppress(Exception):  # a topology that was collected, among others
+        # The topology may have been garbage-collected.
+        with suppress(Exception):
             found = driver.monitors.unknown_for(monitor)
             if found is not None and may_hurry(monitor, *found):
                 monitor.cancel_check()
@@ -181,21 +208,24 @@ class RequestCheck(Interceptor):
 
 
 class CheckResult(Interceptor):
-    """A topology takes note of what a check has found, before the monitor waits for the next."""
+    """Runs when a topology receives the result of a check, before the monitor waits for the next
+    one.
+    """
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        topology, found, *_ = args
+        topology, description, *_ = args
         by_server = vars(topology).setdefault(_INTERVALS, {})
-        intervals = by_server.get(found.address)
+        intervals = by_server.get(description.address)
         if intervals is None:
-            for left in by_server.keys() - driver.monitors.addresses(topology):
-                by_server.pop(left, None)
-            intervals = by_server.setdefault(found.address, CheckIntervals())
+            for address in by_server.keys() - driver.monitors.addresses(topology):
+                by_server.pop(address, None)
+            intervals = by_server.setdefault(description.address, CheckIntervals())
+        # The monitor waits for the interval that is set here before its next check.
         intervals.note(
             time.monotonic(),
-            known=found.is_server_type_known,
-            refused=_REFUSED in str(found.error),
-            rejected=is_rejection(found.error),
+            known=description.is_server_type_known,
+            refused=_REFUSED in str(description.error),
+            rejected=is_rejection(description.error),
         )
         seconds = intervals.seconds(common.MIN_HEARTBEAT_INTERVAL)
-        driver.monitors.look_every(seconds, topology, found.address)
+        driver.monitors.look_every(seconds, topology, description.address)

@@ -1,6 +1,7 @@
-"""pymongo's retry loop, whose attempts the engine's rules repeat.
+"""Runs pymongo's retry loop with the engine's rules.
 
-Whether and when is decided in ``pymongo_resilience/rules/retry_rules.py``. Here ``loop_subclass``
-sends an attempt and prepares the next one, ``failed_attempts`` states the facts of a failure and
-chooses what is raised, and ``txn_number`` keeps the number of a write.
+``pymongo_resilience/rules/retry_rules.py`` decides whether and when to retry. Here,
+``loop_subclass`` sends the attempts, ``retry_loop`` prepares them, ``failed_attempts`` collects the
+facts of a failure and chooses the error to raise, and ``txn_number`` keeps the transaction number
+of a write.
 """

@@ -1,5 +1,6 @@
-"""Between an error of pymongo and the retry rules: the facts that the rules decide on, and the
-error that the application gets in the end."""
+"""Connects pymongo's errors with the retry rules: the facts for the rules, and the final error for
+the application.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +45,21 @@ if TYPE_CHECKING:
 
 CLOSING = 0.5
 """Seconds for which endSessions is retried after its first failure, and for which a retry waits for
-a reply. Short, because ``close()`` waits for it."""
+a reply. Short, because ``close()`` waits for it.
+"""
 
 
 def retry_state_of(loop: RetryLoop) -> RetryState:
-    """Return the operation as the retry rules see it. Does not read the caller's context, because
-    another thread may call it."""
+    """Return the operation's state for the retry rules.
+
+    Does not read the caller's context, because another thread may call it.
+    """
     operation, runtime, client = loop.operation, loop.runtime, loop.client
     call, policy = operation.call, operation.policy(runtime.rules)
     kind = Kind.READ if loop.hooks is not None else loop.attempts.kind()
     method = call.method
     if kind is Kind.GET_MORE and call.cursor_class is None and method:
-        # The method fetches the batches of its own cursor.
+        # The method reads the later batches of its own cursor as well, so name the batch.
         method += "/getMore"
     return RetryState(
         name=call.name,
@@ -75,8 +79,9 @@ def retry_state_of(loop: RetryLoop) -> RetryState:
 
 
 def deadlines(loop: RetryLoop) -> tuple[Deadline | None, Deadline | None]:
-    """Return the operation's deadline; without one, return when retries end. Reads the caller's
-    context."""
+    """Return the operation's deadline, or else the end of its retries. Reads the caller's
+    context.
+    """
     operation, clock, timeout = (
         loop.operation,
         loop.runtime.executor.clock,
@@ -84,23 +89,30 @@ def deadlines(loop: RetryLoop) -> tuple[Deadline | None, Deadline | None]:
     )
     # Read this clock first: a deadline that the rules see later than pymongo does would let them
     # begin an attempt that pymongo refuses.
-    now, left = clock.now(), driver.csot.remaining()
+    now, remaining = clock.now(), driver.csot.remaining()
     if operation.name == driver.attempts.END_SESSIONS:
+        # ``close()`` sends endSessions and waits for it, so it gets only a short time.
         command_limits.limit_attempts(operation.limits, CLOSING)
-        return None, Deadline.after(clock, CLOSING if left is None else min(CLOSING, left))
+        return None, Deadline.after(
+            clock, CLOSING if remaining is None else min(CLOSING, remaining)
+        )
     if timeout is None:
         return None, None
-    if left is None:
+    if remaining is None:
         return None, Deadline.after(clock, loop.attempts.server_selection_timeout)
     # With nested timeouts, pymongo keeps the earlier deadline but reports the inner duration.
-    return Deadline(clock, now + left, shorter(timeout, operation.limits.timeout or 0)), None
+    return Deadline(clock, now + remaining, shorter(timeout, operation.limits.timeout or 0)), None
 
 
 def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Failure:
-    """Return the facts of the attempt that ended with ``error``. Corrects the error's text and
-    labels where pymongo's are misleading."""
+    """Return the facts of the attempt that ended with ``error``.
+
+    Corrects the error's text and labels if pymongo's are misleading.
+    """
     unselected = isinstance(error, ServerSelectionTimeoutError) and loop.connection is None
     if isinstance(error, ServerSelectionTimeoutError) and terminal_cause(error) is not None:
+        # pymongo labels every failed selection in a transaction as transient, and with_transaction
+        # would retry it for two minutes. Waiting cannot help here, so remove the label.
         driver.selection.forget_transient(error)
     elif unselected:
         from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
@@ -113,6 +125,8 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
         and isinstance(error, PyMongoError)
         and classify.ended_by_client(error)
     ):
+        # pymongo labels every connection that could not be made as overload. Here, the server
+        # rejected nothing: the library or the deadline ended it.
         driver.selection.forget_overload(error)
     failure = classify.failure_of(
         error,
@@ -139,26 +153,29 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
 
 
 MAY_BE_ITS_OWN = (
-    ". An earlier attempt had no reply, and may have written that document itself: compare it "
-    "before you write it again"
+    ". An earlier attempt got no reply and may have inserted this document itself. Compare the "
+    "stored document with yours before you insert it again"
 )
-"""Added to a duplicate key after an attempt that may have been applied."""
+"""Added to a duplicate key error if an earlier attempt may have been applied."""
 SERVER_LOST = frozenset({
     RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.SOCKET_NOT_AVAILABLE,
     RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.NOT_PRIMARY,
 })  # fmt: skip
-"""After these, pymongo checks the server again before it makes its one retry. After any other error
-it retries at once, and so does the library."""
+"""After these, pymongo checks the server again before its single retry. After all other errors it
+retries at once, and so does the library.
+"""
 WAITS = 2
-"""How often pymongo alone may wait for a check: before its first attempt, if another operation has
-lost the server, and before its retry."""
+"""How often pymongo alone may wait for a check: before its first attempt, if another operation lost
+the server, and before its retry.
+"""
 LATE = 1.2
 """How late a check may be, as a multiple of its interval."""
 
 
 def wait_like_pymongo(loop: RetryLoop, failure: Failure) -> Deadline | None:
-    """Return until when plain pymongo might have waited for the failed attempt's server; None if it
-    would not have waited."""
+    """Return until when plain pymongo might have waited for the failed attempt's server, or None if
+    it would not have waited.
+    """
     if failure.reason not in SERVER_LOST:
         return None
     clock = loop.runtime.executor.clock
@@ -166,26 +183,35 @@ def wait_like_pymongo(loop: RetryLoop, failure: Failure) -> Deadline | None:
     if failure.reason is RetryReason.NOT_PRIMARY and loop.server is not None:
         topology = driver.clients.topology_of(loop.client)
         address = driver.selection.address(loop.server)
-        if (hurries := driver.monitors.check_intervals_at(topology, address)) is not None:
-            noticed = hurries.last + driver.monitors.max_wait(topology)
-            seconds = max(seconds, noticed - driver.csot.now())
+        if (hurried_checks := driver.monitors.check_intervals_at(topology, address)) is not None:
+            checked_by = hurried_checks.last + driver.monitors.max_wait(topology)
+            seconds = max(seconds, checked_by - driver.csot.now())
     return Deadline.after(clock, seconds)
 
 
 def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState) -> Exception:
-    """Return the error that the application gets after the last attempt, and add to it why there
-    was no further one. ``rule``: the rule that declined a retry."""
-    # Not the operation's client: a task may outlive the operation that it was started in.
+    """Return the error that the application gets after the last attempt, with the reason why there
+    is no further one.
+
+    Args:
+        loop: The loop.
+        failure: The last failure.
+        rule: The rule that declined a retry.
+        state: The operation's state.
+    """
+    # Do not use the operation's client: a task may outlive the operation in which it was started.
     client = loop.client
     clients = loop.runtime.clients
     if failure.stage is Stage.NOT_SENT and clients.closed(client):
         closed = failure.error
         if not isinstance(closed, InvalidOperation):
-            # Raise pymongo's own error for a closed client, whichever wait ``close()`` has ended.
+            # pymongo raises different errors, depending on which wait ``close()`` has ended.
             closed = InvalidOperation(closed_text(client))
             closed.__cause__ = failure.error
         return closed
     name = loop.attempts.command_name()
+    # The server may still hold the locks of a transaction whose abort was not confirmed. The
+    # background task sends it again.
     if name == ABORT and (
         failure.stage is not Stage.ANSWERED
         or failure.overloaded
@@ -200,9 +226,11 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
     if raised.selection and raised.stage is Stage.NOT_SENT:
         from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
+        # pymongo quotes the servers' errors in its text but does not attach them.
         error.__cause__ = selection_explained.original_error(client)
     reasons = state.reasons
     origin = Origin(raised.server, raised.stage, len(reasons), reasons[:-1])
+    # The deadline ended the operation, so the application gets OperationTimeoutError.
     if rule is Rule.DEADLINE and state.deadline is not None:
         return timed_out(
             error,
@@ -222,9 +250,11 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
 
 
 def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:
-    """Return True if a statement of a transaction failed for a passing cause, so that the whole
-    transaction may be retried: nothing of it can have been committed. Routers omit the label
-    TransientTransactionError, for example with code 133."""
+    """Return True if the whole transaction may be retried, because a statement failed for a
+    temporary reason and nothing can have been committed.
+
+    Routers omit the label TransientTransactionError, for example with code 133.
+    """
     return (
         state.in_transaction
         and state.kind is not Kind.TRANSACTION_END
@@ -235,19 +265,22 @@ def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:
     )
 
 
-def error_to_raise(before: Failure | None, failure: Failure) -> Failure:
+def error_to_raise(earlier: Failure | None, failure: Failure) -> Failure:
     """Return the failure whose error is raised: the newer one, unless the earlier one is more
-    informative (Retryable Reads and Retryable Writes, "If a retry attempt fails")."""
-    if before is None or before.error is failure.error:
+    informative.
+
+    Source: Retryable Reads and Retryable Writes, "If a retry attempt fails".
+    """
+    if earlier is None or earlier.error is failure.error:
         return failure
-    if TRANSIENT_TRANSACTION in failure.labels - before.labels:
+    if TRANSIENT_TRANSACTION in failure.labels - earlier.labels:
         # with_transaction must see that it can retry the transaction.
         return failure
     if failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN:
-        # An attempt that was made is more informative than one that was refused.
-        is_less_informative = before.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
+        # A failed attempt is more informative than an attempt that the breaker refused.
+        is_less_informative = earlier.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
     else:
-        # Other errors of pymongo do not show that an attempt was made.
+        # Other errors of pymongo, such as a full pool, do not show what happened on a server.
         of_an_attempt = isinstance(
             failure.error, (ConnectionFailure, OperationFailure, ProtocolError)
         )
@@ -261,7 +294,9 @@ def error_to_raise(before: Failure | None, failure: Failure) -> Failure:
     if not is_less_informative:
         return failure
     if failure.no_writes_performed:
-        before.error.__cause__ = failure.error
+        # The server reports that the retry wrote nothing, and is itself evidence about the earlier
+        # attempt.
+        earlier.error.__cause__ = failure.error
     else:
-        before.error.__context__ = failure.error
-    return before
+        earlier.error.__context__ = failure.error
+    return earlier

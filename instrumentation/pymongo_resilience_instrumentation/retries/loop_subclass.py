@@ -1,8 +1,10 @@
-"""The subclass that runs in place of the driver's retry loop, for every operation of every client.
+"""The subclass that replaces pymongo's retry loop for every operation of every client.
 
-The first attempt is the driver's own. Once it has failed, the engine's executor decides, and makes
-the next ones. What is no part of an operation yet, such as a commit or a method that was bound
-before ``instrument()``, gets an operation of its own that keeps its deadline.
+pymongo looks up its loop as a global of its module for each operation, so replacing that global
+affects existing clients as well. pymongo's code makes the first attempt. If it fails, the engine's
+executor decides and makes the next ones, below the place where pymongo takes the transaction
+number. Commands outside of an operation, such as a method that was bound before ``instrument()``,
+get an operation that enforces their deadline.
 """
 
 from __future__ import annotations
@@ -24,23 +26,24 @@ from .retry_loop import RetryLoop, is_internal, left_to_pymongo, log_after_relea
 Run = Callable[..., Any]
 """A method of the loop."""
 UNREPORTED = (
-    "a listener, hook, log handler or exporter uses MongoDB while it handles telemetry "
-    "of an operation: what it sends is left to pymongo, neither repeated nor recorded; "
-    "further cases are not logged"
+    "a listener, hook, log handler or exporter uses MongoDB while it handles the telemetry of an "
+    "operation. Its commands run with pymongo alone, without retries and telemetry of this "
+    "library, so that they cannot cause endless recursion. Further cases are not logged"
 )
 
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
-    """Return what derives the class that takes the place of pymongo's loop."""
+    """Return a factory for the class that replaces pymongo's loop."""
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
     select, own_operation = driver.selection.SELECT, LoopOperation(runtime)
 
     def derive(base: type) -> type:
+        # A pymongo that records spans itself has another method for the attempts.
         name = driver.attempts.run_name(base)
         run_of_pymongo = getattr(base, name)
 
         def entered(attempts: DriverAttempts) -> Any:
-            """Run a loop that may have been given an operation of its own."""
+            """Run a loop that may have been given its own operation."""
             try:
                 is_within = runtime.enabled_flag.on and attempts.client is _client_in_progress()
             except internal_error_types() as error:
@@ -58,13 +61,15 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
 
 
 class LoopOperation(OperationInterceptor):
-    """For a loop that is no part of an operation yet."""
+    """Creates an operation for a loop outside of one."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:  # noqa: ARG002 - none
         attempts: DriverAttempts = args[0]
         outer = in_progress.current_or_ended()
         if outer is not None and outer.in_foreign_call:
+            # A log handler that writes to MongoDB would otherwise log its own inserts.
             self.runtime.warn_once(UNREPORTED)
+            # Under another operation's deadline, pymongo 4.20 would retry until that deadline.
             attempts.retry_once_at_most()
             return None
         call = Call(
@@ -82,16 +87,19 @@ class LoopOperation(OperationInterceptor):
 
 
 def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run:
-    """Return what runs in place of ``run_of_pymongo``, the method of pymongo's class ``base``.
-    ``outside``: runs a loop that is no part of an operation yet."""
-    enabled_flag, executor = runtime.enabled_flag, runtime.executor
-    found, in_flight = in_progress.current_or_ended, runtime.in_flight
+    """Return the method that replaces ``run_of_pymongo``, the method of pymongo's class ``base``.
 
+    ``outside`` runs a loop that is not part of an operation yet.
+    """
+    enabled_flag, executor = runtime.enabled_flag, runtime.executor
+    current_operation, in_flight = in_progress.current_or_ended, runtime.in_flight
+
+    # Not split into functions: every healthy operation would pay for the calls.
     def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
         alone: PymongoLoop | None = None
         retry_loop: RetryLoop | None = None
-        operation = found()
+        operation = current_operation()
         try:
             attempts = DriverAttempts(loop)
             if (
@@ -102,6 +110,8 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
             ):
                 retry_loop = RetryLoop(runtime, operation, attempts)
         except internal_error_types() as error:
+            # First boundary against bugs of the library: nothing was sent yet, so pymongo runs
+            # alone.
             alone = left_to_pymongo(retry_loop, loop, base, error)
         if alone is not None:
             return run_of_pymongo(alone)
@@ -121,6 +131,8 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
                     else:
                         result = executor.run(retry_loop, failed)
                 except Exception as error:
+                    # Second boundary: after a bug of the library, pymongo's own loop continues with
+                    # the error at hand and the same transaction number.
                     if not is_internal(error):
                         raise
                     alone = left_to_pymongo(retry_loop, loop, base, error, failed)
@@ -134,10 +146,12 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
             raise
         finally:
             in_flight.pop(id(retry_loop), None)
-            # The two refer to each other.
+            # The two loops reference each other. Break the cycle, so that reference counting frees
+            # them at once.
             loop.owner, loop.send = None, loop.driver_func
             del failed, alone
-        # Not by release(): a healthy operation makes no further call for it.
+        # Third boundary: pymongo has answered, so a bug here must not change the result. Not by
+        # release(), which would be one more call for every healthy operation.
         try:
             retry_loop.release(None)
         except internal_error_types() as internal_error:
@@ -147,15 +161,16 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
     return run
 
 
+# The same as ``_run``, with ``await``. The comments there apply here, too.
 def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run:
     enabled_flag, executor = runtime.enabled_flag, runtime.async_executor
-    found, in_flight = in_progress.current_or_ended, runtime.in_flight
+    current_operation, in_flight = in_progress.current_or_ended, runtime.in_flight
 
     async def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
         alone: PymongoLoop | None = None
         retry_loop: RetryLoop | None = None
-        operation = found()
+        operation = current_operation()
         try:
             attempts = DriverAttempts(loop)
             if (
@@ -198,10 +213,8 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
             raise
         finally:
             in_flight.pop(id(retry_loop), None)
-            # The two refer to each other.
             loop.owner, loop.send = None, loop.driver_func
             del failed, alone
-        # Not by release(): a healthy operation makes no further call for it.
         try:
             retry_loop.release(None)
         except internal_error_types() as internal_error:
@@ -212,14 +225,17 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
 
 
 def _client_in_progress() -> Any:
-    """The client of the operation that the caller's thread or task is in, if any."""
+    """Return the client of the operation that the caller's thread or task is in, if any."""
     operation = in_progress.current()
     return None if operation is None else operation.client
 
 
 def _get_server(runtime: Runtime, select: Run) -> Run:
-    """The selection of an attempt. What it ends with is what counts: with one address only, or if
-    the operation is bound to one, pymongo never calls the selector."""
+    """Return the method that selects a server for an attempt, and asks its circuit breaker.
+
+    The breaker is asked here and not in the selector, because pymongo does not call the selector if
+    there is only one address or if the operation is bound to a server.
+    """
 
     def get_server(loop: PymongoLoop) -> Any:
         if loop.pending is not None:

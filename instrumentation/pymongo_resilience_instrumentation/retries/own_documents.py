@@ -1,8 +1,13 @@
-"""Inserts that find their own documents: the reply of an earlier attempt was lost.
+"""Recognizes documents that an earlier attempt of the same insert has stored.
 
-Without a transaction number the server does not recognize the retry, and answers with a duplicate
-key. If the stored document is byte for byte the one that was sent, the insert has succeeded; what
-else may be the case, the error leaves to the application. Nothing is read unless a retry fails so.
+Without a transaction number, the server does not recognize the retry of an insert whose reply was
+lost, and reports a duplicate key. If the stored document is byte for byte the one that was sent,
+the insert has succeeded. In all other cases the application gets the error. Nothing is read unless
+a retry fails in this way.
+
+Comparing bytes is the whole rule: comparing field by field would require deciding what "equal"
+means. The search uses the connection that reported the duplicate, so it sees at least what that
+server saw.
 """
 
 from __future__ import annotations
@@ -39,14 +44,16 @@ Reply = Mapping[str, Any]
 
 
 class Search(NamedTuple):
-    """Looks for documents that were sent. Immutable."""
+    """A search for documents that were sent. Immutable."""
 
     database: str
     command: dict[str, Any]
     sent: list[bytes]
 
     def run(self, connection: Connection, session: AnySession | None, client: AnyClient) -> Any:
-        """Ask the server that reported the duplicates; awaitable in async clients."""
+        """Send the search to the server that reported the duplicates. Awaitable in async
+        clients.
+        """
         return connection.command(
             self.database,
             self.command,
@@ -56,9 +63,9 @@ class Search(NamedTuple):
         )
 
     def found(self, reply: Reply) -> list[bool]:
-        """For each document, whether it is stored as it was sent."""
+        """Return for each document whether it is stored exactly as it was sent."""
         stored = {document.raw for document in reply["cursor"]["firstBatch"]}
-        return [each in stored for each in self.sent]
+        return [document in stored for document in self.sent]
 
 
 def search_for(
@@ -76,7 +83,7 @@ def search_for(
 
 
 def is_of_an_id(error: Document | None) -> bool:
-    """Return True for a duplicate of an ``_id``, as the server's own words have it."""
+    """Return True if the server reports a duplicate of an ``_id``."""
     return (
         isinstance(error, Mapping)
         and error.get("code") == DUPLICATE_KEY
@@ -85,13 +92,13 @@ def is_of_an_id(error: Document | None) -> bool:
 
 
 def may_be_applied(failure: Failure) -> bool:
-    """Return True if the server may have executed the attempt, and would not recognize another."""
+    """Return True if the server may have run the attempt and would not recognize another one."""
     sent = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
     return sent and not failure.carried_txn_number
 
 
 def recognize(attempts: DriverAttempts) -> None:
-    """Have further attempts of an ``insert_one`` succeed if they find its own document."""
+    """Make further attempts of an ``insert_one`` succeed if they find their own document."""
     send, client = attempts.function, attempts.client
     inserted = driver.inserts.document_of(send)
     if inserted is None:
@@ -144,7 +151,9 @@ def _reply(
     session: AnySession | None,
     client: AnyClient,
 ) -> Reply | None:
-    """None if the documents cannot be read: then nothing is known of them."""
+    """Return the reply, or None if the documents cannot be read; then nothing is known about
+    them.
+    """
     try:
         reply: Reply = search.run(connection, session, client)
     except PyMongoError:
@@ -166,16 +175,17 @@ async def _reply_async(
 
 
 class Batch(NamedTuple):
-    """One command of a bulk write of a collection, with its reply. Immutable."""
+    """One command of a collection's bulk write, with its reply. Immutable."""
 
     context: BulkContext
-    """pymongo's, which has the connection."""
+    """pymongo's context, which has the connection."""
     cmd: Mapping[str, Any]
     reply: Reply
     sent: Sequence[Document]
     at: list[int]
-    """The statements that may be an earlier attempt's: those with a duplicate of an ``_id``; of an
-    ordered command also all that follow the one at which the server stopped."""
+    """Indexes of statements that an earlier attempt may have applied: those with a duplicate
+    ``_id``, and, in an ordered command, all statements after the one at which the server stopped.
+    """
     search: Search
     client: AnyClient
 
@@ -189,8 +199,10 @@ class Batch(NamedTuple):
         return self.context.conn, self.context.session, self.client
 
     def settled(self, stored: Reply | None) -> tuple[Reply, Sequence[Any]]:
-        """Return the reply, and what was sent, as pymongo is to see them: own documents count as
-        inserted, and an ordered bulk goes on behind them."""
+        """Return the reply and the documents as pymongo should see them.
+
+        Own documents count as inserted, and an ordered bulk write continues after them.
+        """
         with contain_internal_errors("after a bulk write"):
             if stored is not None:
                 return self._settled(self.search.found(stored))
@@ -199,13 +211,17 @@ class Batch(NamedTuple):
     def _settled(self, found: list[bool]) -> tuple[Reply, Sequence[Any]]:
         reply, errors = dict(self.reply), list(self.reply["writeErrors"])
         if self.cmd["ordered"]:
-            own = [*found, False].index(False)
-            if not own:
+            # In an ordered command, an earlier attempt has stored a number of consecutive
+            # documents. Continue after the last one.
+            number_of_own = [*found, False].index(False)
+            if not number_of_own:
                 return self.reply, self.sent
             del reply["writeErrors"]
-            return {**reply, "n": reply["n"] + own}, self.sent[: self.at[0] + own]
+            return {**reply, "n": reply["n"] + number_of_own}, self.sent[
+                : self.at[0] + number_of_own
+            ]
         own_at = {index for index, is_own in zip(self.at, found, strict=True) if is_own}
-        others = [each for each in errors if each["index"] not in own_at]
+        others = [error for error in errors if error["index"] not in own_at]
         reply["n"] += len(own_at)
         del reply["writeErrors"]
         return {**reply, "writeErrors": others} if others else reply, self.sent
@@ -218,7 +234,9 @@ def batch_with_duplicates(
     reply: Reply,
     sent: Sequence[Any],
 ) -> Batch | None:
-    """The batch, if an earlier attempt of it may have inserted what is reported as duplicates."""
+    """Return the batch if an earlier attempt may have inserted the reported duplicates, else
+    None.
+    """
     if "writeErrors" not in reply or "insert" not in cmd or "txnNumber" in cmd:
         return None
     with contain_internal_errors("after a bulk write"):

@@ -1,5 +1,7 @@
-"""One run of pymongo's retry loop, as the engine's executors use it: its attempts, the facts of
-their failures, and what an outcome means for the client's limits."""
+"""One run of pymongo's retry loop, as the engine's executors use it.
+
+It makes the attempts, collects the facts of failures, and updates the client's limits.
+"""
 
 from __future__ import annotations
 
@@ -42,21 +44,27 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 ROUTER_WAIT = 1.0
-"""Seconds, from the first failure on, in which the router of an open transaction may become usable
-again. A longer wait would only delay the repetition of the whole transaction on another router."""
+"""Seconds after the first failure in which to wait for the router of an open transaction. No other
+router can continue the transaction, and a longer wait would only delay its retry as a whole.
+"""
 
 
 def is_internal(error: Exception) -> bool:
-    """Return True for a bug of ours: the rules could not decide, or our own code raised it."""
+    """Return True for a bug of the library: the rules could not decide, or the library's own code
+    raised the error.
+    """
     if isinstance(error, UndecidedError):
         return True
     if isinstance(error, ConfigurationError):
-        return False  # what the library refuses is no fault of its own
+        # The library refuses the operation on purpose.
+        return False
     return raised_by_library(error)
 
 
 def release(retry_loop: RetryLoop, error: BaseException | None) -> None:
-    """Release a run that is over. After a bug of ours, the application gets the driver's answer."""
+    """Release a run that is over. If that reveals a bug of the library, pymongo's result is not
+    changed.
+    """
     try:
         retry_loop.release(error)
     except internal_error_types() as internal_error:
@@ -64,7 +72,7 @@ def release(retry_loop: RetryLoop, error: BaseException | None) -> None:
 
 
 def log_after_release(internal_error: Exception) -> None:
-    """Log a bug of ours that a release met with."""
+    """Log a bug of the library during a release."""
     logger.error(
         "internal error in pymongo-resilience after the driver's loop", exc_info=internal_error
     )
@@ -77,9 +85,14 @@ def left_to_pymongo(
     error: Exception,
     failed: Exception | None = None,
 ) -> PymongoLoop:
-    """Return pymongo's own loop, of the class ``base``, to go on after an internal ``error``.
+    """Return pymongo's own loop, to continue after an internal error.
 
-    ``failed``: the error of the last attempt, None if nothing was sent.
+    Args:
+        retry_loop: The run, if it was created.
+        loop: pymongo's loop.
+        base: pymongo's own class of the loop.
+        error: The internal error.
+        failed: The error of the last attempt; None if nothing was sent.
     """
     if isinstance(error, UndecidedError):
         failed = error.failed
@@ -87,14 +100,17 @@ def left_to_pymongo(
     if failed is not None:
         text = "internal error in pymongo-resilience between attempts: pymongo decides"
     logger.error(text, exc_info=error.__cause__ or error)
+    # Return the breaker's permit and end the waits before pymongo continues alone.
     if retry_loop is not None:
         release(retry_loop, failed or error)
     return driver.attempts.pymongo_alone(loop, base, failed)
 
 
 class LoopHooks:
-    """Called by the first loop that an operation runs. An operation with hooks only reads, so it is
-    retried as any read is. Features add more in a subclass."""
+    """Called by the first loop that an operation runs. Features extend it in subclasses.
+
+    An operation with hooks only reads, so it is retried like any other read.
+    """
 
     def begin(self, loop: RetryLoop) -> None:
         """Called before the first attempt."""
@@ -104,45 +120,47 @@ class LoopHooks:
         return False
 
     def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002 - for others
-        """Return the failure that the rules see."""
+        """Return the failure that the rules should see."""
         return failure
 
     def prepare(self, loop: RetryLoop) -> None:
         """Called before each retry."""
 
     def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:  # noqa: ARG002 - for others
-        """Return what is called once the loop has succeeded, in tasks awaited; None for nothing."""
+        """Return a function to call when the loop has succeeded (in tasks, to await), or None."""
         return None
 
 
 class RetryLoop:
-    """One run of pymongo's retry loop, as the work of both executors, in one thread or task.
+    """One run of pymongo's retry loop, in one thread or task. It is the work of the executors.
 
-    What a healthy operation does not need is an attribute of the class until it is set.
+    Attributes that a healthy operation does not need are class attributes until they are set, so
+    that creating the object is cheap.
     """
 
     hooks: LoopHooks | None = None
     limits: ClientLimits
-    """The client's; known if it may refuse attempts, and once one has failed."""
+    """The client's limits. Set if they may refuse attempts, and after the first failure."""
     permit: Permit | None = None
-    """The breaker's, until the attempt's outcome is reported to it."""
+    """The breaker's permit, until the outcome of the attempt is reported."""
     state: RetryState | None = None
-    """What the rules know; known once an attempt has failed. Other threads may read it."""
+    """The state for the rules. Set after the first failure; other threads may read it."""
     last: Failure | None = None
     """The failure whose error is raised, unless a later one is more informative."""
     txn_number: TxnNumber
-    """Known once an attempt has failed."""
+    """Set after the first failure."""
     may_be_applied = False
-    """An attempt without a transaction number was sent, and may have been executed."""
+    """True if an attempt without a transaction number was sent and may have been applied."""
     began = 0.0
-    """When the last attempt did, on the executor's clock; known once one has failed."""
+    """When the last attempt began, on the executor's clock. Set after the first failure."""
     router_wait_ends: float | None = None
-    """On the driver's clock: a statement that was not sent waits until then for the router of its
-    transaction."""
+    """Until when a statement that was not sent waits for the router of its transaction, on
+    pymongo's clock.
+    """
     final_error = failed_attempts.final_error
 
     def __init__(self, runtime: Runtime, operation: Operation, attempts: DriverAttempts) -> None:
-        """Begin, before the first attempt."""
+        """Begin a run, before its first attempt."""
         self.runtime = runtime
         self.operation = operation
         self.attempts = attempts
@@ -150,31 +168,37 @@ class RetryLoop:
         attempts.loop.owner, attempts.loop.send = self, attempts.send
         operation.loop, operation.terminal_detector = self, None
         if operation.hooks is not None and (hooks := operation.take_hooks()) is not None:
-            # The runner's own command comes first; what others run inside comes later.
+            # The operation's own command runs in its first loop; commands of nested operations come
+            # later.
             self.hooks = hooks
             hooks.begin(self)
         if runtime.admits:
             self.limits = runtime.limits.of(self.client)
+        # Other threads look for attempts here, to interrupt those on a silent server.
         runtime.in_flight[id(self)] = ref(self)
 
-    # As in Operation: a property that is written in Python would cost each read a call.
+    # A property written in Python would cost a call for each access, as in Operation.
     if TYPE_CHECKING:
         connection: Connection | None
-        """The driver's connection of the last attempt, once it has one."""
+        """pymongo's connection of the last attempt, once it has one."""
         server: Server | None
-        """The driver's server that the last attempt selected; None before."""
+        """pymongo's server that the last attempt selected; None before."""
     else:
         connection = property(attrgetter("attempts.connection"))
         server = property(attrgetter("attempts.server"))
+
     session = property(attrgetter("attempts.session"))
 
     def failed_before_sending(self, error: Exception) -> bool:
-        """Return True if a bug of ours ended the attempt before it had a connection."""
+        """Return True if a bug of the library ended the attempt before it had a connection."""
         return self.connection is None and is_internal(error)
 
     def gives_up(self, error: Exception) -> bool:
-        """Whether the loop ends with the error of its first attempt, whatever the rules say."""
+        """Return True if the loop ends with the error of its first attempt, whatever the
+        rules are.
+        """
         self.runtime.in_flight.pop(id(self), None)
+        # The coroutine is being closed, so nothing may be awaited or sent any more.
         if self.operation.is_closed_by(error):
             return True
         if self.hooks is not None:
@@ -182,26 +206,31 @@ class RetryLoop:
         return self.attempts.streams()
 
     def release(self, error: BaseException | None) -> None:
-        """The run is over. Once more, it changes nothing.
+        """End the run. A second call has no effect.
 
-        ``error``: what the run ends with, None where its last attempt succeeded.
+        Args:
+            error: The error that the run ends with, or None if its last attempt succeeded.
         """
         operation, runtime = self.operation, self.runtime
         if error is None and (session := self.session) is not None and session.in_transaction:
+            # pymongo's own ``run`` does this after a success, but it is not used here.
             self.attempts.note_completed()
         unfinished = error is not None and operation.is_closed_by(error)
         if error is None and not self.began:
+            # Only look at the budget if it is not full; most successes then cost nothing.
             limits = runtime.limits.get(id(self.client))
             if limits is not None and not limits.budget.full:
                 limits.budget.succeeded(retried=False)
         if self.permit is not None:
-            # An unacknowledged write has no outcome; a failed attempt was reported before.
+            # An unacknowledged write shows nothing about the server. A failed attempt was reported
+            # before.
             no_reply = error is not None or (
                 operation.call.is_public and not operation.call.is_acknowledged
             )
             shown = Evidence.NONE if no_reply else Evidence.HEALTHY
             self._end_permit(shown, unfinished=unfinished)
-        # An error's frames hold the loop: nothing may keep the two alive together.
+        # The traceback of the error references this loop. Drop the loop's references to errors, so
+        # that both can be freed.
         if self.hooks is not None:
             self.hooks = None
         if self.began:
@@ -210,8 +239,10 @@ class RetryLoop:
             bounded_waits.end_waits(operation, None if self.connection is not None else error)
 
     def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
-        """Report to the breaker of the attempt's server what the attempt has shown. ``unfinished``:
-        no lock may be taken."""
+        """Report to the breaker what the attempt has shown.
+
+        ``unfinished`` is True if no lock may be taken, because a coroutine is being closed.
+        """
         permit, self.permit = self.permit, None
         if permit is None:
             return
@@ -221,11 +252,12 @@ class RetryLoop:
             permit.report(shown)
 
     def check_txn(self, connection: Connection, retryable: bool) -> bool:
-        """Decide whether a write is sent as a retryable one: pymongo decides for the first attempt,
-        the library for the others.
+        """Return True if a write is sent as a retryable write.
+
+        pymongo decides for the first attempt, the library for the others.
 
         Raises:
-            TxnNumberLostError: the write must not be sent.
+            TxnNumberLostError: If the write must not be sent.
         """
         if self.attempts.txn is Txn.CHECKED:
             return self.txn_number.take(self.attempts, connection)
@@ -234,8 +266,11 @@ class RetryLoop:
         return retryable
 
     def limit_selection(self) -> AbstractContextManager[None]:
-        """In force while a server is selected: the client's ``serverSelectionTimeoutMS``, where the
-        driver would wait for all of a longer deadline."""
+        """Return a context manager that limits server selection to the client's
+        ``serverSelectionTimeoutMS``.
+
+        With a longer deadline, pymongo would wait until the deadline.
+        """
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
         timeout, own = driver.csot.active_timeout(), self.attempts.server_selection_timeout
@@ -244,10 +279,12 @@ class RetryLoop:
         return driver.csot.within(own)
 
     def selected(self, server: Server) -> None:
-        """Before anything is sent to the server that was selected.
+        """Ask the circuit breaker of the selected server, before anything is sent.
 
-        Raises CircuitBreakerOpenError, also pymongo's AutoReconnect.
+        Raises:
+            CircuitBreakerOpenError: Also pymongo's AutoReconnect.
         """
+        # killCursors and endSessions are never refused.
         if not self.operation.has_operations:
             return
         try:
@@ -282,11 +319,14 @@ class RetryLoop:
         if self.operation.is_closed_by(error):
             raise error
         self._attempt_ends(error, state)
+        # Nothing was sent, so the breaker learns nothing about the server.
         if isinstance(error, TxnNumberUnsupportedError):
             self._end_permit(Evidence.NONE)
             if (earlier := self.txn_number.unsupported()) is not None:
                 return earlier
         if isinstance(error, TxnNumberLostError):
+            # Raised inside of a checkout, where an error of this class would make pymongo clear the
+            # pool.
             error = AutoReconnect(str(error))
         return failed_attempts.classify_error(self, error, state)
 
@@ -294,6 +334,7 @@ class RetryLoop:
         self.runtime.in_flight.pop(id(self), None)
         if self.operation.limits.waits:
             bounded_waits.end_waits(self.operation, None if self.connection is not None else error)
+        # A bulk write consists of several commands, each with its own attempts and number.
         before, progress = self.attempts.progress, self.attempts.bulk_progress()
         if before is not None and progress != before:
             # A bulk has gone on: the retry of its last command has succeeded.
@@ -310,26 +351,30 @@ class RetryLoop:
 
     def prepare(self, failure: Failure, state: RetryState, retry: Retry) -> None:
         mark_unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
+        # An attempt that was refused, or wrote nothing, says less than the one before it.
         if self.last is None or not (failure.no_writes_performed or mark_unsent):
             self.last = failure
         if not self.may_be_applied and own_documents.may_be_applied(failure):
             self.may_be_applied = True
+            # From now on, a duplicate key may be the document of the earlier attempt.
             own_documents.recognize(self.attempts)
+        # pymongo keeps state of the failed attempt that would affect the next one.
         self.attempts.reset_after(failure)
         if retry.held_back and failure.reason is RetryReason.ATTEMPT_TIMEOUT:
-            # With the budget spent, an attempt has all the time that is left: each that is given
-            # up costs a connection and work.
+            # With the budget spent, let the attempt take all the remaining time: giving up each one
+            # costs a connection and the server's work.
             command_limits.limit_attempts(self.operation.limits, None)
         if self.hooks is not None:
             self.hooks.prepare(self)
         self.txn_number.bind(failure, state)
         plan = self._plan(failure)
         if plan.stay_pinned and failure.stage is Stage.NOT_SENT and self.router_wait_ends is None:
+            # Only that router can continue the transaction, so wait for it, but not for long.
             self.router_wait_ends = driver.csot.now() + ROUTER_WAIT
         self.attempts.follow(plan)
 
     def _plan(self, failure: Failure) -> RetryPlan:
-        """Return how the attempt after ``failure`` is made."""
+        """Return how to make the attempt after ``failure``."""
         attempts = self.attempts
         txn = Txn.CHECKED if attempts.is_numbered_write() else Txn.AS_DECIDED
         stay_pinned = attempts.stays_pinned(failure)
@@ -337,10 +382,10 @@ class RetryLoop:
         return RetryPlan(txn, stay_pinned, attempts.server if avoids else None)
 
     def _avoids_server(self, failure: Failure) -> bool:
-        """Whether the next attempt goes elsewhere, where there are others and that helps.
+        """Return True if the next attempt should go to another server if possible.
 
-        Unless asked to, a read that prefers the primary or secondaries is not moved off an
-        overloaded member: it would read older data, or overload the primary.
+        By default, a read that prefers the primary or secondaries stays with an overloaded member:
+        elsewhere it would read older data, or overload the primary.
         """
         if (
             self.attempts.topology_type() == "Sharded"
@@ -350,7 +395,7 @@ class RetryLoop:
             return True
         if not failure.overloaded:
             return False
-        asked = driver.clients.retargets_on_overload(self.client)
-        if asked is None:
-            asked = self.runtime.config.overload_retargeting
-        return not self.attempts.prefers_members() if asked is None else bool(asked)
+        retargets = driver.clients.retargets_on_overload(self.client)
+        if retargets is None:
+            retargets = self.runtime.config.overload_retargeting
+        return not self.attempts.prefers_members() if retargets is None else bool(retargets)

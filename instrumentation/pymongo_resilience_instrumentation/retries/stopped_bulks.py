@@ -1,8 +1,9 @@
-"""Bulk writes and insert_many that a passing failure of the server stops half-way.
+"""Retries bulk writes and insert_many that a temporary failure of the server stopped halfway.
 
-The server answers ``ok: 1`` then, with NotWritablePrimary (10107) or its like for the statement at
-which it stopped. The driver takes that for final. Here the command is repeated with its transaction
-number, as after a writeConcernError: what has been executed is recognised, and counted.
+The server then replies ``ok: 1`` with an error such as NotWritablePrimary (10107) for the statement
+at which it stopped. pymongo treats that as final. Here the command is retried with its transaction
+number, as after a writeConcernError: the server recognizes the statements that it has applied, and
+counts them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
 
 
 class ExecuteBatch(Interceptor):
-    """A bulk's method that sends one command."""
+    """Wraps the method of a bulk write that sends one command."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -48,6 +49,7 @@ class ExecuteBatch(Interceptor):
     def send(self, _entered: Entered, original: Function, *args: Any, **kwargs: Any) -> Any:
         reply, *sent = original(*args, **kwargs)
         if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
+            # Documents that an earlier attempt has stored are not duplicates.
             reply, sent[0] = batch.settle()
         return reply, *sent
 
@@ -78,30 +80,34 @@ class ExecuteBatch(Interceptor):
 def _checked(
     runtime: Runtime, bulk: Bulk, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
 ) -> Reply:
-    """The reply, as the driver is to see it. ``cmd``: without what is ``sent``."""
-    # A reply of another shape is the driver's to refuse.
+    """Return the reply as pymongo should see it. ``cmd`` does not contain what was ``sent``."""
+    # Let pymongo handle malformed replies.
     with suppress(AttributeError, TypeError, KeyError):
         operation = in_progress.current()
         if not runtime.enabled_flag.on or operation is None or "error" in reply:
             return reply
         results: Sequence[Any] = ()
         if "bulkWrite" in cmd:
-            # Of more than one batch, the rest is behind a cursor that the driver reads and closes.
+            # If there is more than one batch of results, pymongo reads the rest from a cursor and
+            # closes it.
             results = reply["cursor"]["firstBatch"] if not reply["cursor"]["id"] else ()
-            errors = [each for each in results if not each["ok"]]
+            errors = [result for result in results if not result["ok"]]
         else:
             errors = reply.get("writeErrors", ())
-        stop = next((each for each in errors if each.get("code") in PASSING), None)
+        # A statement failed for a temporary reason, and the server has not tried the following
+        # ones.
+        stop = next((result for result in errors if result.get("code") in PASSING), None)
         numbered = "txnNumber" in cmd and "autocommit" not in cmd
         if stop is not None and numbered and _continued(runtime, operation, bulk, cmd, reply):
+            # pymongo raises for a write concern error, which lets the retry rules decide.
             return {**reply, "writeConcernError": StoppedBulk(stop, bulk, results)}
-        goes_on = not (errors and cmd["ordered"])
+        continues = not (errors and cmd["ordered"])
         counted = reply.get("n", 0) + len(errors)
-        if "insert" in cmd and goes_on and counted < len(sent):
-            # MongoDB 4.4 leaves errors out where an unordered insert is repeated.
+        if "insert" in cmd and continues and counted < len(sent):
+            # MongoDB 4.4 omits errors if an unordered insert is retried.
             logger.warning(
-                "insert into %s: of %d documents the server counts %d and names %d errors: "
-                "others may not be there",
+                "insert into %s: for %d documents, the server reports %d inserted and %d errors. "
+                "The others may be missing: check which documents are stored",
                 *(cmd["insert"], len(sent), counted - len(errors), len(errors)),
             )
     return reply
@@ -110,17 +116,21 @@ def _checked(
 def _continued(
     runtime: Runtime, operation: Operation, bulk: Bulk, cmd: Mapping[str, Any], reply: Reply
 ) -> bool:
-    """Whether the retry rules are to decide, and not the driver: for it, an error of a statement is
-    final, and an unordered bulk goes on behind it."""
+    """Return True if the retry rules decide.
+
+    If pymongo decides, the error of a statement is final, and an unordered bulk write continues
+    after it.
+    """
     strategy = operation.call.option(runtime.rules, "strategy") or runtime.rules.strategy
     if "writeConcernError" in reply or isinstance(strategy, MongoDB):
         return False
-    # Without a deadline there is one retry: behind it the rest of an unordered bulk is sent.
+    # Without a deadline there is a single retry. After it, the rest of an unordered bulk write is
+    # sent.
     return bool(cmd["ordered"] or not bulk.retrying or driver.csot.active_timeout() is not None)
 
 
 def show_as_answered(error: BulkWriteError | ClientBulkWriteException) -> None:
-    """Show in the error what the server has sent, once the failure is classified."""
+    """Restore in the error what the server has sent, after the failure was classified."""
     details: Any = error.details
     concerns = details.get("writeConcernErrors", ())
     stop = next((each for each in concerns if isinstance(each, StoppedBulk)), None)
@@ -130,11 +140,12 @@ def show_as_answered(error: BulkWriteError | ClientBulkWriteException) -> None:
     details["writeConcernErrors"] = [each for each in concerns if each is not stop]
     if isinstance(error, ClientBulkWriteException):
         _add_results(details, stop, error.verbose)
+    # pymongo's text contains the details, so replace them there as well.
     error.args = (str(error.args[0]).replace(before, str(details)), *error.args[1:])
 
 
 def _add_results(details: dict[str, Any], stop: StoppedBulk, verbose: bool) -> None:
-    """The driver raises before it reads the results of a client's bulk."""
+    """Add the results of a client bulk write. pymongo raises before it reads them."""
     for result in stop.results:
         index = result["idx"] + stop.offset
         kind, operation = stop.operations[index]

@@ -1,5 +1,8 @@
-"""That all attempts of a write have one transaction number: once its first attempt has failed, the
-library decides whether the next one is sent with it, without it, or not at all."""
+"""Keeps the transaction number of a write for all its attempts.
+
+After the first attempt has failed, the library decides whether the next one is sent with the
+number, without it, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -20,62 +23,80 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Connection
 
 DEFAULT_MINUTES = 30
-"""For which a server keeps a session that is not used, where none that is known says it."""
+"""How long a server keeps an unused session, if no server reports it."""
 
 
 class TxnNumberLostError(PyMongoError):
-    """A retryable write was not sent, since its server would take it for one that is not.
+    """A retryable write was not sent, because its server would not treat it as retryable.
 
-    Raised inside of a checkout, where a network error would make the driver clear its pool.
+    Raised inside of a checkout, where a network error would make pymongo clear its pool.
     """
 
 
 class TxnNumberUnsupportedError(TxnNumberLostError):
-    """The server takes no retryable writes, and an earlier attempt may be applied elsewhere."""
+    """The server does not support retryable writes, and an earlier attempt may have been applied
+    elsewhere.
+    """
 
 
 def refuse_lost(attempts: DriverAttempts, connection: Connection) -> None:
-    """Raises TxnNumberLostError for a write that lost its number on the way."""
+    """Raise TxnNumberLostError for a write that lost its number on the way.
+
+    pymongo checks the server's description again after the checkout. If the server became unknown,
+    it would send a retryable write as an ordinary one.
+    """
     if attempts.lost_its_txn_number(connection):
         attempts.set_retryable(True)
         raise TxnNumberLostError(
-            "the server ceased to be a known primary before the write was sent"
+            "the write was not sent, because its server was no longer known to be the primary"
         )
 
 
 class TxnNumber:
-    """What is known of it after a failure. Belongs to one run of the retry loop."""
+    """The transaction number of a write after a failure. Belongs to one run of the retry loop."""
 
     bound_to: Failure | None = None
-    """After it, no attempt may be sent without the number."""
+    """After this failure, no attempt may be sent without the number."""
     since: float | None = None
-    """When the first attempt began that may be applied, and a server knows by its number."""
+    """When the first attempt began that may have been applied under the number."""
     session_ends: Deadline | None = None
-    """How long the server does."""
+    """How long a server remembers that number."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     def next_command(self) -> None:
-        """A bulk's next command has a number of its own."""
+        """Forget the number, because the next command of a bulk write has its own."""
         self.bound_to = self.since = self.session_ends = None
 
     def take(self, attempts: DriverAttempts, connection: Connection) -> bool:
-        """Whether a repeated attempt is sent as a retryable write. Raises TxnNumberLostError where
-        it must not be sent."""
+        """Return True if the next attempt is sent as a retryable write.
+
+        Raises:
+            TxnNumberLostError: If it must not be sent.
+        """
         supported = attempts.supports_txn_number(connection)
         self._note_session(connection)
         if self.bound_to is not None and self.session_ends and self.session_ends.expired():
-            raise TxnNumberUnsupportedError("the server may have ended the write's session")
+            # The server would not recognize the number, and apply the write again.
+            raise TxnNumberUnsupportedError(
+                "the write was not sent again, because the server may have ended its session"
+            )
         if not supported:
             refuse_lost(attempts, connection)
             if self.bound_to is not None:
-                raise TxnNumberUnsupportedError("the server supports no retryable writes any more")
+                raise TxnNumberUnsupportedError(
+                    "the write was not sent again, because the server does not support retryable "
+                    "writes"
+                )
+        # pymongo reads this flag when it builds the command.
         attempts.set_retryable(supported)
         return supported
 
     def unsupported(self) -> Failure | None:
-        """The failure that an attempt which was not sent for want of a number ends with."""
+        """Return the failure that counts for an attempt which was not sent, because it could not
+        carry the number.
+        """
         if self.bound_to is None:
             return None
         return replace(self.bound_to, carried_txn_number=False, session_ends=self.session_ends)
@@ -83,10 +104,11 @@ class TxnNumber:
     def known(
         self, attempts: DriverAttempts, failure: Failure, state: RetryState, began: float
     ) -> Failure:
-        """``failure``, with how long servers recognise what was sent with the number so far."""
-        applied = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
-        numbered = failure.carried_txn_number or state.kind is Kind.TRANSACTION_END
-        if applied and numbered and self.since is None:
+        """Return ``failure`` with the time until which servers remember the number."""
+        may_be_applied = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
+        has_number = failure.carried_txn_number or state.kind is Kind.TRANSACTION_END
+        if may_be_applied and has_number and self.since is None:
+            # The session's time runs from the first attempt that may have been applied.
             self.since = began
         if self.since is None:
             return failure
@@ -94,17 +116,23 @@ class TxnNumber:
         return replace(failure, session_ends=self.session_ends)
 
     def bind(self, failure: Failure, state: RetryState) -> None:
-        """Before the attempt that follows. Retryable Writes: where the server of the retry does not
-        support it, the original error is raised. By our own rules, what was never sent is sent
-        without a number."""
+        """Called before the next attempt. Decide whether it needs the number.
+
+        Retryable Writes: if the server of the retry does not support it, the original error is
+        raised. By the library's own rules, a write that was never sent may be sent without a
+        number.
+        """
         if failure.retryable_overload or state.declared_idempotent:
             return
         sent = failure.stage is not Stage.NOT_SENT
         if sent or (follows_specification(state) and self.bound_to is None):
+            # From now on, an attempt without the number might apply the write twice.
             self.bound_to = failure
 
     def _note_session(self, known_to: Connection | TopologyDescription) -> None:
-        """``known_to``: the connection, or what is known of all servers."""
+        """Update how long the session lives. ``known_to`` is the connection, or the topology's
+        description.
+        """
         if self.since is not None:
             minutes = known_to.logical_session_timeout_minutes
             timeout = 60.0 * (minutes if isinstance(minutes, int) else DEFAULT_MINUTES)

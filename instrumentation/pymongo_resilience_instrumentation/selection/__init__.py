@@ -1,5 +1,5 @@
-"""Which server, and why not another one.
+"""Decides which servers an operation may use, and explains why others were not selected.
 
-``client_limits`` holds budgets and breakers, and leaves out servers with an open breaker,
-``fast_fail`` ends a selection early. ``selection_explained`` says why a server was not selected.
+``client_limits`` contains budgets and circuit breakers, and excludes servers whose breaker is open.
+``fast_fail`` ends a selection early. ``selection_explained`` explains a selection.
 """

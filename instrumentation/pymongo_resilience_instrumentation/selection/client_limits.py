@@ -1,8 +1,8 @@
-"""The limits of each client: its retry budget, and the circuit breakers of its servers, which are
-checked before an attempt and updated with its outcome.
+"""The limits of each client: its retry budget and the circuit breakers of its servers.
 
-A batch of a cursor and what follows the first command of a transaction are bound to their server:
-never refused, but counted. killCursors and endSessions are neither refused nor counted.
+They are checked before an attempt and updated with its outcome. Later batches of a cursor and later
+commands of a transaction are bound to one server: they are counted but never refused. killCursors
+and endSessions are neither counted nor refused.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 
 
 class CircuitBreakerOpenError(errors.CircuitBreakerOpenError, AutoReconnect):
-    """An AutoReconnect, as every ``except`` clause knows one: nothing was sent."""
+    """Raised in place of an attempt. It is an AutoReconnect, so existing ``except`` clauses handle
+    it.
+    """
 
 
 class ClientLimits:
-    """The limits of one client, which is not held alive. Thread- and task-safe."""
+    """The limits of one client. Does not keep the client alive. Thread- and task-safe."""
 
     budget: RetryBudget = UNLIMITED
     breakers: ClientBreakers | None = None
@@ -48,13 +50,21 @@ class ClientLimits:
     def __init__(
         self, config: Config | None, clock: Clock, listener: Listener, client: Client
     ) -> None:
-        """``config``: None where pymongo's own loop decides, and nothing is limited."""
+        """Create the limits of a client.
+
+        Args:
+            config: None if pymongo's own loop decides; then nothing is limited.
+            clock: The clock.
+            listener: Receives the events of circuit breakers.
+            client: The client.
+        """
         self.overloaded_at = -math.inf
-        """When an attempt was last rejected as overloaded, on the clock."""
+        """When an attempt was last rejected because of overload, on the clock."""
         self._clock = clock
         if config is None:
             return
         kind, adaptive = config.retry_budget, getattr(client, client_options.KEPT, None)
+        # The client's own ``adaptiveRetries`` option takes precedence over the configuration.
         if adaptive is not None:
             kind = BudgetKind.TOKENS if adaptive else BudgetKind.OFF
         if kind != BudgetKind.OFF:
@@ -63,27 +73,29 @@ class ClientLimits:
             self.breakers = ClientBreakers(client, config, clock, listener)
 
     def failed(self, failure: Failure, state: RetryState) -> None:
-        """Take note of a failed attempt, before ``state`` counts it."""
+        """Count a failed attempt. Called before ``state`` counts it."""
         if failure.overloaded:
             self.overloaded_at = self._clock.now()
+        # Remember the first rejection: the budget's patience is measured from it.
         if failure.rejected and state.rejections == 0:
             state.rejected_since = self._clock.now()
-        granted = self.budget.failed(
+        in_grace = self.budget.failed(
             failure, retried=state.attempts > 0, rejections=state.rejections, began=state.began
         )
-        state.in_grace = state.in_grace or granted
+        state.in_grace = state.in_grace or in_grace
 
     def reset_after_fork(self) -> None:
-        """In a forked child: new locks, full budgets, and no breaker is open."""
+        """Reset everything in a forked child: new locks, full budgets, closed breakers."""
         self.budget.reset_after_fork()
         for breaker in (self.breakers or {}).values():
             breaker.reset_after_fork()
 
 
 class ClientBreakers(dict[Address, CircuitBreaker]):
-    """The breakers of one client, which is not held alive, made as its servers are used.
+    """The circuit breakers of one client, created when its servers are first used.
 
-    Thread- and task-safe: each step is one of a dict's.
+    Does not keep the client alive. Thread- and task-safe, because each step is one operation on a
+    dict.
     """
 
     def __init__(self, client: Client, config: Config, clock: Clock, listener: Listener) -> None:
@@ -91,21 +103,31 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         self._client = weakref.ref(client)
         self._listener = listener
         self._always = config.circuit_breaker == BreakerMode.ALWAYS
-        """Also for operations that could go nowhere else."""
+        """Also refuse operations that no other server could handle."""
 
     def __missing__(self, address: Address) -> CircuitBreaker:
-        made = CircuitBreaker(self._config, self._clock, partial(self._publish, address))
-        return self.setdefault(address, made)
+        breaker = CircuitBreaker(self._config, self._clock, partial(self._publish, address))
+        # Another thread may have created a breaker for the server in the meantime; both must use
+        # the same.
+        return self.setdefault(address, breaker)
 
     def admit(self, attempts: DriverAttempts, address: Address) -> Permit | None:
-        """Leave to send an attempt; None without asking. Raises CircuitBreakerOpenError."""
+        """Return a permit for an attempt, or None if none is needed.
+
+        Raises:
+            CircuitBreakerOpenError: If the breaker refuses the attempt.
+        """
+        # In the mode "on", an attempt is refused only if it could go to another server.
         if not self._always and not driver.selection.has_choice(attempts):
             return None
+        # A new server has appeared, so this is a rare and good moment to forget old ones.
         if address not in self:
             self._forget_those_that_left()
         answer = self[address].try_acquire()
         if isinstance(answer, Permit):
             return answer
+        # A cursor or a transaction cannot move to another server, so refusing it would only break
+        # it.
         if driver.selection.is_bound(attempts):
             return None
         raise breaker_error(
@@ -113,7 +135,7 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
             self[address],
             next_probe_in=answer,
             elsewhere=self._is_elsewhere(attempts, address),
-            # As pymongo has it where no server could be selected.
+            # pymongo adds the same label if no server could be selected in a transaction.
             labels=[TRANSIENT_TRANSACTION] if attempts.in_transaction() else [],
         )
 
@@ -122,30 +144,36 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         try:
             others = driver.selection.choices(attempts, self.without_open)
         except Exception:  # noqa: BLE001 - the selector is the application's
+            # The application's server selector may raise.
             return False
         return any(other != address and other not in refusing for other in others)
 
     def refusing(self) -> set[Address]:
-        """The servers to which nothing may be sent now."""
+        """Return the addresses of the servers whose breaker is open."""
+        # Copy the dictionary, because another thread may add a server during the loop.
         return {at for at, breaker in self.copy().items() if breaker.next_probe_in() > 0}
 
     def without_open(self, servers: Servers) -> Servers:
-        """The descriptions whose breaker lets attempts pass; all where none does. Never logs: the
-        driver's lock is held."""
+        """Return the servers whose breaker allows attempts, or all servers if none does.
+
+        Never logs, because the topology's lock is held.
+        """
         refusing = self.refusing()
-        return [each for each in servers if each.address not in refusing] or servers
+        return [server for server in servers if server.address not in refusing] or servers
 
     def snapshots(self) -> dict[Address, Snapshot]:
-        """By server, of those that an attempt was meant for."""
+        """Return the state of each breaker by address."""
         self._forget_those_that_left()
         return {at: breaker.snapshot() for at, breaker in self.copy().items()}
 
     def _forget_those_that_left(self) -> None:
-        """Forget the servers that have left: the breaker of one that returns begins anew."""
+        """Remove the breakers of servers that have left the deployment. If one returns, it starts
+        anew.
+        """
         client = self._client()
         if client is not None:
-            for left in self.copy().keys() - driver.selection.known_addresses(client):
-                self.pop(left, None)
+            for address in self.copy().keys() - driver.selection.known_addresses(client):
+                self.pop(address, None)
 
     def _publish(self, address: Address, change: Snapshot) -> None:
         server = address_text(address)
@@ -163,49 +191,64 @@ def breaker_error(
     elsewhere: bool,
     labels: list[str],
 ) -> CircuitBreakerOpenError:
-    """``next_probe_in``: in seconds."""
-    server, found = address_text(address), breaker.snapshot()
-    half_open, window = found.state is State.HALF_OPEN, breaker.config.circuit_breaker_window_s
+    """Return the error for a refused attempt.
+
+    Args:
+        address: The server.
+        breaker: Its circuit breaker.
+        next_probe_in: Seconds until it allows a probe.
+        elsewhere: Whether another server can be selected at once.
+        labels: The error's labels.
+    """
+    server, snapshot = address_text(address), breaker.snapshot()
+    is_half_open, window = (
+        snapshot.state is State.HALF_OPEN,
+        breaker.config.circuit_breaker_window_s,
+    )
     error = CircuitBreakerOpenError(
         f"nothing was sent: the circuit breaker of {server} is "
-        f"{'half-open, and its probes are under way' if half_open else 'open'}; "
-        f"{found.failures} of {found.calls} calls within {window:g} s had failed; "
-        f"next probe in {next_probe_in:.3f} s "
-        "(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off switches circuit breakers off)",
+        f"{'half-open, and its probes are in progress' if is_half_open else 'open'}, because "
+        f"{snapshot.failures} of {snapshot.calls} calls within {window:g} s failed. Check that "
+        f"server, and try again in {next_probe_in:.3f} s "
+        "(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off turns circuit breakers off)",
         {"errorLabels": labels},
     )
     vars(error).update(
         server=server,
         next_probe_in=next_probe_in,
-        calls=found.calls,
-        failures=found.failures,
+        calls=snapshot.calls,
+        failures=snapshot.failures,
         elsewhere=elsewhere,
     )
     return error
 
 
 class ServerSelector:
-    """The ``server_selector`` of a client that has circuit breakers: the application's own, then
-    ours, which leaves out the servers whose breaker is open. Thread- and task-safe.
+    """The ``server_selector`` of a client with circuit breakers. Thread- and task-safe.
 
-    The driver calls it with the servers that the read preference has left, before its latency
-    window, and under its topology's lock: nothing here logs or waits, and after an internal error
-    all servers pass.
+    It applies the application's own selector, then excludes servers whose breaker is open. pymongo
+    calls it with the servers that match the read preference, before it applies the latency window,
+    and holds the topology's lock. So it neither logs nor waits, and after an internal error all
+    servers pass.
     """
 
     def __init__(
         self, own: ServerFilter, enabled_flag: EnabledFlag, breakers: ClientBreakers
     ) -> None:
-        """``own``: the client's."""
+        """``own`` is the application's selector."""
         self.own = own
         self._enabled_flag = enabled_flag
         self._breakers = breakers
 
     def __call__(self, servers: list[ServerDescription]) -> Servers:
-        found = self.own(servers)
-        if not self._enabled_flag.on or not isinstance(found, (list, tuple)):
-            return found
+        accepted = self.own(servers)
+        if not self._enabled_flag.on or not isinstance(accepted, (list, tuple)):
+            return accepted
         try:
-            return self._breakers.without_open(found)
-        except internal_error_types():  # under the driver's lock an internal error is not logged
-            return found
+            return self._breakers.without_open(accepted)
+        # The topology's lock is held, so the internal error is not logged: a log handler might need
+        # the lock.
+        except internal_error_types():
+            # The topology's lock is held. The error is not logged, because a log handler might need
+            # the same lock.
+            return accepted

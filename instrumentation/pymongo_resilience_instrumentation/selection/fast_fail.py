@@ -1,6 +1,6 @@
-"""Ends a selection that waits while every server has a terminal cause.
+"""Ends a server selection early if every server has a terminal cause.
 
-For the strategy ``fast_fail`` only, before each of the driver's waits for a server.
+Only for the strategy ``fast_fail``, before each of pymongo's waits for a server.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
 
 CHECKS = 2
-"""Checks in a row that must find a terminal cause; for a login, refusals."""
+"""Consecutive checks that must find a terminal cause; for logins, refusals."""
 UNCHANGED_S = 0.5
-"""Seconds after which a set name counts as checked twice: streamed hellos return on changes
-alone."""
+"""Seconds after which a wrong set name counts as checked twice. With streaming, a server answers
+hello only when something changes, so there may be no second check.
+"""
 REFUSED_S = 1.0
-"""Seconds for which a refused login fails operations that have not tried it themselves."""
+"""Seconds for which a refused login also fails operations that did not try to log in."""
 LOST_ALERT = {Symptom.HANGS_UP, Symptom.CLIENT_CERTIFICATE}
-"""With TLS 1.3 a client that is writing when its certificate is refused may not see the alert."""
+"""With TLS 1.3, a client that is writing when its certificate is refused may not see the alert."""
 DECIDED = frozenset({"ReplicaSetWithPrimary", "Sharded"})
-"""Topologies in which it is known who is a member."""
+"""Topology types in which the members are known."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
 PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
 
 class UnreachableServer(NamedTuple):
-    """A server that cannot be reached, as a selection saw it. Immutable."""
+    """A server that cannot be reached, as seen during one selection. Immutable."""
 
     description: ServerDescription
     symptom: Symptom | None
-    """A terminal cause, or that the server hangs up, which a second look may explain."""
+    """A terminal cause, or HANGS_UP, which a second look may explain."""
     times: int
-    """For how many checks in a row."""
+    """Number of consecutive checks that found the symptom."""
     since: float
-    """When the last of them was seen first, in seconds."""
+    """When the last of them was first seen, in seconds."""
     explained: Symptom | None = None
-    """What the second look has found."""
+    """The result of the second look."""
 
     @property
     def cause(self) -> Symptom | None:
-        """The terminal one, if any."""
+        """The terminal cause, if there is one."""
         return self.explained if self.symptom is Symptom.HANGS_UP else self.symptom
 
     def is_terminal(self, now: float) -> bool:
@@ -72,18 +73,20 @@ class TerminalDetector:
 
     seen: dict[Address, UnreachableServer] = field(default_factory=dict)
     removed_since: float | None = None
-    """Since when the server that the operation is bound to is not a member, in seconds."""
+    """When the operation's server was first missing from the deployment, in seconds."""
 
     def is_removed(self, topology: TopologyDescription, bound_to: Address, now: float) -> bool:
-        """Return whether an operation waits for a server that was renamed or removed.
+        """Return True if an operation waits for a server that was renamed or removed.
 
-        A primary or mongos must be known all the time: without one, the next may list the server.
+        A primary or a mongos must be known all the time. Without one, the next one may list the
+        server.
         """
         servers = topology.server_descriptions()
         is_known = topology.topology_type_name in DECIDED and any(
-            each.is_server_type_known for each in servers.values()
+            server.is_server_type_known for server in servers.values()
         )
         if bound_to in servers or not is_known:
+            # The server is back, or nothing is known, so start again.
             self.removed_since = None
             return False
         if self.removed_since is None:
@@ -97,28 +100,43 @@ class TerminalDetector:
         refusals: Callable[[Address], int],
         second_look: Callable[[Address], Symptom | None] = lambda _: None,
     ) -> Symptom | None:
-        """The terminal cause that all servers that could serve have in common; else None. ``now``:
-        in seconds; ``refusals``: how many logins in a row a server has refused; ``second_look``:
-        why one hangs up."""
-        servers = topology.server_descriptions().values()
-        electing = topology.topology_type_name == NO_PRIMARY
-        if not servers and electing:
-            # pymongo has dropped every server for being none of the set, and checks none any more.
-            return Symptom.SET_NAME
-        unknown = [each for each in servers if not each.is_server_type_known]
-        self.seen = {
-            each.address: self._look_at(each, now, refusals, second_look) for each in unknown
-        }
-        if any(self._may_serve(each, electing) for each in servers if each.is_server_type_known):
-            return None
-        found = {each.cause if each.is_terminal(now) else None for each in self.seen.values()}
-        return found.pop() if len(found) == 1 else None
+        """Return the terminal cause that all servers share which could handle the operation, or
+        None.
 
-    def _may_serve(self, description: ServerDescription, electing: bool) -> bool:
-        """A server that is reached, and does not serve, may recover, catch up or be elected, unless
-        the primary that it names has an error."""
+        Args:
+            topology: The current description.
+            now: Seconds.
+            refusals: Returns the number of consecutive logins that a server has refused.
+            second_look: Returns why a server closes connections.
+        """
+        servers = topology.server_descriptions().values()
+        is_electing = topology.topology_type_name == NO_PRIMARY
+        if not servers and is_electing:
+            # pymongo has dropped every server because none belongs to the set, and no longer checks
+            # any.
+            return Symptom.SET_NAME
+        unknown = [server for server in servers if not server.is_server_type_known]
+        self.seen = {
+            server.address: self._look_at(server, now, refusals, second_look) for server in unknown
+        }
+        if any(
+            self._may_serve(server, is_electing)
+            for server in servers
+            if server.is_server_type_known
+        ):
+            return None
+        shared = {
+            server.cause if server.is_terminal(now) else None for server in self.seen.values()
+        }
+        return shared.pop() if len(shared) == 1 else None
+
+    def _may_serve(self, description: ServerDescription, is_electing: bool) -> bool:
+        """Return True if a reachable server may become usable: recover, catch up, or be elected.
+
+        A secondary cannot help if the primary that it names is unreachable for good.
+        """
         kind = description.server_type_name
-        if electing and kind in (SECONDARY, ARBITER):
+        if is_electing and kind in (SECONDARY, ARBITER):
             return description.primary not in self.seen
         return kind not in (PRIMARY, ARBITER)
 
@@ -132,28 +150,31 @@ class TerminalDetector:
         address, error = description.address, description.error
         before, symptom, explained = self.seen.get(address), causes.cause_of(error), None
         if symptom in causes.LOGINS:
+            # Logins happen on the connections of operations, not in the monitor's checks, so count
+            # refusals.
             return UnreachableServer(description, symptom, refusals(address), now)
         if symptom is None and causes.hangs_up(error):
             symptom, explained = Symptom.HANGS_UP, second_look(address)
+        # The same description as last time: there was no new check, so do not count it again.
         if before is not None and before.description is description:
             return before._replace(explained=explained)
-        same = before is not None and (
+        is_same = before is not None and (
             before.symptom is symptom or {before.symptom, symptom} == LOST_ALERT
         )
-        times = before.times + 1 if before is not None and same else 1
+        times = before.times + 1 if before is not None and is_same else 1
         return UnreachableServer(description, symptom, times, now, explained)
 
 
 class TerminalWaits:
-    """Before a wait for a server of an operation with the strategy ``fast_fail``."""
+    """Called before an operation with the strategy ``fast_fail`` waits for a server."""
 
     def __init__(self, rules: NamespaceRules, in_flight: Callable[[], list[RetryLoop]]) -> None:
         self._rules, self._in_flight = rules, in_flight
         self._checked: WeakSet[Exception] = WeakSet()
-        """The refusals of a login after which the server was checked anew."""
+        """Login failures after which a new check of the server was requested."""
 
     def __call__(self, operation: Operation) -> Exception | None:
-        """The error to fail with at once; None to wait."""
+        """Return the error to raise at once, or None to wait."""
         strategy = operation.call.option(self._rules, "strategy") or self._rules.strategy
         if not isinstance(strategy, FastFail):
             return None
@@ -163,7 +184,7 @@ class TerminalWaits:
         bound_to = self._bound_to(operation)
         if bound_to is not None and detector.is_removed(topology, bound_to, now):
             members = ", ".join(map(address_text, topology.server_descriptions()))
-            found: dict[Address, Any] = {bound_to: f"not among {members}"}
+            found: dict[Address, Any] = {bound_to: f"not among the members {members}"}
             return causes.selection_error(Symptom.REMOVED, found, None)
         cause = detector.look(
             topology,
@@ -175,26 +196,28 @@ class TerminalWaits:
             seen.description for seen in detector.seen.values() if seen.cause in causes.LOGINS
         ]
         if cause in causes.LOGINS:
-            newest = max(refused, key=lambda each: each.last_update_time)
+            # Report the most recent refusal. If it is old, the credentials may have been corrected
+            # since, so try again.
+            newest = max(refused, key=lambda server: server.last_update_time)
             age = now - newest.last_update_time
             if age < REFUSED_S:
                 return causes.refused_again(newest.error, newest.address, age)
         elif cause is not None:
             seeds = driver.selection.seeds(driver.clients.topology_of(client))
             found = {
-                at: each.error or each.server_type_name.removeprefix("RS").lower()
-                for at, each in topology.server_descriptions().items()
+                at: server.error or server.server_type_name.removeprefix("RS").lower()
+                for at, server in topology.server_descriptions().items()
             }
             found = found or dict.fromkeys(seeds)
             return causes.selection_error(cause, found, topology.replica_set_name)
-        # pymongo takes the server for unknown until its next hello, up to ten seconds later, and no
-        # login can be tried before.
-        for each in refused:
-            if each.error not in self._checked:
-                self._checked.add(each.error)
-                driver.monitors.request_check(driver.clients.topology_of(client), each.address)
+        # pymongo treats the server as unknown until its next check, up to ten seconds later, and no
+        # login is possible before that. Request the check now.
+        for server in refused:
+            if server.error not in self._checked:
+                self._checked.add(server.error)
+                driver.monitors.request_check(driver.clients.topology_of(client), server.address)
         return None
 
     def _bound_to(self, operation: Operation) -> Address | None:
-        own = (loop.attempts for loop in self._in_flight() if loop.operation is operation)
-        return next(filter(None, map(driver.selection.bound_to, own)), None)
+        attempts = (loop.attempts for loop in self._in_flight() if loop.operation is operation)
+        return next(filter(None, map(driver.selection.bound_to, attempts)), None)

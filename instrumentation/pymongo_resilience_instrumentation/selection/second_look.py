@@ -1,9 +1,10 @@
-"""Find out why a server hangs up: with TLS in place of none, without it, or without a certificate.
+"""Finds out why a server closes connections: TLS is missing, TLS is unexpected, or a certificate
+is.
 
-A mongod that is set up the other way closes the connection without a word, just as one that
-restarts or a proxy does. So when a check failed like that, the port is tried once more, on a
-connection of its own in a thread of its own: whoever selects a server holds pymongo's lock, or is
-in an event loop. No credential is sent, and nothing but a hello.
+A mongod with the other TLS setting closes the connection without a reply, just like a server that
+restarts or a proxy. After such a failed check, this module connects once more and tries the other
+setting. It uses its own connection in its own thread, because server selection holds pymongo's lock
+or runs in an event loop. It sends a hello and no credentials.
 """
 
 from __future__ import annotations
@@ -27,36 +28,38 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
 
 AGAIN_S = 5.0
-"""Seconds between two looks at a server, and for which a finding holds."""
+"""Seconds between two looks at a server. A result is valid for as long."""
 STEP_S = 1.0
 """Seconds for each step of a look."""
 ALERT_S = 0.3
 """Seconds to wait for the alert of a server that refuses a certificate after the handshake."""
 TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
-"""How an alert and a handshake message begin, with the version's first byte."""
+"""First bytes of a TLS alert and of a handshake message: type and major version."""
 HEADER = struct.Struct("<4i")
-"""How a MongoDB message begins: its length, its number, the number it answers, and its kind."""
+"""Header of a MongoDB message: length, request ID, ID of the request it responds to, and opcode."""
 NUMBER, OP_MSG = 7, 2013
 
 
 class Look(NamedTuple):
-    """Immutable."""
+    """One look at a server. Immutable."""
 
     began: float
     symptom: Symptom | None = None
-    """None until something is found."""
+    """None if nothing was found yet."""
 
 
 def finding(client: Client, address: Address) -> Symptom | None:
-    """Return why a server hangs up, if a look found that out; begin one if none is recent.
+    """Return why a server closes connections, if that is known. Start a look if none is recent.
 
-    Call it if a check of the server has just failed because the server hung up. It does not wait.
+    Call it when a check of the server has just failed because the server closed the connection.
+    Does not wait.
     """
     pool = driver.connections.pool_at(driver.clients.topology_of(client), address)
     if pool is None or address[1] is None:
         return None
     last = driver.connections.last_look(pool)
     if last is None or time.monotonic() - last.began >= AGAIN_S:
+        # Store the start of the look first, so that no other caller starts a second one.
         driver.connections.keep_look(pool, Look(time.monotonic(), last and last.symptom))
         threading.Thread(
             target=_run,
@@ -76,10 +79,12 @@ def known_finding(client: Client, address: Address) -> Symptom | None:
 
 def _run(pool: Pool, address: Address, has_certificate: bool) -> None:
     symptom = None
-    with suppress(Exception):  # whatever the port answers
+    # The port may send anything. If that raises an error, there is no result.
+    with suppress(Exception):
         context = driver.connections.tls_context(pool)
         if context is None:
             symptom = Symptom.TLS_PORT if _speaks_tls(address) else None
+        # The client uses TLS. If the port answers without TLS, that is the reason.
         elif _says_hello(_connected(address)):
             symptom = Symptom.PLAIN_PORT
         elif isinstance(context, ssl.SSLContext):
@@ -92,8 +97,10 @@ def _connected(address: Address) -> socket.socket:
 
 
 def _speaks_tls(address: Address) -> bool:
-    """Return whether a TLS handshake is answered with TLS."""
+    """Return True if the server responds to a TLS handshake with TLS."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    # Create the first handshake message in memory, because wrapping the socket would wait for the
+    # whole handshake.
     handshake = _unchecked().wrap_bio(incoming, outgoing, server_hostname=address[0])
     with suppress(ssl.SSLWantReadError):
         handshake.do_handshake()
@@ -103,14 +110,16 @@ def _speaks_tls(address: Address) -> bool:
 
 
 def _unchecked() -> ssl.SSLContext:
-    """A context that finds out about a server, and trusts nothing it says."""
+    """Return a TLS context that does not verify the server. It is only used to learn about the
+    server.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def _says_hello(connection: socket.socket) -> bool:
-    """Return whether a MongoDB server answers on the connection, and close it."""
+    """Return True if a MongoDB server responds on the connection. Closes the connection."""
     with closing(connection), suppress(OSError, struct.error):
         connection.settimeout(STEP_S)
         body = struct.pack("<ib", 0, 0) + bson.encode({"hello": 1, "$db": "admin"})
@@ -128,10 +137,11 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 
 def _refusal(address: Address, context: ssl.SSLContext, has_certificate: bool) -> Symptom | None:
-    """Return CLIENT_CERTIFICATE if it is the client's certificate that the server refuses.
+    """Return CLIENT_CERTIFICATE if the server refuses the client's certificate.
 
-    With TLS 1.3 that happens after the handshake: the alert is lost if the client is writing by
-    then. A mongod sends none, but may accept clients that have no certificate.
+    With TLS 1.3 the server refuses it after the handshake, and the alert is lost if the client is
+    writing at that time. A mongod sends no alert but may accept clients without a certificate, so
+    that is tried as well.
     """
     try:
         with closing(_wrapped(address, context)) as connection:
@@ -144,6 +154,7 @@ def _refusal(address: Address, context: ssl.SSLContext, has_certificate: bool) -
             return Symptom.CLIENT_CERTIFICATE
     except OSError:
         pass
+    # Try without the client's certificate. If the server accepts that, it refused the certificate.
     if has_certificate and _says_hello(_wrapped(address, _unchecked())):
         return Symptom.CLIENT_CERTIFICATE
     return None

@@ -1,5 +1,6 @@
-"""Why a server is, or is not, one that an operation may go to; and what a failed selection was
-waiting for. pymongo's own selectors decide.
+"""Explains why servers can or cannot be selected, and what a failed selection was waiting for.
+
+pymongo's own selectors decide, so an explanation cannot differ from pymongo's decision.
 """
 
 from __future__ import annotations
@@ -47,25 +48,27 @@ if TYPE_CHECKING:
     )
 
 ALONE = frozenset({"Single", "LoadBalanced"})
-"""Topologies for which the driver calls no selector."""
+"""Topology types for which pymongo calls no selector."""
 REPLICA_SETS = frozenset({"ReplicaSetWithPrimary", "ReplicaSetNoPrimary"})
 UNREACHABLE = "No server can be reached"
 TOPOLOGY = ", Topology Description: "
-"""What pymongo puts between the text of a failed selection and all servers once more."""
+"""Text that pymongo puts between its message and a description of all servers."""
 TIMEOUT = ", Timeout: "
-"""What it puts before that."""
+"""Text that pymongo puts between its message and the timeout."""
 OWN_WORDS = ("No ", "Could not reach any servers")
-"""How pymongo's own sentences begin; else the text is the errors of servers."""
+"""Beginnings of pymongo's own messages. Otherwise, the message consists of the servers' errors."""
 HANDSHAKE = "SSL handshake failed"
-"""How its text for an error in a TLS handshake begins."""
+"""Beginning of pymongo's message for an error in a TLS handshake."""
 MAX_ERROR_LENGTH = 200
-"""Characters of one server's error."""
+"""Maximum length of one server's error, in characters."""
 AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)?\)$", re.DOTALL)
-"""What stands behind the cause in an error of the driver's: the timeouts, its origin."""
+"""Text that follows the cause in an error: pymongo's timeouts, or the origin that the library
+adds.
+"""
 NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
-"""The operating system's errors begin so; those of name resolution are negative."""
+"""Beginning of errors of the operating system. Errors of name resolution have negative numbers."""
 Why = Callable[[Any], str]
-"""Describes a server that a rule leaves out."""
+"""A function that describes why a rule excludes a server."""
 
 
 def explain_selection(
@@ -75,16 +78,30 @@ def explain_selection(
     *,
     writes: bool,
 ) -> tuple[ServerVerdict, ...]:
-    """Implements :func:`pymongo_resilience.explain_selection`; ``breakers``: those in use, by
-    server."""
-    described = client.topology_description
-    described.check_compatible()
+    """Implementation of :func:`pymongo_resilience.explain_selection`.
+
+    Args:
+        client: The client.
+        read_preference: A read preference, or None for the client's.
+        breakers: The client's circuit breakers by address.
+        writes: Whether to explain the selection for a write.
+    """
+    description = client.topology_description
+    description.check_compatible()
     preference = client.read_preference if read_preference is None else read_preference
+    # Every read preference of pymongo has this attribute, including subclasses of the application.
     if not hasattr(preference, "mongos_mode"):
-        raise TypeError(f"an object of type {type(preference).__name__} is no read preference")
-    waits = {at: each.next_probe_in for at, each in breakers.items() if each.next_probe_in > 0}
+        raise TypeError(
+            f"explain_selection(): an object of type {type(preference).__name__} is not a read "
+            "preference. Use one from pymongo.read_preferences"
+        )
+    waits = {
+        at: snapshot.next_probe_in
+        for at, snapshot in breakers.items()
+        if snapshot.next_probe_in > 0
+    }
     return _verdicts(
-        described,
+        description,
         driver.clients.topology_of(client),
         writable_server_selector if writes else preference,
         own=driver.selection.application_selector(client),
@@ -94,32 +111,40 @@ def explain_selection(
 
 
 def explain(error: Exception, attempts: DriverAttempts) -> None:
-    """Say of each server why an attempt did not select it, in place of the driver's description of
-    them all, and the likely cause as the last sentence. The driver's log keeps its own text."""
+    """Replace pymongo's list of servers in an error by the reason why each was not selected.
+
+    The likely cause follows as the last sentence. pymongo's own log message is not changed.
+    """
     if not (error.args and isinstance(error.args[0], str)):
         return
     client, selector = driver.selection.selecting(attempts)
     topology = driver.clients.topology_of(client)
-    words, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
-    if not words.startswith(OWN_WORDS):
-        words = UNREACHABLE
-    own = driver.selection.application_selector(client)
-    # It is not called once more. What the rules have left is what it has refused.
-    refuses = None if own is None else lambda _servers: ()
+    message, comma, timeout = error.args[0].partition(TOPOLOGY)[0].rpartition(TIMEOUT)
+    # The message lists the servers' errors, which the explanation contains as well.
+    if not message.startswith(OWN_WORDS):
+        message = UNREACHABLE
+    application_selector = driver.selection.application_selector(client)
+    # Do not call the application's selector again. The servers that passed the other rules are
+    # those it has refused.
+    refuses = None if application_selector is None else lambda _servers: ()
     verdicts = _verdicts(topology.description, topology, selector, own=refuses)
-    why = "; ".join(map(str, verdicts)) or "no server is known"
-    cause = diagnosis(client, selector)
-    with suppress(ValueError):  # what is left of a deadline has many digits, and may be negative
+    why = "; ".join(map(str, verdicts)) or "the client knows no server"
+    likely_cause = diagnosis(client, selector)
+    # The rest of a deadline has many digits, and may be negative.
+    with suppress(ValueError):
         timeout = f"{max(0.0, float(timeout.removesuffix('s'))):.3g}s"
-    text = f"{words} ({why}){comma}{timeout}"
-    error.args = (text if cause is None else f"{text}. {cause}", *error.args[1:])
+    text = f"{message} ({why}){comma}{timeout}"
+    error.args = (text if likely_cause is None else f"{text}. {likely_cause}", *error.args[1:])
 
 
 def diagnosis(client: Client, selector: Selector | None, *, looks: bool = True) -> Diagnosis | None:
-    """Return the likely cause of a failed selection; None if nothing is known. ``looks``: a server
-    that hangs up may be looked at once more, in the background."""
+    """Return the likely cause of a failed selection, or None if it is unknown.
+
+    With ``looks``, the library may open a second connection in the background to a server that
+    closes connections.
+    """
     topology = driver.clients.topology_of(client)
-    described = topology.description
+    description = topology.description
     if driver.selection.is_no_selector(selector):
         return None
     return diagnose(
@@ -130,18 +155,18 @@ def diagnosis(client: Client, selector: Selector | None, *, looks: bool = True) 
                 is_primary=each.server_type_name == "RSPrimary",
                 is_member=each.is_server_type_known,
             )
-            for each in servers_of(described)
+            for each in servers_of(description)
         ],
         seeds=[address_text(each) for each in driver.selection.seeds(topology)],
-        replica_set=described.topology_type_name.startswith("ReplicaSet"),
+        replica_set=description.topology_type_name.startswith("ReplicaSet"),
         wants_primary=getattr(selector, "mode", driver.selection.PRIMARY)
         == driver.selection.PRIMARY,
     )
 
 
-def servers_of(described: TopologyDescription) -> list[ServerDescription]:
-    """In the order of their addresses, as the driver shows them."""
-    return sorted(described.server_descriptions().values(), key=lambda each: each.address)
+def servers_of(description: TopologyDescription) -> list[ServerDescription]:
+    """Return the servers ordered by address, as pymongo lists them."""
+    return sorted(description.server_descriptions().values(), key=lambda server: server.address)
 
 
 def _verdicts(
@@ -153,18 +178,27 @@ def _verdicts(
     breakers: Mapping[Address, float] | None = None,
     threshold: float = math.inf,
 ) -> tuple[ServerVerdict, ...]:
-    """``own``: the application's selector; ``breakers``: those that are open, with the seconds to
-    the next probe; ``threshold``: of the latency window, in seconds."""
+    """Apply the rules of server selection and return a verdict for each server.
+
+    Args:
+        described: The topology's description.
+        topology: The topology.
+        selector: The read preference, or pymongo's selector for writes.
+        own: The application's selector.
+        breakers: Seconds until the next probe, for each open circuit breaker.
+        threshold: Length of the latency window in seconds.
+    """
     servers = servers_of(described)
     excluded: dict[Address, tuple[SelectionRule, Why]] = {}
     steps = _steps(
         described, topology, selector, own=own, breakers=breakers or {}, threshold=threshold
     )
-    for rule, left, why in steps:
-        kept = {each.address for each in left}
+    for rule, remaining, why in steps:
+        remaining_addresses = {each.address for each in remaining}
         for at in (each.address for each in servers):
-            if at in kept:
-                excluded.pop(at, None)  # the primary, where no secondary suits
+            if at in remaining_addresses:
+                # A later step may bring a server back, such as the primary if no secondary matches.
+                excluded.pop(at, None)
             else:
                 excluded.setdefault(at, (rule, why))
     return tuple(_verdict(each, *excluded.get(each.address, (None, None))) for each in servers)
@@ -174,13 +208,13 @@ def _verdict(
     server: ServerDescription, rule: SelectionRule | None, why: Why | None
 ) -> ServerVerdict:
     address = address_text(server.address)
-    # "PossiblePrimary" is a possible primary, "RSPrimary" a primary.
+    # Split the type into words: "PossiblePrimary" becomes "possible primary".
     words = re.findall("[A-Z][a-z]+", server.server_type_name.removeprefix("RS"))
     text = f"{address} {' '.join(words).lower()}"
     if why is None:
         return ServerVerdict(address, None, f"{text}, eligible")
-    then = ": " if rule is SelectionRule.AVAILABILITY else ", excluded: "
-    return ServerVerdict(address, rule, f"{text}{then}{why(server)}")
+    separator = ": " if rule is SelectionRule.AVAILABILITY else ", excluded: "
+    return ServerVerdict(address, rule, f"{text}{separator}{why(server)}")
 
 
 def _steps(
@@ -192,43 +226,48 @@ def _steps(
     breakers: Mapping[Address, float],
     threshold: float,
 ) -> Iterator[tuple[SelectionRule, Servers, Why]]:
-    """What each rule of Server Selection leaves, in order. A later step may bring a server back."""
-    # For pymongo's types, a server that was reached may still lack its times; it never does.
-    left: Sequence[Any] = described.known_servers
-    kind = described.topology_type_name
-    yield SelectionRule.AVAILABILITY, left, lambda each: _error(each, topology)
-    if kind in ALONE:
+    """Yield each rule of Server Selection with the servers that remain after it.
+
+    A later step may bring a server back.
+    """
+    # pymongo's types say that a reachable server may lack its times, but it never does.
+    remaining: Sequence[Any] = described.known_servers
+    topology_type = described.topology_type_name
+    yield SelectionRule.AVAILABILITY, remaining, lambda server: _error(server, topology)
+    if topology_type in ALONE:
         return
     if driver.selection.is_no_selector(selector):
-        left = []
-        yield SelectionRule.BOUND, left, lambda _: "the operation is bound to another server"
-    elif kind not in REPLICA_SETS:
-        left = left if kind == "Sharded" else []
-        yield SelectionRule.MODE, left, lambda _: f"the deployment is {kind}"
+        remaining = []
+        yield SelectionRule.BOUND, remaining, lambda _: "the operation is bound to another server"
+    elif topology_type not in REPLICA_SETS:
+        remaining = remaining if topology_type == "Sharded" else []
+        yield SelectionRule.MODE, remaining, lambda _: f"the deployment is {topology_type}"
     else:
-        for rule, narrower, says in _by_preference(described, selector):
-            left = narrower(driver.selection.all_servers(described)).server_descriptions
-            yield rule, left, says
-    if own is not None and left:
-        accepted = {each.address for each in own(list(left))}
-        left = [each for each in left if each.address in accepted]
+        for rule, selector_of_rule, why_excluded in _by_preference(described, selector):
+            remaining = selector_of_rule(
+                driver.selection.all_servers(described)
+            ).server_descriptions
+            yield rule, remaining, why_excluded
+    if own is not None and remaining:
+        accepted = {server.address for server in own(list(remaining))}
+        remaining = [server for server in remaining if server.address in accepted]
         why = "removed by the application's server selector"
-        yield SelectionRule.APPLICATION, left, lambda _: why
-    # Open breakers exclude no server where every breaker is open.
-    left = [each for each in left if each.address not in breakers] or left
+        yield SelectionRule.APPLICATION, remaining, lambda _: why
+    # If every breaker is open, breakers exclude no server.
+    remaining = [server for server in remaining if server.address not in breakers] or remaining
     yield (
         SelectionRule.CIRCUIT_BREAKER,
-        left,
-        lambda each: f"circuit breaker open, next probe in {_tenths(breakers[each.address])} s",
+        remaining,
+        lambda server: f"circuit breaker open, next probe in {_tenths(breakers[server.address])} s",
     )
-    if left:
-        end = min(each.round_trip_time for each in left) + threshold
+    if remaining:
+        window_end = min(server.round_trip_time for server in remaining) + threshold
         yield (
             SelectionRule.LATENCY,
-            [each for each in left if each.round_trip_time <= end],
-            lambda each: (
-                f"round-trip time {_tenths(each.round_trip_time * 1000)} ms, "
-                f"the latency window ends at {_tenths(end * 1000)} ms"
+            [server for server in remaining if server.round_trip_time <= window_end],
+            lambda server: (
+                f"round-trip time {_tenths(server.round_trip_time * 1000)} ms, "
+                f"the latency window ends at {_tenths(window_end * 1000)} ms"
             ),
         )
 
@@ -236,7 +275,9 @@ def _steps(
 def _by_preference(
     described: TopologyDescription, selector: Any
 ) -> Iterator[tuple[SelectionRule, Any, Why]]:
-    """The rules of a replica set, each with a selector of pymongo's that applies the former too."""
+    """Yield the rules of a replica set, each with a pymongo selector that also applies the rules
+    before.
+    """
     if selector is writable_server_selector:
         yield SelectionRule.MODE, selector, lambda _: "writes go to the primary"
         return
@@ -249,22 +290,30 @@ def _by_preference(
         yield (
             SelectionRule.STALENESS,
             make_read_preference(mode, None, limit),
-            lambda each: f"stale by {_tenths(_staleness(each, described))} s, allowed {limit} s",
+            lambda server: (
+                f"stale by {_tenths(_staleness(server, described))} s, allowed {limit} s"
+            ),
         )
-    sets = ", else ".join(map(_tag_set, selector.tag_sets))
-    yield SelectionRule.TAGS, selector, lambda each: f"tags {_tag_set(each.tags)}, wanted {sets}"
+    wanted = ", else ".join(map(_tag_set, selector.tag_sets))
+    yield (
+        SelectionRule.TAGS,
+        selector,
+        lambda server: f"tags {_tag_set(server.tags)}, wanted {wanted}",
+    )
 
 
 def _staleness(server: Any, described: TopologyDescription) -> float:
-    """Seconds that a secondary is behind, at worst. Source: Max Staleness, "Client"."""
-    # A secondary that was reached has a last write, and so has its primary.
-    whole: Any = driver.selection.all_servers(described)
+    """Return the staleness of a secondary in seconds, as an upper bound. Source: Max Staleness,
+    "Client".
+    """
+    # A reachable secondary has a last write date, and so has its primary.
+    selection: Any = driver.selection.all_servers(described)
     behind: float = described.heartbeat_frequency - server.last_write_date
-    if whole.primary is None:
-        newest: float = whole.secondary_with_max_last_write_date().last_write_date
+    if selection.primary is None:
+        newest: float = selection.secondary_with_max_last_write_date().last_write_date
         return behind + newest
-    lead: float = whole.primary.last_update_time - whole.primary.last_write_date
-    return behind + float(server.last_update_time) - lead
+    primary_lead: float = selection.primary.last_update_time - selection.primary.last_write_date
+    return behind + float(server.last_update_time) - primary_lead
 
 
 def _tag_set(tags: Mapping[str, object]) -> str:
@@ -272,23 +321,24 @@ def _tag_set(tags: Mapping[str, object]) -> str:
 
 
 def _tenths(value: float) -> str:
-    """Rounded up, so that what is a little over a limit does not read as equal to it."""
+    """Round up to tenths, so that a value slightly over a limit is not displayed as equal to it."""
     return f"{math.ceil(round(value, 3) * 10) / 10:.1f}".removesuffix(".0")
 
 
 def _error(server: ServerDescription, topology: Topology) -> str:
-    """What an unavailable server's last check has found."""
+    """Return what the last check of an unavailable server found."""
     age = max(0.0, driver.csot.now() - server.last_update_time)
     if server.error is not None:
         return f"{error_text(server.error, server.address)} {age:.1f} s ago"
     if driver.clients.server_at(topology, server.address) is None:
         return "not checked yet"
-    # The age of the description, which a client has from before its first operation.
-    return f"no check answered since the client knows it, {age:.1f} s (firewall, address, TLS?)"
+    # The description was created when the client learned about the server, so its age is the time
+    # without an answer.
+    return f"no answer to any check so far, for {age:.1f} s (firewall, address, TLS?)"
 
 
 def _symptom(server: ServerDescription, client: Client, *, looks: bool) -> Symptom | None:
-    """Return what is wrong with a server; None if it is reached."""
+    """Return what is wrong with a server, or None if it is reachable."""
     topology = driver.clients.topology_of(client)
     if server.is_server_type_known:
         return None
@@ -298,40 +348,48 @@ def _symptom(server: ServerDescription, client: Client, *, looks: bool) -> Sympt
     if is_rejection(server.error):
         return Symptom.OVERLOADED
     text = error_text(server.error, server.address)
-    found = cause_of(server.error) or symptom_at(
+    symptom = cause_of(server.error) or symptom_at(
         text,
         server.address,
         tls=driver.clients.uses_tls(client),
         handshake=text.startswith(HANDSHAKE),
     )
-    if found not in (Symptom.HANGS_UP, Symptom.CLOSES_AFTER_TLS):
-        return found
+    if symptom not in (Symptom.HANGS_UP, Symptom.CLOSES_AFTER_TLS):
+        return symptom
+    # Both symptoms may have another cause, which a second connection can find.
     finding = second_look.finding if looks else second_look.known_finding
-    return finding(client, server.address) or found
+    return finding(client, server.address) or symptom
 
 
 def error_text(error: Exception, address: Address) -> str:
-    """Return what this machine reports about a connection that failed. For an error that a server
-    wrote, return only the class and the code, since a server's text quotes values."""
+    """Return this machine's own text about a failed connection.
+
+    If a server wrote the error, return only class and code, because a server's text quotes values.
+    """
     text = local_text(error)
     if text is None:
         return safe_message(error)
+    # Remove what pymongo or the library has appended, such as timeouts and attempts.
     text = AFTER.sub("", text.removeprefix(f"{address_text(address)}: "))
     number = NUMBER.match(text)
     if number is not None:
-        # asyncio has words of its own, with the address in it once more.
+        # asyncio uses its own words and repeats the address. Use the operating system's text
+        # instead.
         known = int(number[1]) in errno.errorcode
         text = os.strerror(int(number[1])) if known else text[number.end() :]
     return " ".join(text.split())[:MAX_ERROR_LENGTH] or safe_message(error)
 
 
 def original_error(client: Client) -> Exception | None:
-    """Return the error of a client's only failed server, or a group of several servers' errors.
+    """Return the error of a client's only failed server, or a group of the errors of several
+    servers.
 
-    pymongo quotes them in its text and keeps the exceptions to itself. Must be called only for the
-    error that the application gets: any other one may be in the context of these.
+    pymongo quotes these errors in its text but does not attach them. Call this only for the error
+    that the application gets, because any other error may be in the context of these.
     """
-    found = [each.error for each in servers_of(client.topology_description) if each.error]
-    if len(found) > 1:
-        return ExceptionGroup("the last error of each server", found)
-    return found[0] if found else None
+    server_errors = [
+        server.error for server in servers_of(client.topology_description) if server.error
+    ]
+    if len(server_errors) > 1:
+        return ExceptionGroup("the last error of each server", server_errors)
+    return server_errors[0] if server_errors else None

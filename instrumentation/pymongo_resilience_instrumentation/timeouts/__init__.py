@@ -1,7 +1,7 @@
-"""How long an operation has, and what keeps to it.
+"""Timeouts: how long an operation may take, and what enforces it.
 
-``precedence`` is the table of who sets how long, transactions and cursors included.
-``bounded_waits`` cuts pymongo's waits for a server, the pool and a socket to what is left, and
-measures them; ``command_limits`` has a command's limits. ``timeout_errors`` makes the
+``precedence`` decides which timeout applies, also for transactions and cursors. ``bounded_waits``
+limits pymongo's waits for a server, the pool and a socket to the remaining time, and measures them.
+``command_limits`` sets the limits of single commands. ``timeout_errors`` creates the
 OperationTimeoutError.
 """

@@ -1,8 +1,9 @@
-"""Waits for a server, a connection and a socket: cut to the time that is left, and measured.
+"""Limits waits for a server, a connection and a socket to the remaining time, and measures them.
 
-Without a deadline none is cut: the driver's own timeouts hold. Under one (pymongo 4.19 and 4.20)
-its selection has all the time that is left and looks at the clock every half second, a checkout has
-all of it again, and connecting ignores connectTimeoutMS. What need not wait is not measured.
+Without a deadline, waits are not shortened and pymongo's own timeouts apply. With a deadline,
+pymongo 4.19 and 4.20 give server selection all the remaining time but check the clock only every
+half second; a checkout gets all of that time again; and connecting ignores connectTimeoutMS. Waits
+that return immediately are not measured.
 """
 
 from __future__ import annotations
@@ -47,23 +48,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_TEXT = "timeout: "
-"""Before the number at the end of a WaitQueueTimeoutError (pymongo 4.20)."""
+"""Text before the number at the end of a WaitQueueTimeoutError (pymongo 4.20)."""
 GRACE = 0.005
-"""Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
+"""Seconds. If pymongo itself ends connecting, it also closes the socket, so let it do so first."""
 RESOLUTION = 0.001
-"""Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
+"""Seconds. pymongo checks its own clock after a wait, and it started a moment after ours."""
 HUNG_UP: Mapping[type[BaseException], str] = {
     ConnectionResetError: "connection closed by the peer during the TLS handshake",
     ConnectionAbortedError: "TLS handshake aborted",
     ssl.SSLEOFError: "EOF during the TLS handshake",
 }
 CONNECTING = 1.0
-"""Seconds that ``attempt_timeout_ms`` leaves at least for making a connection: TCP, TLS, hello and
-authentication are several round trips."""
+"""Minimum seconds for making a connection under ``attempt_timeout_ms``, because TCP, TLS, hello and
+authentication take several round trips.
+"""
 
 
 def observed(connected: Connected | None) -> Iterator[Row]:
-    """For ``strategy=driver``: waits are measured, and end when pymongo ends them."""
+    """Yield what to wrap for ``strategy=driver``: waits are measured, but only pymongo ends
+    them.
+    """
     for api in (driver.clients.SYNC_API, driver.clients.ASYNC_API):
         pool = api.module("pool")
         yield api.module("topology"), api.wait, MeasuredWait(WaitKind.SERVER)
@@ -77,7 +81,15 @@ def wrapped(
     terminal_check: TerminalCheck | None,
     connected: Connected | None,
 ) -> Iterator[Row]:
-    """``dead_peer_s``: see ``Config``; ``hopeless``: where retries are decided here."""
+    """Yield what to wrap, and the interceptors.
+
+    Args:
+        enabled_flag: Whether the wrappers are active.
+        dead_peer_s: See ``Config``.
+        terminal_check: Decides whether a wait for a server can help; None if pymongo decides about
+            retries.
+        connected: Called after each attempt to make a connection.
+    """
     for api in (driver.clients.SYNC_API, driver.clients.ASYNC_API):
         pool = api.module("pool")
         yield api.module("topology"), api.wait, ConditionWait(WaitKind.SERVER, terminal_check)
@@ -86,13 +98,14 @@ def wrapped(
         yield api.module("srv_resolver"), driver.clients.LOOKUP, Lookup()
         yield pool.Pool, driver.selection.HANDSHAKE, Handshake(connected)
     if sys.version_info < (3, 12):
+        # In CPython 3.11, ``asyncio.wait_for`` may swallow a cancellation; see ``wait_for`` below.
         pool = driver.clients.ASYNC_API.module("pool")
         yield pool, driver.selection.ASYNC_SEND, _kept_while_sending(enabled_flag)
         yield lock, "wait_for", KeptWhileWaiting()
 
 
 class WaitKind(Enum):
-    """What is waited for. The value is the outcome of a wait that succeeded."""
+    """What an operation waits for. The value is the outcome of a successful wait."""
 
     SERVER = "selected"
     CONNECTION = "checked_out"
@@ -100,20 +113,20 @@ class WaitKind(Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Wait:
-    """One that had to be, once or again and again until a server or a connection was there."""
+    """One wait for a server or a connection. May consist of several waits on a condition."""
 
     what: WaitKind
     seconds: float = 0.0
     connecting: float | None = None
-    """How many of the seconds the operation made a connection itself; None if it did not."""
+    """Seconds in which the operation itself made a connection; None if it made none."""
     ended_ns: int = 0
-    """Since the epoch."""
+    """Nanoseconds since the epoch."""
     outcome: str | None = None
-    """None while it is not over."""
+    """None until the wait is over."""
     began: float = field(default_factory=driver.csot.now)
-    """On the driver's clock."""
+    """On pymongo's clock."""
     own_limit: float | None = None
-    """Seconds of ``waitQueueTimeoutMS``, if that is how long it may last."""
+    """``waitQueueTimeoutMS`` in seconds, if it limits this wait."""
 
     def add(self, seconds: float, *, connecting: bool) -> None:
         if connecting:
@@ -127,23 +140,27 @@ class Wait:
         elif error is None:
             self.outcome = self.what.value
         elif isinstance(error, Exception):
-            # A selection fails in no other way; what comes after it may.
+            # Server selection fails only by a timeout. Any other error was raised after it.
             self.outcome = "failed" if self.what is WaitKind.CONNECTION else self.what.value
         else:
             self.outcome = "interrupted"
 
 
 TerminalCheck = Callable[[Operation], Exception | None]
-"""Called before a wait for a server, with the topology's lock held; returns what the operation
-fails with at once where the wait could not help."""
+"""Called before a wait for a server, with the topology's lock held. Returns the error to raise at
+once, if waiting cannot help.
+"""
 Connected = Callable[["Pool", float, BaseException | None], None]
-"""Called with the pool that has made a connection, or failed to, the seconds that it took, and the
-error."""
+"""Called with a pool that tried to make a connection, the seconds it took, and the error if it
+failed.
+"""
 
 
 def name_configured_limit(error: WaitQueueTimeoutError, operation: Operation) -> None:
-    """Have a full pool's error name the ``waitQueueTimeoutMS`` that ended the wait. The driver's
-    text ends with the timeout of the operation."""
+    """Make the error of a full pool name the ``waitQueueTimeoutMS`` that ended the wait.
+
+    pymongo's text would name the operation's timeout instead.
+    """
     waits = operation.limits.waits
     wait = waits[-1] if waits else None
     if wait is not None and wait.own_limit is not None and error.args:
@@ -152,7 +169,7 @@ def name_configured_limit(error: WaitQueueTimeoutError, operation: Operation) ->
 
 
 def end_waits(operation: Operation, error: BaseException | None) -> None:
-    """Its attempt is over, so its waits are; ``error`` is None for one that sent something."""
+    """End the waits of an attempt that is over. ``error`` is None if it sent something."""
     waits = operation.limits.waits
     if waits and waits[-1].outcome is None:
         waits[-1].end(error)
@@ -160,21 +177,21 @@ def end_waits(operation: Operation, error: BaseException | None) -> None:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Waiting:
-    """What an interceptor of waits has entered."""
+    """The state of an interceptor of waits."""
 
     instance: Any
     seconds: float | None
-    """None is without end."""
+    """None means no limit."""
     deadline: AbstractContextManager[None] = NO_DEADLINE
     operation: Operation | None = None
-    """The one that waits, if any."""
+    """The operation that waits, if any."""
     error: Exception | None = None
-    """Raised in place of a wait that cannot help."""
+    """Raised instead of waiting, if waiting cannot help."""
     began: float = field(default_factory=driver.csot.now)
 
 
 class MeasuredWait(Interceptor):
-    """Measures how long an operation waits, and changes nothing."""
+    """Measures how long an operation waits, and changes nothing else."""
 
     def __init__(self, what: WaitKind) -> None:
         self._what = what
@@ -191,7 +208,9 @@ class MeasuredWait(Interceptor):
         if waits is None:
             waits = operation.limits.waits = []
         if waits and waits[-1].outcome is None and waits[-1].what is not self._what:
-            waits[-1].end(None)  # one follows the other
+            # The operation now waits for something else, so the previous wait has succeeded.
+            waits[-1].end(None)
+        # pymongo waits on a condition repeatedly; all of these belong to the same wait.
         if not waits or waits[-1].outcome is not None:
             waits.append(Wait(self._what))
 
@@ -207,13 +226,16 @@ class MeasuredWait(Interceptor):
     def _add(self, waiting: _Waiting) -> None:
         if (operation := waiting.operation) is None or not (waits := operation.limits.waits):
             return
+        # The operation waits no longer, so it is not creating a connection either.
         operation.note_handshake(None)
         seconds = driver.csot.now() - waiting.began
         waits[-1].add(seconds, connecting=isinstance(self, MeasuredHandshake))
 
 
 class ConditionWait(MeasuredWait):
-    """A wait for a server, or for a place in the pool. The sync one runs under their lock."""
+    """Limits a wait for a server or for a place in the pool. The sync version runs with their lock
+    held.
+    """
 
     def __init__(self, what: WaitKind, terminal_check: TerminalCheck | None = None) -> None:
         super().__init__(what)
@@ -222,32 +244,38 @@ class ConditionWait(MeasuredWait):
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
         condition, timeout = args
         operation = in_progress.current()
-        left = driver.csot.remaining()
-        configured = operation is not None and operation.limits.source.is_configuration
-        if left is not None:
-            left = max(left, RESOLUTION)
-            timeout = left if timeout is None else min(timeout, left)
+        remaining = driver.csot.remaining()
+        is_configured = operation is not None and operation.limits.source.is_configuration
+        # pymongo waits on its condition for half a second at a time, or for the whole timeout. Cut
+        # the wait to what is left.
+        if remaining is not None:
+            remaining = max(remaining, RESOLUTION)
+            timeout = remaining if timeout is None else min(timeout, remaining)
         if operation is not None and self._hopeless is not None:
+            # Ask before the wait is recorded: an operation that fails at once has not waited.
             error = self._hopeless(operation)
             if error is not None:
                 return _Waiting(condition, timeout, error=error)
         self._begin(operation)
-        if operation is not None and configured and self._what is WaitKind.CONNECTION:
+        if operation is not None and is_configured and self._what is WaitKind.CONNECTION:
             timeout = self._keep_configured_limit(operation, timeout)
         return _Waiting(condition, timeout, operation=operation)
 
     def _keep_configured_limit(self, operation: Operation, timeout: float | None) -> float | None:
-        """Under a timeout of the configuration, the pool's ``waitQueueTimeoutMS`` holds as well."""
+        """Also apply the pool's ``waitQueueTimeoutMS``, if the timeout comes from the
+        configuration.
+        """
         own: float | None = operation.client.options.pool_options.wait_queue_timeout
         waits = operation.limits.waits
         if own is None or not waits:
             return timeout
         wait = waits[-1]
-        left = max(wait.began + own - driver.csot.now(), RESOLUTION)
-        if timeout is not None and timeout < left:
+        remaining = max(wait.began + own - driver.csot.now(), RESOLUTION)
+        if timeout is not None and timeout < remaining:
             return timeout
+        # Remember which limit ended the wait, for the text of the error.
         wait.own_limit = own
-        return left
+        return remaining
 
     def send(self, waiting: _Waiting, original: Function, *_given: Any, **_kwargs: Any) -> Any:
         if waiting.error is not None:
@@ -256,14 +284,15 @@ class ConditionWait(MeasuredWait):
 
 
 class MeasuredHandshake(MeasuredWait):
-    """A connection until it is ready, hello and authentication included."""
+    """Measures how long it takes to make a connection, including hello and authentication."""
 
     def __init__(self, connected: Connected | None) -> None:
         super().__init__(WaitKind.CONNECTION)
         self._connected = connected
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
-        # Monitors, and what keeps minPoolSize, have no handler.
+        # Connections of monitors, and those for minPoolSize, have no handler. No operation waits
+        # for them.
         handler = args[1] if len(args) > 1 else kwargs.get("handler")
         operation = None if handler is None else in_progress.current()
         self._begin(operation)
@@ -286,25 +315,27 @@ class MeasuredHandshake(MeasuredWait):
 
 
 class Handshake(MeasuredHandshake):
-    """Limit it to what is left of the deadline, and to the time of one attempt.
+    """Limits making a connection to the remaining time, and to the time of one attempt.
 
-    Like pymongo, not to ``serverSelectionTimeoutMS``: a client whose limit is shorter than its
-    handshakes take would never connect.
+    As in pymongo, ``serverSelectionTimeoutMS`` does not apply here: a client for which it is
+    shorter than a handshake could never connect.
     """
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting:
-        # Monitors, and what keeps minPoolSize, have no handler.
+        # As above: connections of monitors, and those for minPoolSize, have no handler.
         handler = args[1] if len(args) > 1 else kwargs.get("handler")
         pool, operation = args[0], None if handler is None else in_progress.current()
-        left, began = driver.csot.remaining(), driver.csot.now()
+        remaining, began = driver.csot.remaining(), driver.csot.now()
         attempt = None if operation is None else operation.limits.attempt_timeout
         if attempt is not None:
+            # A handshake takes several round trips, whereas ``attempt_timeout_ms`` is chosen for
+            # one.
             attempt = max(attempt, CONNECTING)
-            if left is None or attempt <= left:
-                left = attempt
+            if remaining is None or attempt <= remaining:
+                remaining = attempt
             else:
                 attempt = None
-        limit = NO_DEADLINE if left is None else driver.csot.within(left)
+        limit = NO_DEADLINE if remaining is None else driver.csot.within(remaining)
         self._begin(operation)
         return _Waiting(pool, attempt, limit, operation, began=began)
 
@@ -318,6 +349,7 @@ class Handshake(MeasuredHandshake):
         super().failed(waiting, error)
         if isinstance(error, OperationFailure):
             if cause_of(error) in LOGINS:
+                # Fast failing counts consecutive refusals.
                 driver.connections.count_login(waiting.instance, refused=True)
         elif (
             isinstance(error, NetworkTimeout)
@@ -326,13 +358,16 @@ class Handshake(MeasuredHandshake):
             and driver.csot.now() >= waiting.began + waiting.seconds - RESOLUTION
         ):
             error.__cause__ = AttemptTimeoutError(waiting.seconds)
-            # The driver's text names a timeoutMS that was not set.
+            # pymongo's own text would blame a timeoutMS that was not set.
             error.args = (f"{address_text(waiting.instance.address)}: {error.__cause__}",)
         return error
 
 
 class Connect(Interceptor):
-    """``min(connectTimeoutMS, remaining)`` until the socket is there, whose peer is watched."""
+    """Limits connecting to ``min(connectTimeoutMS, remaining)``, and starts to watch the peer.
+
+    pymongo 4.20 ignores connectTimeoutMS under a deadline.
+    """
 
     def __init__(self, dead_peer_s: int) -> None:
         self._dead_peer_s = dead_peer_s
@@ -342,6 +377,7 @@ class Connect(Interceptor):
         seconds = driver.csot.remaining()
         if seconds is None:
             return _Waiting(options, None)
+        # A connectTimeoutMS of 0 means no limit.
         seconds = min(seconds, options.connect_timeout or seconds)
         return _Waiting(options, seconds, driver.csot.within(seconds))
 
@@ -355,16 +391,21 @@ class Connect(Interceptor):
     async def send_async(
         self, connecting: _Waiting, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
-        """The TLS handshake, which pymongo leaves to asyncio and its 60 s, and the resolver's
-        thread end in time as well; a cancellation that arrives with the socket is kept."""
+        """Limit the TLS handshake and the resolver's thread as well.
+
+        pymongo leaves the TLS handshake to asyncio, whose limit is 60 seconds. A cancellation that
+        arrives together with the socket is not lost.
+        """
         task, seconds = asyncio.current_task(), connecting.seconds
         before = 0 if task is None else task.cancelling()
         try:
             async with asyncio.timeout(None if seconds is None else seconds + GRACE):
                 interface = await original(*args, **kwargs)
         except TimeoutError as error:
-            # asyncio's own has no text, and the driver's message would be without a reason.
+            # asyncio's own TimeoutError has no text, so pymongo's message would give no reason.
             raise TimeoutError("timed out") from error
+        # In CPython 3.11 the cancellation may have been swallowed on the way. Close the socket,
+        # which nobody would use.
         if task is not None and task.cancelling() > before:
             await interface.close()
             raise asyncio.CancelledError
@@ -373,7 +414,8 @@ class Connect(Interceptor):
     def failed(self, connecting: _Waiting | None, error: BaseException, *_: Any) -> BaseException:
         cause = error.__cause__
         if connecting is not None and isinstance(error, AutoReconnect) and cause is not None:
-            # asyncio ends a handshake whose peer is gone with errors that have no text.
+            # If the peer closes the connection during a handshake, asyncio raises errors without a
+            # text.
             text = HUNG_UP.get(type(cause))
             if text is not None and not str(cause):
                 cause.args = (text,)
@@ -382,7 +424,7 @@ class Connect(Interceptor):
 
 
 class Lookup(Interceptor):
-    """Look up the hosts of a mongodb+srv URI: ``min(connectTimeoutMS, remaining)``."""
+    """Limits the DNS lookup of a mongodb+srv URI to ``min(connectTimeoutMS, remaining)``."""
 
     def send(
         self,
@@ -392,16 +434,19 @@ class Lookup(Interceptor):
         lifetime: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        left = driver.csot.remaining()
-        if left is not None:
-            left = max(left, RESOLUTION)
-            lifetime = left if lifetime is None else min(lifetime, left)
+        remaining = driver.csot.remaining()
+        if remaining is not None:
+            remaining = max(remaining, RESOLUTION)
+            lifetime = remaining if lifetime is None else min(lifetime, remaining)
         return original(*args, lifetime=lifetime, **kwargs)
 
 
 def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
-    """Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
-    result. pymongo sends and waits by it; under a deadline, every command."""
+    """Return a wrapper of pymongo's async send that does not lose a cancellation.
+
+    Before CPython 3.12, ``asyncio.wait_for`` drops a cancellation that arrives together with the
+    result. pymongo uses it to send; under a deadline, for every command.
+    """
 
     async def wrapper(
         original: Function, _pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -417,14 +462,14 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
             async with asyncio.timeout(seconds):
                 await conn.write(buf)
         except TimeoutError as error:
-            # asyncio's own has no text.
+            # asyncio's own TimeoutError has no text.
             raise TimeoutError("timed out") from error
 
     return wrapper
 
 
 class KeptWhileWaiting(Interceptor):
-    """The same of what pymongo waits for by ``asyncio.wait_for``."""
+    """Replaces ``asyncio.wait_for`` where pymongo waits for a lock, for the same reason."""
 
     async def send_async(
         self, _entered: Entered, _original: Function, *args: Any, **kwargs: Any
@@ -433,8 +478,12 @@ class KeptWhileWaiting(Interceptor):
 
 
 async def wait_for(fut: Coroutine[Any, Any, Any], timeout: float | None) -> Any:  # noqa: ASYNC109 - asyncio's names
-    """``asyncio.wait_for`` as it is from 3.12 on, and without a task for each operation."""
+    """Wait as ``asyncio.wait_for`` does from CPython 3.12 on.
+
+    It does not create a task for each call, and so does not lose a cancellation.
+    """
     if timeout is not None and timeout <= 0:
+        # Never awaited, so close it, or Python warns about it.
         fut.close()
         raise TimeoutError
     async with asyncio.timeout(timeout):

@@ -1,12 +1,10 @@
-"""A command's time limits: ``maxTimeMS``, ``attempt_timeout_ms``, and the application's older
-options.
+"""The time limits of a command: ``maxTimeMS``, ``attempt_timeout_ms``, and older options.
 
-A timeout that the application sets replaces the older options, as the specification has it. One of
-the configuration does not: the application never chose it in their place, so the shorter of both
-holds.
-
-Source: Client Side Operations Timeout, "Command Execution", "timeoutMS overrides deprecated timeout
-options" and "Deprecations".
+A timeout that the application sets replaces the older options (maxTimeMS, socketTimeoutMS, wtimeout
+and so on), as the specification demands. A timeout from the configuration does not, because the
+application did not choose it in their place; then the shorter limit applies. Source: Client Side
+Operations Timeout, "Command Execution", "timeoutMS overrides deprecated timeout options" and
+"Deprecations".
 """
 
 from __future__ import annotations
@@ -44,30 +42,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IGNORED = (
-    "ignored where the application gives an operation a timeout (timeoutMS, pymongo.timeout or "
-    "override): %s; give a shorter one there; further cases of this client are not logged"
+    "ignored: %s. A timeout that the application sets (timeoutMS, pymongo.timeout or override) "
+    "replaces these options. Set a shorter timeout there instead. Further cases of this client are "
+    "not logged"
 )
 
 
 def of_cursors(enabled_flag: EnabledFlag) -> Iterator[Row]:
-    """For ``strategy=driver``: only cursors with a timeout that was set through this library."""
+    """Yield what to wrap for ``strategy=driver``: only cursors whose timeout was set through this
+    library.
+    """
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
         yield owner, driver.connections.LIMITED, limit_cursor(enabled_flag)
 
 
 def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
-    """The server must not count later batches to the first command's limit."""
-    found = in_progress.current_or_ended
+    """Return a wrapper that removes ``maxTimeMS`` from a cursor's first command if each batch has
+    its own timeout.
+
+    The server would count the time of all batches against the first command's limit.
+    """
+    current_operation = in_progress.current_or_ended
 
     def wrapper(
         original: Function, connection: Connection, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        operation = found()
+        operation = current_operation()
         cursor = None if operation is None else operation.limits.cursor
         if cursor is None or not cursor.omits_max_time or not enabled_flag.on:
             return original(*args, **kwargs)
         command = kwargs["cmd"] if "cmd" in kwargs else args[-1]
         own = None if command is None else command.get(LIMIT)
+        # pymongo now adds the remaining time as the limit.
         result = original(*args, **kwargs)
         with contain_internal_errors("while limiting a command"):
             if timeout := driver.csot.TIMEOUT.get():
@@ -78,12 +84,16 @@ def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
 
 
 class OurLimit(int):
-    """A ``maxTimeMS`` that the library leaves in a document of the application's, for ``command``:
-    the next call with the same document must not take it for the application's."""
+    """A ``maxTimeMS`` that the library leaves in the application's document for ``command``.
+
+    If the application uses the document again, the limit must not be taken for its own.
+    """
 
 
 def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
-    """``configured``: whether the configuration has any timeout."""
+    """Yield what to wrap, and the interceptors. ``configured`` is True if the configuration has any
+    timeout.
+    """
     if configured:
         yield driver.csot.MODULE, driver.csot.WRITE_CONCERN, KeepWtimeout()
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
@@ -93,23 +103,27 @@ def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
 
 
 def limit(enabled_flag: EnabledFlag) -> Wrapper:
-    """Less than a millisecond is refused; a timeout of 0 that the application sets removes the
-    older limits. By iteration, a cursor's first command has the application's limit alone. An
-    attempt may have a shorter one.
+    """Return a wrapper of ``Connection.apply_timeout``, which sets ``maxTimeMS``.
+
+    It refuses a command with less than a millisecond left. A timeout of 0 that the application sets
+    removes the older limits. If each batch has its own timeout, a cursor's first command gets only
+    the application's limit. An attempt may have a shorter limit.
     """
-    active_timeout, found = driver.csot.TIMEOUT.get, in_progress.current_or_ended
+    active_timeout, current_operation = driver.csot.TIMEOUT.get, in_progress.current_or_ended
     warned: ByClient[bool] = ByClient(lambda _: True)
 
     def wrapper(
         original: Function, connection: Connection, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        timeout, operation = active_timeout(), found()
+        timeout, operation = active_timeout(), current_operation()
         limits = None if operation is None else operation.limits
         attempt = None if limits is None else limits.attempt_timeout
         if (timeout is None and attempt is None) or not enabled_flag.on:
             return original(*args, **kwargs)
-        # None for a getMore, which gets no limit: it may wait for news.
+        # The command is None for a getMore, which gets no limit because it may wait for new
+        # documents.
         command = kwargs["cmd"] if "cmd" in kwargs else args[-1]
+        # Remember the application's own limit, because pymongo overwrites it.
         own = None if command is None else command.get(LIMIT)
         try:
             if own is not None and limits is not None and _is_left_over(own, limits):
@@ -119,6 +133,8 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
         try:
             result = original(*args, **kwargs)
         except ExecutionTimeout as error:
+            # pymongo refuses to send a command with too little time left, in the form of a server's
+            # error.
             mark_unsent(error)
             raise
         try:
@@ -126,7 +142,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
                 if timeout is not None:
                     _adjust(connection, command, own, timeout, operation)
             elif (
-                # What most commands are: with time left, and without a limit of their own.
+                # The common case: there is time left, and the command has no other limit.
                 own is None
                 and attempt is None
                 and limits.cursor is None
@@ -163,10 +179,12 @@ def _apply_other_limits(
     if timeout is not None:
         _adjust(connection, command, own, timeout, operation)
         if limits.source.is_configuration:
+            # pymongo replaces the socket timeout by the remaining time; restore the application's.
             driver.connections.keep_socket_timeout(connection)
             if command is not None and (own is not None or COMMIT in command):
                 own = _keep_configured_limit(command, own, operation)
     if (attempt := limits.attempt_timeout) is not None:
+        # A getMore may wait for new documents, so it has no limit for the reply.
         limits.reply_within = None if command is None else attempt
         limits.attempt_limits_server = command is not None and driver.connections.limit_attempt(
             connection, command, attempt
@@ -176,31 +194,42 @@ def _apply_other_limits(
     limits.sent_ms = sent = command.get(LIMIT)
     limits.application_limit_ms = None if own is None or own != sent else int(own)
     if sent and own is None and operation.name == "runCommand":
+        # The document belongs to the application, which may send it again.
         command[LIMIT] = OurLimit(sent)
 
 
 def _is_left_over(limit: int, limits: Limits) -> bool:
-    """Return True if it is from the library: pymongo sends some documents again in a retry, and the
-    application may give ``command`` the same one twice."""
+    """Return True if the limit in a command was set by the library.
+
+    pymongo sends some documents again in a retry, and the application may pass the same document to
+    ``command`` twice.
+    """
     if isinstance(limit, OurLimit):
         return True
     return limit == limits.sent_ms and limits.application_limit_ms is None
 
 
 def _keep_configured_limit(command: Command, own: int | None, operation: Operation) -> int | None:
-    """Send the application's ``maxTimeMS`` or ``maxCommitTimeMS``, which is returned, if it is
-    shorter than what is left. By iteration nothing else is sent."""
+    """Send the application's ``maxTimeMS`` or ``maxCommitTimeMS`` if it is shorter than the
+    remaining time.
+
+    Returns:
+        The limit, or None if the remaining time applies.
+    """
     if own is None and operation.loop is not None:
         own = driver.sessions.max_commit_time_ms(operation.loop.session)
-    left = command.get(LIMIT)
-    if isinstance(own, int | float) and own and (not left or own <= left):
+    remaining_ms = command.get(LIMIT)
+    if isinstance(own, int | float) and own and (not remaining_ms or own <= remaining_ms):
         command[LIMIT] = own
         return own
     return None
 
 
 class KeepWtimeout(Interceptor):
-    """A write concern keeps its ``wtimeout`` under a timeout of the configuration."""
+    """Keeps the ``wtimeout`` of a write concern if the timeout comes from the configuration.
+
+    pymongo removes it from every command under a timeout.
+    """
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         operation, concern = in_progress.current_or_ended(), args[1]
@@ -227,32 +256,39 @@ def _adjust(
     timeout: float,
     operation: Operation | None,
 ) -> None:
-    # What is in a document for command() is the application's affair.
-    document = operation is not None and operation.name == "runCommand"
+    # A document for ``command()`` belongs to the application, so its contents are left alone.
+    is_document = operation is not None and operation.name == "runCommand"
     limits = None if operation is None else operation.limits
     if not timeout:
-        if not (document or (limits is not None and limits.source.is_configuration)):
+        if not (is_document or (limits is not None and limits.source.is_configuration)):
+            # A timeout of 0 that the application sets replaces the older limits by none.
             driver.connections.lift_limits(connection, command)
     elif command is None:
         return
     elif limits is not None and limits.cursor is not None and limits.cursor.omits_max_time:
         command.pop(LIMIT, None)
-        if document and own is not None:
+        if is_document and own is not None:
+            # The document of the application may contain its own limit.
             command[LIMIT] = own
     elif command.get(LIMIT) == 0:
-        # It would be without end: refused in the driver's words and shape.
-        left = max(0.0, driver.csot.remaining() or 0.0)
-        text = f"operation would exceed time limit, remaining timeout:{left:.5f}"
+        # The server takes 0 for "no limit", so pymongo 4.20 would send a command without a limit if
+        # less than a millisecond is left. Refuse it as pymongo does, with the same error.
+        remaining = max(0.0, driver.csot.remaining() or 0.0)
+        text = f"operation would exceed time limit, remaining timeout:{remaining:.5f}"
         text += " < 1 ms "
         raise mark_unsent(ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50}))
 
 
 class Reply(Interceptor):
-    """A reply is awaited no longer than ``attempt_timeout_ms``; under a timeout of the
-    configuration, no longer than ``socketTimeoutMS`` either."""
+    """Limits the wait for a reply to ``attempt_timeout_ms``, and to ``socketTimeoutMS`` if the
+    timeout comes from the configuration.
+    """
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-        limited, found = super().wrapper(flag, asynchronous), in_progress.current_or_ended
+        limited, current_operation = (
+            super().wrapper(flag, asynchronous),
+            in_progress.current_or_ended,
+        )
 
         def wrapper(
             original: Function,
@@ -260,7 +296,7 @@ class Reply(Interceptor):
             args: tuple[Any, ...],
             kwargs: dict[str, Any],
         ) -> Any:
-            operation = found()
+            operation = current_operation()
             limits = None if operation is None else operation.limits
             if limits is None or not (
                 limits.reply_within is not None
@@ -276,17 +312,19 @@ class Reply(Interceptor):
         limits: Limits = operation.limits
         attempt, limits.reply_within = limits.reply_within, None
         own = socket_timeout_of(args[0]) if limits.source.is_configuration else None
-        seconds = min(each for each in (attempt, own) if each is not None)
+        seconds = min(limit for limit in (attempt, own) if limit is not None)
         return Entered(attempt if seconds == attempt else None, driver.csot.within(seconds))
 
     def failed(
         self, entered: Entered | None, error: BaseException, args: tuple[Any, ...], *_: Any
     ) -> BaseException:
-        left = driver.csot.remaining()
-        # Once the operation's own deadline is over, it is that one's.
-        over = left is not None and left <= 0
-        if entered is None or not isinstance(error, TimeoutError) or over:
+        remaining = driver.csot.remaining()
+        # Once the operation's own deadline is over, the error is the deadline's and not the
+        # attempt's.
+        has_expired = remaining is not None and remaining <= 0
+        if entered is None or not isinstance(error, TimeoutError) or has_expired:
             return error
+        # pymongo's error would name the operation's timeout, which is not what ended the wait.
         late: OSError = driver.connections.socket_timed_out(args[0])
         if entered.instance is not None:
             late = AttemptTimeoutError(entered.instance)
@@ -295,29 +333,33 @@ class Reply(Interceptor):
 
 
 def with_limit(operation: Operation, failure: Failure, state: RetryState) -> Failure:
-    """Add to a failure with code 50 whose time limit it was. What was not sent for want of time
-    says nothing about the server."""
+    """Add to a failure with code 50 whose time limit it was.
+
+    If a command was not sent because time ran out, that shows nothing about the server.
+    """
     if failure.stage is Stage.NOT_SENT:
         return failure
     limits = operation.limits
     if limits.application_limit_ms is not None:
         return replace(failure, application_limit_ms=limits.application_limit_ms)
     deadline = state.deadline
+    # After the deadline, the operation itself is over, not only the attempt.
     if not limits.attempt_limits_server or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
 
 
 def limit_attempts(limits: Limits, seconds: float | None) -> None:
-    """From the next attempt on, what was sent may stay unanswered so long; None removes the
-    limit."""
+    """Set how long an attempt may wait for its reply, from the next attempt on. None removes the
+    limit.
+    """
     limits.attempt_timeout = seconds
     if seconds is None:
         limits.reply_within = None
 
 
 def warn_of_ignored_options(client: Client) -> None:
-    """If a client has a ``timeoutMS``, name its older options, which have no effect."""
+    """Log a warning that names the older options of a client which its ``timeoutMS`` replaces."""
     options, pool = client.options, client.options.pool_options
     if options.timeout is None:
         return

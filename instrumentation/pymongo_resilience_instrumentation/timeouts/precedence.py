@@ -1,24 +1,25 @@
-"""Who says how long an operation may take: here, and nowhere else; and the timeout of a cursor,
-which outlives the operation that made it.
+"""Decides which timeout applies to an operation, and keeps the timeout of a cursor, which outlives
+the operation that created it.
 
-The first row that applies holds:
+The first row that applies is used:
 
-| where | seconds | ends |
+| the operation is | timeout | it begins |
 |---|---|---|
-| in a ``with_transaction``, with its session | the transaction's | the transaction's |
-| in ``pymongo.timeout`` and ``override`` | the shorter of the two | the sooner of the two |
-| in ``pymongo.timeout``, one of 0 or None inside of it | what is left of the outer one | the same |
-| in ``pymongo.timeout`` | its own | its own |
-| in ``override(timeout_ms=...)`` | its own | anew for each operation |
-| on what ``bind()`` or ``default_timeout_ms`` gave one | its own | anew |
-| a rule for the namespace | its own | anew, "by iteration" |
-| a client with ``timeoutMS`` | its own | anew |
-| ``PYMONGO_RESILIENCE_TIMEOUT_MS`` | its own | anew, "by iteration" |
-| elsewhere | none | never |
+| in a ``with_transaction``, with its session | that of the transaction | with the transaction |
+| in ``pymongo.timeout`` and ``override`` | the shorter one | with the one ending sooner |
+| in ``pymongo.timeout``, with an inner one of 0 or None | the outer one | with the outer one |
+| in ``pymongo.timeout`` | that of the block | with the block |
+| in ``override(timeout_ms=...)`` | that of the block | with each operation |
+| on an object with ``bind()`` or ``default_timeout_ms`` | its own | with each operation |
+| in a namespace with a rule | the rule's | with each operation, "by iteration" |
+| on a client with ``timeoutMS`` | that of the client | with each operation |
+| under ``PYMONGO_RESILIENCE_TIMEOUT_MS`` | its own | with each operation, "by iteration" |
+| none of these | none | never |
 
-0 disables the timeout, and hides the rows below; of two in force it is the longer. "By iteration":
-it bounds commands, and ends no cursor, change stream or stream of GridFS. Where the installed
-pymongo keeps no timeouts (CSOT), the client's own is all there is.
+0 disables the timeout and hides the rows below; compared with another timeout, it is the longer
+one. "By iteration" means that the timeout applies to commands but does not end a cursor, a change
+stream, or a GridFS stream. If the installed pymongo does not support CSOT, only the client's own
+timeout exists.
 
 Inside of an incoming request with a deadline, an operation also ends when the request does,
 whatever the table gives it. A cursor or stream keeps none of that.
@@ -54,15 +55,22 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.operation import Operation
 
 CLOCK = Clock()
-"""That of the ends of blocks."""
-# A private attribute of the session: changed by others, transactions would end too soon or late.
+"""The clock that the ends of blocks refer to."""
+# A private attribute of the session. If the application could change it, transactions would end too
+# early or too late.
 _TRANSACTION = "_pymongo_resilience_transaction"
 
 
 class TimeoutRules:
-    """Immutable, so thread- and task-safe. ``csot_available``: whether the driver's timeout in
-    force can be read; without it we set none. ``observes``: pymongo decides everything, so only
-    timeouts that were set through this library are put in force."""
+    """The timeouts of operations. Immutable, so thread- and task-safe.
+
+    Args:
+        rules: The namespace rules.
+        config: The configuration.
+        csot_available: Whether pymongo's active timeout can be read. If not, the library sets none.
+        observes: Whether pymongo makes all decisions. Then only timeouts that were set through this
+            library are activated.
+    """
 
     def __init__(
         self, rules: NamespaceRules, config: Config, *, csot_available: bool, observes: bool = False
@@ -78,17 +86,18 @@ class TimeoutRules:
         self._default_source = TimeoutSource.CONFIGURATION if has_default else TimeoutSource.NONE
 
     def set_timeout(self, call: Call, limits: Limits) -> None:
-        """Set the timeout of ``call`` by the table: its length, who set it, and what activates it
-        if that is ours to do; and the timeout of its attempts.
+        """Set the timeout of ``call`` and of its attempts, according to the table.
 
         Raises:
-            InvalidOperation: pymongo's, for a timeout of its own inside of ``with_transaction``.
+            InvalidOperation: If an operation inside of ``with_transaction`` has its own timeout.
+                This is pymongo's class.
         """
         session = call.session
         if session is not None:
             limits.transaction = transaction_of(session)
         if limits.transaction is not None:
             if call.is_public:
+                # Only commands of the application can have a timeout of their own.
                 limits.transaction.refuse_others()
             limit_to(limits, limits.transaction.timeout, limits.transaction.source)
             return
@@ -107,7 +116,8 @@ class TimeoutRules:
         attempt_ms = attempt_ms or rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
             limits.attempt_timeout = attempt_ms / 1000
-        # From the last row up to that of ``override``: the nearer replaces the farther.
+        # Go from the last row of the table up to ``override``. Each row that applies replaces the
+        # ones below.
         seconds, source = self._default, self._default_source
         if (of_client := call.client.options.timeout) is not None:
             seconds, source = of_client, TimeoutSource.CLIENT
@@ -124,12 +134,14 @@ class TimeoutRules:
             return
         limits.timeout, limits.source = seconds, source
         if seconds is not None:
-            # Also if it is the client's own: pymongo's loop over several batches has none.
+            # Activate even the client's own timeout, because pymongo's own loop over several
+            # batches does not.
             limits.deadline = driver.csot.ActiveTimeout(seconds, source=source)
 
     def _is_pymongos(self, call: Call, limits: Limits) -> bool:
-        """Return True if pymongo's own timeout applies, or none: it works as without this
-        library."""
+        """Return True if pymongo's own timeout applies, or none, so that nothing needs to be
+        set.
+        """
         own = call.client.options.timeout
         if not self.csot_available:
             limits.timeout = own
@@ -145,8 +157,13 @@ class TimeoutRules:
     def timeout_for_group(
         self, client: AnyClient, target: Target, bound: Policy
     ) -> tuple[float | None, TimeoutSource, bool]:
-        """Return the timeout of a GridFS stream or method, in seconds; who set it; and whether it
-        is by iteration. Without the incoming request's deadline, which a stream may outlive."""
+        """Return the timeout of a GridFS stream or method.
+
+        An incoming request's deadline is not included, because a stream may outlive the request.
+
+        Returns:
+            The timeout in seconds, who set it, and whether it is "by iteration".
+        """
         if in_progress.in_foreign_call():
             return None, TimeoutSource.NONE, False
         call, limits = self._of_group(client, target, bound)
@@ -164,6 +181,7 @@ class TimeoutRules:
         return limits.timeout, limits.source
 
     def _of_group(self, client: AnyClient, target: Target, bound: Policy) -> tuple[Call, Limits]:
+        # A task that was started inside of an ended operation must not inherit its timeout.
         in_progress.clear_inherited()
         call = Call(
             client, "", target, is_public=False, block_policy=blocks.current(), bound_policy=bound
@@ -173,17 +191,21 @@ class TimeoutRules:
         return call, limits
 
     def mode_of(self, call: Call) -> str | None:
-        """Return the ``timeout_mode`` of the first policy that has one: of a block, of what the
-        cursor is made from, of a rule."""
+        """Return the first ``timeout_mode`` that is set by a block, by what the cursor was created
+        from, or by a rule.
+        """
         mode: str | None = call.option(self._rules, "timeout_mode")
         return mode
 
 
 def _keep_active(limits: Limits, block_ms: int | None) -> bool:
-    """Return True if an operation keeps the active timeout, because no block of ``override``
-    around the operation has a shorter one."""
+    """Return True if the operation keeps the active timeout.
+
+    It does unless a block of ``override`` around it has a shorter one.
+    """
     if block_ms:
         active = driver.csot.active_timeout()
+        # The block's timeout is shorter than the active one, so it replaces that.
         if shorter(active or 0, block_ms / 1000) != active:
             return False
     elif (hidden := driver.csot.hidden_timeout()) is not None:
@@ -197,8 +219,10 @@ def _keep_active(limits: Limits, block_ms: int | None) -> bool:
 def limit_to(
     limits: Limits, timeout: driver.csot.Timeout, source: TimeoutSource | None = None
 ) -> None:
-    """Give an operation this timeout, which is active while pymongo runs. Without a ``source``,
-    whoever set its timeout before has set this one, too."""
+    """Give an operation this timeout, which is active while pymongo runs.
+
+    Without a ``source``, the timeout counts as set by whoever set the previous one.
+    """
     if limits.without_request is not None:
         _, limits.source = limits.without_request
         limits.without_request = None
@@ -236,51 +260,52 @@ def _end_with_request(limits: Limits) -> None:
 
 
 def refresh(limits: Limits) -> None:
-    """Give an operation the whole of its timeout from now on, whatever has passed of it."""
+    """Give an operation its whole timeout again, from now on."""
     timeout, _ = limits.to_keep()
     if timeout is not None:
         limit_to(limits, driver.csot.Timeout.from_now(timeout))
 
 
 def leave_at_least(limits: Limits, seconds: float) -> None:
-    """Give an operation what is left of its timeout, or so many seconds if that is less."""
+    """Give an operation the rest of its timeout, but at least ``seconds``, up to its whole
+    timeout.
+    """
     timeout, _ = limits.to_keep()
     if not timeout:
         return
-    least, left = min(seconds, timeout), driver.csot.remaining()
-    if left is not None and left < least:
+    least, remaining = min(seconds, timeout), driver.csot.remaining()
+    if remaining is not None and remaining < least:
         limit_to(limits, driver.csot.Timeout.from_now(least))
 
 
 class TransactionDeadline(NamedTuple):
-    """The one deadline of a with_transaction, for the operations with its session."""
+    """The single deadline of a with_transaction, for all operations with its session."""
 
     timeout: driver.csot.Timeout
     timed: Block | None
-    """The ``override`` with a timeout around with_transaction."""
+    """The ``override`` with a timeout around with_transaction, if any."""
     began: float
-    """In seconds on the driver's clock."""
+    """Seconds on pymongo's clock."""
     source: TimeoutSource = TimeoutSource.NONE
     """Who set the timeout."""
 
     def refuse_others(self) -> None:
-        """Raises InvalidOperation where the callback gives an operation a timeout of its own."""
+        """Raise InvalidOperation if the callback gives an operation its own timeout."""
         timed = blocks.timed()
-        inside = timed is not None and timed is not self.timed
-        # What an operation puts in force, for those inside of it as well, is none of the
-        # callback's.
-        if not inside and in_progress.current() is None:
-            inside = driver.csot.active_timeout() is not None and not driver.csot.is_ours()
-        if inside:
+        has_own_timeout = timed is not None and timed is not self.timed
+        # A timeout that an operation activates for nested operations was not set by the callback.
+        if not has_own_timeout and in_progress.current() is None:
+            has_own_timeout = driver.csot.active_timeout() is not None and not driver.csot.is_ours()
+        if has_own_timeout:
             raise InvalidOperation(
-                "inside of with_transaction an operation with its session has what remains of the "
-                "transaction's timeout, and none of its own: put the override() or "
-                "pymongo.timeout() around with_transaction"
+                "an operation with the session of a with_transaction cannot have its own timeout, "
+                "because it uses the rest of the transaction's timeout. Move override() or "
+                "pymongo.timeout() outside of with_transaction"
             )
 
 
 def enter_transaction(session: Session, deadline: TransactionDeadline) -> None:
-    """The session is in the callback from now on."""
+    """Mark the session as being in the callback of a with_transaction."""
     setattr(session, _TRANSACTION, deadline)
 
 
@@ -289,66 +314,70 @@ def leave_transaction(session: Session) -> None:
 
 
 def transaction_of(session: Session | None) -> TransactionDeadline | None:
-    """The deadline of the with_transaction in whose callback a session is."""
+    """Return the deadline of the with_transaction whose callback is running with the session."""
     return getattr(session, _TRANSACTION, None)
 
 
 ATTRIBUTE = "_pymongo_resilience_timeout"
 DEFAULT_WAIT = 1.0
-"""Seconds that the server waits for news where no ``max_await_time_ms`` is set."""
+"""Seconds for which the server waits for new documents if ``max_await_time_ms`` is not set."""
 FOR_CURSOR_LIFETIME = (
-    ' for the whole life of the cursor (timeout_mode="iteration" gives each batch its own)'
+    ' for the whole life of the cursor (use timeout_mode="iteration" for a timeout per batch)'
 )
 
 FOR_REQUEST = ", which is what the incoming request had left,"
-FOR_RESUME = " to resume (the next call of next() tries again where this one was)"
+FOR_RESUME = " to resume the change stream (call next() again to continue at the same position)"
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class CursorTimeout:
-    """Belongs to one cursor or change stream, and to its user."""
+    """The timeout of one cursor or change stream. Belongs to the user of the cursor."""
 
     seconds: float | None
-    """0 disables the timeout; None where only a block of ``pymongo.timeout`` gave one, which
-    applies inside that block."""
+    """0 disables the timeout. None if a block of ``pymongo.timeout`` set it, which applies only
+    inside that block.
+    """
     mode: str
     began: float
-    """On the clock of the driver's deadlines, in seconds."""
+    """Seconds on the clock of pymongo's deadlines."""
     to_close: float
-    """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
+    """Timeout of ``close()`` in seconds: that of the operation that created the cursor."""
     wait: float = 0.0
-    """Seconds that the server may wait for news, which a getMore has beside its own."""
+    """Seconds for which the server may wait for new documents. A getMore gets them in addition."""
     source: TimeoutSource = TimeoutSource.NONE
     """Who set the timeout."""
     in_use: bool = True
-    """False until the first command, which goes by what was found out for it before."""
+    """False until the first command, whose timeout was decided before."""
 
     @property
     def omits_max_time(self) -> bool:
-        """The first command must not carry maxTimeMS: the server would count all batches to it."""
+        """True if the first command must not have a maxTimeMS, which the server would apply to all
+        batches.
+        """
         return self.mode == ITERATION
 
     @property
     def ends(self) -> float:
-        """The end of the cursor's life; ``NEVER`` where it has none."""
+        """The end of the cursor's life, or ``NEVER``."""
         if self.mode == ITERATION or not self.seconds:
             return NEVER
         return self.began + self.seconds
 
     def for_a_batch(self) -> driver.csot.Timeout | None:
-        """What a batch that begins now has; None adds nothing to what is in force.
+        """Return the timeout of a batch that begins now, or None to keep what is active.
 
-        A block around it, of ``override`` or of ``pymongo.timeout``, can only shorten it.
+        A block of ``override`` or ``pymongo.timeout`` around the batch can only shorten it.
         """
         if self.seconds is None:
             return None
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (blocks.current().timeout_ms or 0) / 1000)
-        in_force = driver.csot.active_timeout()
-        if not seconds and (in_force is not None or driver.csot.hidden_timeout() is not None):
+        active = driver.csot.active_timeout()
+        # 0 disables the cursor's own timeout, but not one around it.
+        if not seconds and (active is not None or driver.csot.hidden_timeout() is not None):
             return None
-        seconds = shorter(seconds, in_force or 0)
-        if seconds == in_force and self.ends == NEVER:
+        seconds = shorter(seconds, active or 0)
+        if seconds == active and self.ends == NEVER:
             return None
         return driver.csot.Timeout.begin(seconds).until(self.ends)
 
@@ -369,42 +398,53 @@ def cursor_timeout(
     cursor: Cursor | None = None,
     writes: str | None = None,
 ) -> CursorTimeout | None:
-    """Return what the cursor that ``call`` makes keeps; None without a timeout, or with all of a
-    transaction's.
+    """Return the timeout of the cursor that ``call`` creates, or None if it has none of its own.
 
-    Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
-    for an aggregate by iteration that ``writes`` ($out or $merge), and for a server that would wait
-    longer than the operation has. The mode of the process is a default, and no error where it
-    cannot hold.
+    It has none without a timeout, or in a transaction, whose timeout covers it.
+
+    Raises:
+        ConfigurationError: If a policy sets a mode without a timeout, a lifetime for a tailable
+            cursor, or iteration for an aggregate that ``writes`` ($out or $merge); or if the server
+            would wait for new documents longer than the timeout. The mode of the configuration is
+            only a default and never raises.
     """
     mode, tailable = rules.mode_of(call), driver.cursors.is_tailable(cursor)
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
     timeout, source = limits.to_keep()
     if mode is not None and timeout is None:
-        raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
+        raise ConfigurationError(
+            [f"timeout_mode={mode} has no effect without a timeout: set timeout_ms as well"]
+        )
     if mode == CURSOR_LIFETIME and tailable:
-        raise ConfigurationError([f"timeout_mode={mode}: expected iteration for a tailable cursor"])
+        raise ConfigurationError(
+            [f"timeout_mode={mode} is impossible for a tailable cursor: use {ITERATION}"]
+        )
     if mode == ITERATION and writes:
-        expected = f"expected cursor_lifetime for an aggregate with {writes}"
-        raise ConfigurationError([f"timeout_mode={mode}: {expected}"])
+        raise ConfigurationError(
+            [f"timeout_mode={mode} is impossible with {writes}: use {CURSOR_LIFETIME}"]
+        )
     check_max_await(limits, max_await_ms)
+    # In a transaction, the transaction's timeout covers the cursor.
     if timeout is None or limits.transaction is not None:
         return None
-    # A method or a stream of GridFS has one deadline, and its cursors are within it.
+    # A method or a stream of GridFS has one deadline, which covers its cursors.
     within_another = driver.csot.is_ours()
+    # A tailable cursor has no end, so it cannot have a timeout for its whole life.
     if tailable:
         mode = ITERATION
     elif within_another or writes:
         mode = CURSOR_LIFETIME
-    blocked = driver.csot.active_timeout() is not None and not blocks.current().timeout_ms
+    is_in_pymongo_timeout = (
+        driver.csot.active_timeout() is not None and not blocks.current().timeout_ms
+    )
     default = ITERATION if source.is_configuration else CURSOR_LIFETIME
-    waits = source.is_configuration and driver.cursors.awaits_data(cursor)
+    is_awaiting = source.is_configuration and driver.cursors.awaits_data(cursor)
     return CursorTimeout(
-        seconds=None if blocked or within_another else limits.own_timeout,
+        seconds=None if is_in_pymongo_timeout or within_another else limits.own_timeout,
         mode=mode or rules.timeout_mode or default,
         began=driver.csot.now(),
         to_close=timeout,
-        wait=wait_for_news(cursor) if waits else 0.0,
+        wait=wait_for_news(cursor) if is_awaiting else 0.0,
         source=source,
     )
 
@@ -416,26 +456,32 @@ def limit_cursor(
     cursor: Cursor | None = None,
     writes: str | None = None,
 ) -> None:
-    """Give an operation that makes a cursor the timeout which the cursor keeps; arguments and
-    errors are those of ``cursor_timeout``."""
+    """Give an operation that creates a cursor the timeout that the cursor will keep.
+
+    Arguments and errors are those of ``cursor_timeout``.
+    """
     limits.cursor = cursor_timeout(rules, call, limits, cursor, writes)
 
 
 def limit_batch(limits: Limits, kept: CursorTimeout | None) -> None:
-    """Give an operation that fetches a batch the timeout that its cursor has kept."""
+    """Give an operation that fetches a batch the timeout that its cursor keeps."""
     limits.cursor = kept
     if kept is None:
         return
     kept.in_use = True
     timeout = kept.for_a_batch()
     if timeout is not None:
-        # A block around the batch is the application's, and so is what it gave the cursor.
+        # The application set both a block around the batch and the timeout of the cursor, so either
+        # may be the source.
         limit_to(limits, timeout, None if kept.source.is_configuration else kept.source)
 
 
 def limit_resume(limits: Limits, kept: CursorTimeout | None, least: float) -> None:
-    """Give an operation that resumes a change stream at least so many seconds, if the configuration
-    set its timeout: that ends no stream, and plain pymongo waits for a server that long."""
+    """Give an operation that resumes a change stream at least ``least`` seconds, if the
+    configuration set its timeout.
+
+    Such a timeout does not end a stream, and plain pymongo waits that long for a server.
+    """
     limits.stream = kept
     timeout, source = limits.to_keep()
     if source.is_configuration and timeout and timeout < least:
@@ -443,14 +489,15 @@ def limit_resume(limits: Limits, kept: CursorTimeout | None, least: float) -> No
 
 
 def wait_for_news(cursor: Cursor | None) -> float:
-    """Seconds that the server waits for a getMore's first document, where it awaits data."""
+    """Return the seconds for which the server waits for a getMore's first document."""
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
     return max_await_ms / 1000 if max_await_ms else DEFAULT_WAIT
 
 
 def advice(operation: Operation) -> str:
-    """What to know about the timeout of a batch that is not the batch's own, and of a resume; ""
-    for any other."""
+    """Return a hint for the error of a batch or a resume whose timeout is not only its own;
+    otherwise "".
+    """
     limits = operation.limits
     if limits.without_request is not None:
         return FOR_REQUEST
@@ -463,18 +510,22 @@ def advice(operation: Operation) -> str:
 
 
 def check_max_await(limits: Limits, max_await_ms: object) -> None:
-    """Raises ConfigurationError where a getMore that finds nothing could not but time out, unless
-    the timeout is the configuration's, which leaves the wait for news alone."""
+    """Raise ConfigurationError if a getMore without new documents would always time out.
+
+    A timeout from the configuration does not limit the wait for new documents.
+    """
     timeout, source = limits.to_keep()
     if not isinstance(max_await_ms, int) or not timeout or source.is_configuration:
         return
     if max_await_ms >= timeout * 1000:
         expected = f"expected less than the timeout of {timeout * 1000:g} ms"
-        raise ConfigurationError([f"max_await_time_ms={max_await_ms}: {expected}"])
+        raise ConfigurationError(
+            [f"max_await_time_ms={max_await_ms}: {expected}, or every wait would time out"]
+        )
 
 
 def write_stage(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """The $out or $merge of an aggregate."""
+    """Return the $out or $merge of an aggregate, or None."""
     pipeline = args[0] if args else kwargs.get("pipeline")
     last = pipeline[-1] if isinstance(pipeline, list) and pipeline else {}
     return next((stage for stage in ("$out", "$merge") if stage in last), None)

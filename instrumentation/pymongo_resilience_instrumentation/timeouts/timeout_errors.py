@@ -1,4 +1,4 @@
-"""One error type for every expired deadline, which is the driver's own class as well.
+"""The error for an expired deadline, which is also an instance of pymongo's own class.
 
 Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
 """
@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation.operation import Operation
 from . import precedence
 
 OVERDUE = re.compile(r"(?<=remaining timeout:)-[\d.]+")
-"""What pymongo states to be left of a timeout that is over."""
+"""The negative remaining time in pymongo's text for a timeout that has expired."""
 
 
 def timed_out(
@@ -33,14 +33,16 @@ def timed_out(
     name: str = "operation",
     advice: str = "",
 ) -> PyMongoError:
-    """An OperationTimeoutError that ``except type(cause)`` catches too, with its text, labels, code
-    and details. ``advice``: what else the timeout is for."""
+    """Return an OperationTimeoutError that ``except type(cause)`` also catches.
+
+    It has the text, labels, code and details of ``cause``. ``advice`` is added after the timeout.
+    """
     server, stage, attempts, reasons = origin
     where = f"on {server}" if server else "without a server"
-    came = stage.value.replace("_", " ")
+    progress = stage.value.replace("_", " ")
     text = (
         f"{name} exceeded its timeout of {timeout_s:.3g} s{advice} after "
-        f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({came}): "
+        f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({progress}): "
         f"{OVERDUE.sub('0', str(cause))}"
     )
     facts = {
@@ -56,29 +58,35 @@ def timed_out(
 
 
 def as_timeout(operation: Operation, error: BaseException | None) -> BaseException | None:
-    """Return the error that an operation ends with: an OperationTimeoutError if its time is over,
-    also if that was raised outside of the driver's loop; else the error itself."""
+    """Return the error that an operation ends with.
+
+    That is an OperationTimeoutError if its time is over, even if the error was raised outside of
+    pymongo's loop; otherwise ``error`` itself.
+    """
     timeout, outcome = operation.limits.timeout, operation.outcome
+    # The executor has decided about this error already.
     if not timeout or error is outcome.final_error or not isinstance(error, PyMongoError):
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error
-    gone, stage = elapsed(operation), classify.stage_of(error)
-    if not is_over(timeout - gone, timeout, stage):
+    spent, stage = elapsed(operation), classify.stage_of(error)
+    if not is_over(timeout - spent, timeout, stage):
         return error
     attempts, reasons = outcome.number_of_attempts, outcome.retry_reasons
     return timed_out(
         error,
         Origin(operation.server_text(), stage, attempts, reasons),
         timeout_s=timeout,
-        elapsed_s=gone,
+        elapsed_s=spent,
         name=operation.call.method or operation.name,
         advice=precedence.advice(operation),
     )
 
 
 def elapsed(operation: Operation) -> float:
-    """Seconds of its timeout that are gone, which may have begun before the operation."""
+    """Return the seconds since the operation's timeout began, which may have been before the
+    operation.
+    """
     limits = operation.limits
     if limits.without_request is not None:
         return operation.elapsed()
@@ -86,17 +94,18 @@ def elapsed(operation: Operation) -> float:
         return driver.csot.now() - limits.cursor.began
     if limits.transaction is not None:
         return driver.csot.now() - limits.transaction.began
-    own, left = operation.elapsed(), driver.csot.remaining()
-    if left is None or limits.deadline is not NO_DEADLINE:
+    # The timeout may have begun before the operation: in a block of ``pymongo.timeout``.
+    own, remaining = operation.elapsed(), driver.csot.remaining()
+    if remaining is None or limits.deadline is not NO_DEADLINE:
         return own
-    return max(own, (limits.timeout or 0) - left)
+    return max(own, (limits.timeout or 0) - remaining)
 
 
 class _TimedOutError(OperationTimeoutError):
-    """What every class made here adds to the driver's."""
+    """The part that all classes made here share."""
 
     _of: type[PyMongoError]
-    """The driver's class."""
+    """pymongo's class."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -106,9 +115,9 @@ class _TimedOutError(OperationTimeoutError):
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not as the driver pickles its own: a bulk write's error loses its labels, and those whose
-        # constructors take more than a text cannot be made again (pymongo 4.20:
-        # ClientBulkWriteException and EncryptedCollectionError, a TypeError).
+        # Do not pickle it as pymongo pickles its own errors. In pymongo 4.20, a bulk write's error
+        # loses its labels, and ClientBulkWriteException and EncryptedCollectionError cannot be
+        # unpickled at all (TypeError), because their constructors take more than a text.
         cause = self.__cause__
         was = cause and (type(cause), cause.args, vars(cause))
         return _again, (self._of, self.args, vars(self), was)
@@ -119,7 +128,7 @@ _classes: dict[type, Any] = {}
 
 def _timeout_class(cls: type) -> Any:
     if cls not in _classes:
-        # As the application names it, and spans.
+        # The module under which applications import the error, and which spans show.
         body = {"__module__": "pymongo_resilience", "_of": cls}
         _classes.setdefault(cls, type("OperationTimeoutError", (_TimedOutError, cls), body))
     return _classes[cls]
@@ -131,13 +140,16 @@ def _again(
     facts: dict[str, Any],
     cause: BaseException | tuple[Any, ...] | None,
 ) -> PyMongoError:
-    """``cause``: the error, or what makes it again after pickling."""
+    """Create the error. ``cause`` is the original error, or the arguments to create it after
+    unpickling.
+    """
     error: PyMongoError = _bare(_timeout_class(cls), args, facts)
     error.__cause__ = _bare(*cause) if isinstance(cause, tuple) else cause
     return error
 
 
 def _bare(cls: Any, args: tuple[Any, ...], facts: dict[str, Any]) -> Any:
+    # Do not call the constructor, because constructors of pymongo's errors differ.
     error = cls.__new__(cls)
     error.args = args
     vars(error).update(facts)

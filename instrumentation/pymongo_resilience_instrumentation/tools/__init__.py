@@ -1,1 +1,3 @@
-"""Programs around the library: the test bed, demo, doctor, report, dashboards, pytest plugin."""
+"""Programs around the library: command line, test bed, demo, doctor, dashboards, and pytest
+plugin.
+"""

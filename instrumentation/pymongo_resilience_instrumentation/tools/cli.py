@@ -1,4 +1,6 @@
-"""The command ``pymongo-resilience``: demo, test bed, doctor, dashboards, options."""
+"""The command ``pymongo-resilience`` with its subcommands: demo, testbed, doctor, dashboards,
+config.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,19 @@ URI_VARIABLE: Final = "MONGODB_URI"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 for a failure, 2 for wrong arguments, 141
-    where the output is not read to its end, as in ``pymongo-resilience config | head``."""
+    """Run the command line.
+
+    Returns:
+        The exit status: 0 for success, 1 for a failure, 2 for wrong arguments, 130 after Ctrl-C,
+        and 141 if the output was not read to its end, as in ``pymongo-resilience config | head``.
+    """
     try:
         options = _parser().parse_args(arguments)
         status: int = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Or the interpreter would fail once more when it flushes at its end.
+        # Otherwise the interpreter would raise the same error again when it flushes standard output
+        # at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return status
@@ -51,23 +58,29 @@ def _parser() -> argparse.ArgumentParser:  # noqa: PLR0915 - about one for each 
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(run: Callable[[argparse.Namespace], int], description: str) -> Callable[..., Any]:
-        """Named like its function; its help is the description's first sentence. Returns what adds
-        an argument: its help, its names, and what else argparse takes."""
+        """Add a subcommand named after its function; return a function that adds arguments.
+
+        Its short help is the first sentence of the description. The returned function takes the
+        argument's help, its names, and further options of argparse.
+        """
         first, _, _ = description.partition(". ")
         name = run.__name__[1:]
-        made = commands.add_parser(name, help=first.rstrip("."), description=description)
-        made.set_defaults(run=run)
+        subparser = commands.add_parser(name, help=first.rstrip("."), description=description)
+        subparser.set_defaults(run=run)
 
         def add(text: str, *names: str, **how: Any) -> None:
             default = " (default: %(default)s)" if "default" in how else ""
-            made.add_argument(*names, help=text + default, **how)
+            subparser.add_argument(*names, help=text + default, **how)
 
         return add
 
     file: dict[str, Any] = {"type": _file, "metavar": "FILE"}
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     flag: dict[str, Any] = {"action": "store_true"}
-    server = f"mongod, from the PATH, or mongod=/path, in place of SecantusDB, or {SERVER_VARIABLE}"
+    server = (
+        "server to use instead of the built-in SecantusDB: mongod (from the PATH) or mongod=/path; "
+        f"also set by {SERVER_VARIABLE}"
+    )
     demo = command(
         _demo,
         "Run one workload through scripted faults in four ways: plain pymongo, pymongo with "
@@ -76,63 +89,79 @@ def _parser() -> argparse.ArgumentParser:  # noqa: PLR0915 - about one for each 
         "duplicated nothing, and showed no error.",
     )
     seconds = _number(float, 1, 3600)
-    demo("how long, about", "--seconds", type=seconds, default=20.0, metavar="N")
+    demo("approximate duration", "--seconds", type=seconds, default=20.0, metavar="N")
     demo("random seed", "--seed", type=int, default=1)
-    demo("write the figures to this file, as JSON", "--json", **file)
-    demo("draw the report to this file", "--svg", **file)
+    demo("write the results to this file as JSON", "--json", **file)
+    demo("write the report to this file as SVG", "--svg", **file)
     demo(server, "--server", metavar="mongod[=PATH]")
-    endpoint = "OTLP/HTTP collector for the library's spans and metrics: http://127.0.0.1:4318"
+    endpoint = "send spans and metrics to this OTLP/HTTP collector, such as http://127.0.0.1:4318"
     demo(endpoint, "--otlp", type=_endpoint, metavar="ENDPOINT")
     testbed = command(
         _testbed,
-        "Start a deployment to try an application on, with faults if you like. Prints the URI to "
-        "connect to on standard output. Ctrl-C or SIGTERM ends it, and deletes the data.",
+        "Start a MongoDB deployment for trying out an application, optionally with faults. Writes "
+        "its URI to standard output. Ctrl-C or SIGTERM stops it and deletes the data.",
     )
     topologies = ("replica-set", "real-replica-set", "sharded", "standalone")
-    kind = "real-replica-set is a mongod for each member, and needs --server"
+    kind = "kind of deployment; real-replica-set runs one mongod per member and needs --server"
     testbed(kind, "--topology", choices=topologies, default="replica-set")
     testbed(
-        "how many members (default: 3) or routers (default: 2), 50 at most", "--members", **number
+        "number of members (default: 3) or routers (default: 2), at most 50", "--members", **number
     )
     testbed(
-        "port of the first member, the others take the next ones (default: free ones)",
+        "port of the first member; the others use the next ports (default: any free ports)",
         "--port",
         **number,
     )
-    testbed("random faults, about one a second, reported on standard error", "--chaos", **flag)
-    testbed("random seed of --chaos (default: 1)", "--seed", **number)
-    control = "HTTP control on 127.0.0.1: POST a fault to /faults, GET or DELETE them; 0: any port"
+    testbed(
+        "inject about one random fault per second and report it on standard error",
+        "--chaos",
+        **flag,
+    )
+    testbed("random seed for --chaos (default: 1)", "--seed", **number)
+    control = (
+        "port on 127.0.0.1 for controlling faults by HTTP: POST a fault to /faults, GET or DELETE "
+        "them; 0 uses any free port"
+    )
     testbed(control, "--control", **number | {"metavar": "PORT"})
-    drills = "rolling-maintenance, regional-black-hole, overload-pulse or flapping-member"
+    drills = (
+        "run a drill: rolling-maintenance, regional-black-hole, overload-pulse, flapping-member"
+    )
     testbed(drills, "--drill", metavar="NAME")
     testbed(server, "--server", metavar="mongod[=PATH]")
-    before = "start proxies before this deployment, and no server; clients log in through them"
+    before = "put proxies in front of this existing deployment instead of starting a server"
     testbed(before, "--in-front-of", metavar="URI")
     doctor = command(
         _doctor,
-        "Connect as the application would, and say what to change. Checks the URI, DNS, "
-        "connections, TLS, the servers, the login and this installation, in five seconds at most. "
-        "Prints no credential. Exit status 1 where something is wrong.",
+        "Connect as the application would, and report what to change. Checks the URI, DNS, "
+        "connections, TLS, the servers, the login and this installation within five seconds. "
+        "Never prints credentials. The exit status is 1 if something is wrong.",
     )
     doctor(
-        f"default: {URI_VARIABLE}, which other users cannot see", "uri", nargs="?", metavar="URI"
+        f"connection string (default: the variable {URI_VARIABLE}, which other users cannot see)",
+        "uri",
+        nargs="?",
+        metavar="URI",
     )
-    doctor("all findings as JSON", "--json", **flag)
-    doctor("wait longer and check idle connections: ten seconds", "--deep", **flag)
-    idle = "leave connections idle for so long, then use them: firewalls may drop them"
+    doctor("print all findings as JSON", "--json", **flag)
+    doctor("take up to ten seconds, and also check idle connections", "--deep", **flag)
+    idle = (
+        "leave connections idle for this long, then use them, to find firewalls that drop idle "
+        "connections"
+    )
     at_most_a_day = _number(float, 0.1, 86_400)
     doctor(idle, "--idle", type=at_most_a_day, default=0.0, metavar="SECONDS")
-    several = "processes of the application, to check the limit of connections"
+    several = "number of application processes, for checking the server's connection limit"
     doctor(several, "--processes", type=_number(int, 1, 1_000_000), default=1, metavar="N")
     files = command(
         _dashboards,
-        "Write a Grafana dashboard and Prometheus rules into a directory. It is created if its "
-        "parent exists. Files with other content are not overwritten: exit status 1.",
+        "Write a Grafana dashboard and Prometheus rules to a directory. The directory is created "
+        "if its parent exists. Existing files with other content are kept, and the exit status is "
+        "1.",
     )
-    files("where to write them", "directory", type=Path, metavar="DIR")
+    files("the directory", "directory", type=Path, metavar="DIR")
     files("overwrite existing files", "--force", **flag)
-    config = command(_config, "Show every option, its legal range and its present value.")
-    config("only what variables or the file set", "--changed", **flag)
+    config = command(_config, "Show every option with its value, source and allowed values.")
+    config("show only options that variables or the file set", "--changed", **flag)
     return parser
 
 
@@ -141,6 +170,7 @@ def _number(kind: Callable[[str], float], least: float, most: float) -> Callable
         try:
             value = kind(text)
         except ValueError:
+            # Not a number: report it together with numbers out of range.
             value = least - 1
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(
@@ -161,7 +191,7 @@ def _file(text: str) -> Path:
 def _endpoint(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        # A URL may have a password in it.
+        # A URL may contain a password.
         given = "this value" if "@" in text else repr(text)
         raise argparse.ArgumentTypeError(f"{given} is not a URL such as http://127.0.0.1:4318")
     return text
@@ -171,8 +201,8 @@ def _demo(options: argparse.Namespace) -> int:
     try:
         from .demo.demonstration import run  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as exc:
-        needed = f"the demo needs what is not installed here ({exc.name})"
-        return _print_error(f'{needed}: pip install "pymongo-resilience[demo]"', USAGE)
+        needed = f"the demo needs {exc.name}, which is not installed"
+        return _print_error(f'{needed}. Run: pip install "pymongo-resilience[demo]"', USAGE)
     return _served(run, options)
 
 
@@ -198,14 +228,16 @@ def _served(run: Callable[[argparse.Namespace], int], options: argparse.Namespac
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    # Other commands do without pymongo.
+    # Imported here, because the other commands do not need pymongo.
     from .doctor.examination import as_json, as_text, examine  # noqa: PLC0415
 
     uri = options.uri or os.environ.get(URI_VARIABLE)
     if not uri:
-        return _print_error(f"no URI: give one, or set {URI_VARIABLE}", USAGE)
+        return _print_error(
+            f"no connection string: pass a URI, or set the variable {URI_VARIABLE}", USAGE
+        )
     with warnings.catch_warnings():
-        # pymongo's about options, whose texts are not ours.
+        # The doctor reports options itself. pymongo's warnings may contain secrets.
         warnings.simplefilter("ignore")
         found = examine(
             uri, deep=options.deep, idle_seconds=options.idle, processes=options.processes
@@ -218,10 +250,14 @@ def _dashboards(options: argparse.Namespace) -> int:
     try:
         written = dashboards.write(options.directory, force=options.force)
     except dashboards.ExistingFilesError as exc:
-        return _print_error(f"{exc}: exists with other content; --force overwrites", FAILURE)
-    except (OSError, ValueError) as exc:  # a null character in a path is a ValueError
+        return _print_error(
+            f"not overwritten, because the content differs: {exc}. Use --force to overwrite",
+            FAILURE,
+        )
+    except (OSError, ValueError) as exc:
+        # A null character in a path raises ValueError.
         why = getattr(exc, "strerror", None) or exc
-        return _print_error(f"cannot write into {str(options.directory)!r}: {why}", FAILURE)
+        return _print_error(f"cannot write to {str(options.directory)!r}: {why}", FAILURE)
     for path in written:
         print(path)
     return 0
@@ -254,7 +290,7 @@ def _described(option: Option, value: object, place: str) -> str:
         f"    {option.sentence}\n"
         f"    from: {place}\n"
         f"    option: {option.name}, default: {as_text(option.default)}\n"
-        f"    legal: {option.kind.allowed}\n"
+        f"    allowed: {option.kind.allowed}\n"
     )
 
 
@@ -262,7 +298,7 @@ def _rule(pattern: str, policy: Policy) -> str:
     lines = [f"[policies.{pattern!r}]"]
     for field in dataclasses.fields(policy):
         value = getattr(policy, field.name)
-        # A field without a repr is confidential, and None inherits.
+        # Fields that are not in the repr are confidential, and None means "inherited".
         if value is not None:
             names = [name for name, strategy in NAMED.items() if strategy is value]
             text = (names or [as_text(value)])[0] if field.repr else "not shown"

@@ -1,5 +1,7 @@
-"""What ``retry_transaction()`` and the atomic writes run: pymongo's with_transaction, with a
-session of its own. ``session_methods`` gives it its timeout, and its errors their outcome.
+"""Runs pymongo's with_transaction with its own session, for ``retry_transaction()`` and atomic
+writes.
+
+``session_methods`` adds the timeout and completes the errors.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Client
 
 FINAL = (Rule.SELECTION, Rule.OVERLOAD_WAIT, Rule.BUDGET)
-"""Rules that decline a command for a cause that the repeated transaction would meet as well."""
+"""Rules that decline a retry for a reason that a new transaction would meet, too."""
 
 
 def run(
     client: Client, body: Callable[[Any], Any], options: dict[str, Any], **of_session: Any
 ) -> Any:
-    """Run ``body`` with a session in a transaction, and commit it; the result of ``body``.
+    """Run ``body`` with a session in a transaction, commit it, and return the result of ``body``.
 
-    ``options``: of ``start_transaction``. However it ends, so do the transaction and its session.
+    ``options`` are those of ``start_transaction``. The transaction and its session end with this
+    call, however it ends.
     """
     with client.start_session(**of_session) as session, ReopenedIfInterrupted(session) as ending:
 
@@ -50,7 +53,7 @@ async def run_async(
     options: dict[str, Any],
     **of_session: Any,
 ) -> Any:
-    """The same in a task."""
+    """As ``run``, in a task."""
     async with client.start_session(**of_session) as session:
         with ReopenedIfInterrupted(session) as ending:
 
@@ -63,8 +66,12 @@ async def run_async(
 
 @contextmanager
 def _labelled_for_the_driver() -> Iterator[None]:
-    """with_transaction repeats what has the label TransientTransactionError: here the error loses
-    it that is final by the rules. That of a client's bulk write hides it in the error below."""
+    """Adapt the labels of an error, so that pymongo's with_transaction retries exactly what the
+    rules allow.
+
+    with_transaction retries errors with the label TransientTransactionError. An error that is final
+    by the rules loses the label. In a client bulk write, the label is on the inner error.
+    """
     try:
         yield
     except PyMongoError as error:
@@ -72,17 +79,19 @@ def _labelled_for_the_driver() -> Iterator[None]:
         if not isinstance(cause, PyMongoError) or not cause.has_error_label(TRANSIENT_TRANSACTION):
             raise
         rule = classify.attribute(error, "retry_rule")
-        overloaded = cause.has_error_label(SYSTEM_OVERLOADED)
-        if rule in FINAL or (rule is Rule.ATTEMPTS and overloaded):
+        is_overload = cause.has_error_label(SYSTEM_OVERLOADED)
+        if rule in FINAL or (rule is Rule.ATTEMPTS and is_overload):
             forget_transient(cause)
         elif cause is not error:
+            # with_transaction looks only at the error itself, so raise the one with the label.
             raise cause from error
         raise
 
 
 def retry_transaction(client: Client, options: dict[str, Any]) -> Callable[..., Any]:
-    """Makes functions transactions."""
-    TransactionOptions(**options)  # raises for wrong ones
+    """Implementation of :func:`pymongo_resilience.retry_transaction`."""
+    # Raises pymongo's own errors for invalid options.
+    TransactionOptions(**options)
     asynchronous = isinstance(client, AsyncMongoClient)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +99,7 @@ def retry_transaction(client: Client, options: dict[str, Any]) -> Callable[..., 
         generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if generates or is_coroutine is not asynchronous:
             expected = "a coroutine function" if asynchronous else "an ordinary function"
-            raise TypeError(f"retry_transaction() of this client takes {expected}")
+            raise TypeError(f"retry_transaction() with this client needs {expected}")
 
         @functools.wraps(function)
         def transaction(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Sessions: the default timeout of one, and what runs in place of its methods.
+"""Wraps the methods of sessions, and holds the default timeout of a session.
 
-Each method has one deadline, with_transaction as a whole.
-Source: Client Side Operations Timeout, "Sessions".
+Each method has one deadline; with_transaction has a single one for everything in it. Source: Client
+Side Operations Timeout, "Sessions".
 """
 
 from __future__ import annotations
@@ -52,23 +52,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OPTION = "default_timeout_ms"
-# A private attribute of the session: changed by others, transactions would end too soon or late.
+# A private attribute of the session. If the application could change it, transactions would end too
+# early or too late.
 _DEFAULT = "_pymongo_resilience_default"
 _WITHIN = "_pymongo_resilience_within"
-"""The attribute of a session that shows that a with_transaction with a deadline runs on it."""
+"""The attribute marks a session in a with_transaction with a deadline."""
 ABORT_GRACE = 1.0
-"""Seconds that the abort of a with_transaction has after its deadline. The specification gives it
-the whole timeout again; but with_transaction would then return up to that much late, and without a
-word about it, since the driver ignores the errors of aborts. What is not answered in this time is
-left to the background task, which sends it again."""
+"""Seconds for the abort of a with_transaction after its deadline. The specification grants the
+whole timeout again, but then with_transaction could return that much too late, and without any
+sign, because pymongo ignores the errors of aborts. If there is no answer within this time, the
+background task sends the abort again.
+"""
 _INTERRUPTED = "_pymongo_resilience_interrupted"
-"""Of a session whose last commit was interrupted."""
+"""The attribute marks a session whose last commit was interrupted."""
 NOWHERE = ("", None)
-"""A transaction may change any collection: no rule holds for it but one for all of them."""
+"""A transaction may write to any collection, so only namespace rules for all collections apply to
+it.
+"""
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of sessions, and with what."""
+    """Yield the methods of sessions to wrap, and their interceptors."""
     for owner in driver.clients.classes("client_session", "*ClientSession"):
         asynchronous = is_async(vars(owner)["with_transaction"])
         spans = runtime.telemetry.command_spans
@@ -85,17 +89,17 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
 
 
 class StartSession(Interceptor):
-    """Takes the option that is ours before the driver refuses it, also while switched off."""
+    """Removes the library's own option before pymongo refuses it, even while the library is off."""
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - as above
         return super().wrapper(EnabledFlag(on=True), asynchronous)
 
     def enter(self, _given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
-        """Raises ConfigurationError (pymongo's) for what is no timeout."""
-        given = kwargs.get(OPTION)
-        if given is not None and not TIMEOUT_MS.legal(given):
-            raise ConfigurationError(f"{OPTION}={shown(given)}: expected {TIMEOUT_MS.allowed}")
-        return Entered(EMPTY_POLICY if given is None else Policy(timeout_ms=given))
+        """Raise pymongo's ConfigurationError for an invalid timeout."""
+        timeout_ms = kwargs.get(OPTION)
+        if timeout_ms is not None and not TIMEOUT_MS.legal(timeout_ms):
+            raise ConfigurationError(f"{OPTION}={shown(timeout_ms)}: expected {TIMEOUT_MS.allowed}")
+        return Entered(EMPTY_POLICY if timeout_ms is None else Policy(timeout_ms=timeout_ms))
 
     def send(self, _entered: Entered, original: Function, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop(OPTION, None)
@@ -107,13 +111,16 @@ class StartSession(Interceptor):
 
 
 class _LeftOpen(Entered):
-    """An abort in a coroutine that is being closed: it can wait for no reply."""
+    """An abort in a coroutine that is being closed, which cannot wait for a reply."""
 
 
 class EndTransaction(OperationInterceptor):
-    """A commit or an abort. An abort that the application calls has the whole timeout, whatever has
-    passed, and one of with_transaction what is left of it, or ``ABORT_GRACE``: pymongo 4.20 sends
-    none once the deadline is over, without an error, and the transaction keeps its locks."""
+    """Wraps commit and abort.
+
+    An abort that the application calls gets the whole timeout, however much of it has passed. An
+    abort of with_transaction gets the rest of the timeout, but at least ``ABORT_GRACE``: pymongo
+    4.20 silently does not send it after the deadline, and the transaction keeps its locks.
+    """
 
     runtime: Runtime
 
@@ -128,6 +135,8 @@ class EndTransaction(OperationInterceptor):
             return await original(*args, **kwargs)
         session = entered.instance
         opened = driver.sessions.open_transaction(session)
+        # The coroutine is being closed and cannot await a reply. The background task sends the
+        # abort.
         defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
         return None
 
@@ -139,8 +148,11 @@ class EndTransaction(OperationInterceptor):
             and runtime.clients.left_by_coroutine(session.client)
         ):
             return _LeftOpen(session)
+        # A listener or log handler uses a transaction; leave it to pymongo.
         if in_progress.in_foreign_call():
             return None
+        # The transaction belongs to an atomic write, which is an operation with a timeout of its
+        # own.
         if _atomic_write_of(session) is not None:
             seconds = driver.csot.active_timeout()
             if self._operation == COMMIT or not seconds:
@@ -180,28 +192,35 @@ class EndTransaction(OperationInterceptor):
         if isinstance(error, PyMongoError):
             if self.runtime.owns_retries:
                 code = classify.attribute(error, "code")
+                # pymongo does not add the label UnknownTransactionCommitResult in all cases in
+                # which the commit may have been applied.
                 is_commit = self._operation == COMMIT
                 if is_commit and driver.sessions.may_be_committed(session, code):
                     driver.sessions.label_unknown_result(error)
                 _state_outcome(error)
         elif self._operation == COMMIT:
             if self.runtime.owns_retries:
+                # A signal handler or a cancellation interrupted the commit, so it may not have been
+                # sent.
                 setattr(session, _INTERRUPTED, True)
         elif self.runtime.owns_retries:
+            # An interrupted abort may not have been sent, but pymongo considers it done.
             opened = driver.sessions.open_transaction(session, aborted=True)
             defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
         return super().failed(entered, error) if isinstance(entered, Operation) else error
 
 
 def _state_outcome(error: PyMongoError) -> None:
-    """Add to the text of a commit's error what became of the transaction; once, since the same
-    error may be raised again."""
+    """Add to the text of a commit's error whether the transaction was committed.
+
+    Only once, because the same error may be raised again.
+    """
     if isinstance(error, WriteConcernError):
-        # The commit ran, whatever its labels say: a new transaction would be a second.
+        # The commit ran, whatever the labels are. A new transaction would apply everything again.
         driver.selection.forget_transient(error)
         outcome = "the transaction was committed, but its write concern was not satisfied"
     elif error.has_error_label(transaction_spans.UNKNOWN_RESULT):
-        outcome = "whether the transaction was committed is unknown"
+        outcome = "it is unknown whether the transaction was committed"
     else:
         return
     text = error.args[0] if error.args else None
@@ -210,11 +229,14 @@ def _state_outcome(error: PyMongoError) -> None:
 
 
 class _Transaction(Interceptor):
-    """One with_transaction under a deadline, for one thread or task; around its callback: the
-    session is under the deadline there, and all else as it was outside."""
+    """One with_transaction with a deadline. For one thread or task.
+
+    It wraps the callback. Inside, the session is under the deadline, and everything else is as it
+    was outside of with_transaction.
+    """
 
     def __init__(self, session: Session, seconds: float, source: TimeoutSource, name: str) -> None:
-        """``source``: who set the timeout. ``name``: what the error says is timed out."""
+        """``source`` is who set the timeout, ``name`` what the error calls the operation."""
         self.session = session
         self._name = name
         self._source = source
@@ -228,6 +250,7 @@ class _Transaction(Interceptor):
         self._raised: BaseException | None = None
 
     def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        # pymongo calls the callback again for each retry of the transaction.
         self._runs += 1
         self._raised = None
         if self._source is not TimeoutSource.REQUEST:
@@ -246,18 +269,22 @@ class _Transaction(Interceptor):
         return error
 
     def ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
-        """The error to raise for one of the driver's that ended it for lack of time."""
+        """Return the timeout to raise for an error with which pymongo ended the transaction for
+        lack of time.
+        """
         raised, self._raised = self._raised, None
         seconds, ours = self.timeout.seconds, isinstance(error, OperationTimeoutError)
+        # The callback's own error is not changed, even if it is a timeout.
         if not seconds or not error.timeout or raised is error or ours:
             return None
-        # The driver puts an error of its own around the one that it would have tried again after.
-        # The cause of a failed selection is what the monitors found.
+        # pymongo wraps the error after which it would have tried again in another one. But the
+        # cause of a failed selection is an error of the monitors.
         is_around = not isinstance(error, ServerSelectionTimeoutError)
         last = error.__cause__ if is_around and isinstance(error.__cause__, PyMongoError) else error
         left = self.timeout.ends - driver.csot.now()
         if last is error and not is_over(left, seconds, classify.stage_of(error)):
-            return None  # it was a limit of the server or the application
+            # A limit of the server or the application ended it, not the deadline.
+            return None
         if isinstance(last, OperationTimeoutError):
             return last
         return timed_out(
@@ -275,8 +302,9 @@ class _Transaction(Interceptor):
 
 
 class WithTransaction(Interceptor):
-    """The whole of it. Without a deadline all is as the driver has it, except that an interrupted
-    one is aborted."""
+    """Wraps with_transaction. Without a deadline, it only aborts a transaction that was
+    interrupted.
+    """
 
     def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         self._runtime = runtime
@@ -305,6 +333,7 @@ class WithTransaction(Interceptor):
         outer = partial(
             transaction.wrap, flag=self._runtime.enabled_flag, asynchronous=self._asynchronous
         )
+        # pymongo's parameter may be passed by position or by keyword.
         if args:
             return original(session, outer(args[0]), *args[1:], **kwargs)
         if "callback" in kwargs:
@@ -342,29 +371,34 @@ class WithTransaction(Interceptor):
 
 
 class WithinTimeLimit(Interceptor):
-    """Whether with_transaction may repeat something after a pause: under a deadline that alone says
-    it, and not pymongo's own limit of 120 s. What has found no time for another attempt has none
-    for a repetition."""
+    """Decides whether with_transaction may retry after a pause.
+
+    Under a deadline, only the deadline decides, and not pymongo's own limit of 120 seconds. If
+    there was no time for another attempt of a command, there is none for a retry of the
+    transaction.
+    """
 
     def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         left = driver.csot.remaining()
         return None if left is None else Entered(left)
 
     def send(self, entered: Entered, _original: Function, *args: Any, **kwargs: Any) -> bool:
-        left: float = entered.instance
+        remaining: float = entered.instance
         pause: float | None = args[1] if len(args) > 1 else kwargs.get("backoff")
         if pause is None:
-            # After an error, which is the one being handled; before a pause it is another's.
-            return left > 0 and not isinstance(exception(), OperationTimeoutError)
-        return left > pause
+            # pymongo calls this without a pause while it handles an error.
+            return remaining > 0 and not isinstance(exception(), OperationTimeoutError)
+        return remaining > pause
 
 
 def _atomic_write_of(session: Session) -> Operation | None:
-    """The operation that the session's transaction is a part of."""
+    """Return the operation that the session's transaction belongs to, if it is an atomic write."""
     operation = in_progress.current()
     return operation if operation is not None and operation.client is session.client else None
 
 
 def default_of(session: Session) -> Policy:
-    """What commit_transaction, abort_transaction, with_transaction and end_session have."""
+    """Return the policy of the session itself: for commit, abort, with_transaction and
+    end_session.
+    """
     return getattr(session, _DEFAULT, EMPTY_POLICY)

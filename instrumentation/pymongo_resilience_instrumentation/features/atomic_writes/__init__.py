@@ -1,3 +1,3 @@
-"""Writes to many documents that run in a transaction of the library's: ``atomic=True``."""
+"""``atomic=True``: writes to many documents run in a transaction that the library starts."""
 
 from .atomic_methods import plug_in as plug_in

@@ -1,4 +1,4 @@
-"""update_many, delete_many and bulk_write, where ``atomic`` holds for the operation."""
+"""Wraps update_many, delete_many and bulk_write for operations with the policy ``atomic``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,21 @@ from pymongo_resilience_instrumentation.transactions.retry_transaction import ru
 
 MANY = (UpdateMany, DeleteMany)
 OF_THE_SERVER = frozenset({"admin", "config", "local"})
-"""Databases in which no transaction writes."""
-HIDDEN = "another library has put a wrapper around it that hides its parameters"
-SESSION = "its session is in no transaction: start one, or leave the session out"
-STANDALONE = "a standalone server has no transactions, but a replica set of one member has"
-UNACKNOWLEDGED = "with write concern 0 the result of the transaction would be unknown"
+"""Databases to which transactions cannot write."""
+HIDDEN = (
+    "another library has wrapped the method and hides its parameters. Call instrument() before "
+    "that library, or remove its wrapper"
+)
+SESSION = (
+    "the given session is not in a transaction. Start one in it, or do not pass a session, and the "
+    "library starts a transaction itself"
+)
+STANDALONE = (
+    "a standalone server does not support transactions. Use a replica set; one member is enough"
+)
+UNACKNOWLEDGED = (
+    "with write concern w=0, the outcome of the transaction would be unknown. Use w=1 or more"
+)
 
 
 METHODS = ("bulk_write", "delete_many", "update_many")
@@ -37,7 +47,7 @@ def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
 
 
 class AtomicWrites:
-    """Those of one method of one class. Thread- and task-safe: nothing changes."""
+    """The atomic writes of one method of one class. Immutable, so thread- and task-safe."""
 
     def __init__(self, public: PublicMethod) -> None:
         self._runtime = public.runtime
@@ -46,7 +56,7 @@ class AtomicWrites:
         self._is_bulk = public.entry.method == "bulk_write"
 
     def send(self, operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
-        """In place of the original, for an interceptor."""
+        """Called in place of the original method."""
         if not operation.policy(self._runtime.rules).atomic:
             return original(*args, **kwargs)
         session = operation.session
@@ -58,26 +68,27 @@ class AtomicWrites:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            # The driver's to refuse.
+            # Let pymongo raise the error for invalid arguments.
             return original(*args, **kwargs)
         target, arguments = args[0], bound.arguments
         if self._is_bulk:
             models = arguments.get("requests", arguments.get("models"))
             if not isinstance(models, list) or not any(isinstance(each, MANY) for each in models):
                 return original(*args, **kwargs)
-            # The first error ends a transaction: what follows it would seem to be transient.
+            # The first error ends the transaction. Without this, the errors of later writes would
+            # look transient.
             arguments["ordered"] = True
         concern = arguments.pop("write_concern", None) or target.write_concern
         _refuse(operation, session, concern)
 
         def send(session: Any) -> Any:
-            # The failure of a try that was repeated is not the operation's.
+            # An error of an earlier try of the transaction is not the error of the operation.
             operation.outcome.begin_again()
             arguments["session"] = session
             return original(*bound.args, **bound.kwargs)
 
         options = {
-            # As a write has them outside of a transaction, whatever the client's are.
+            # A write outside of a transaction ignores the client's options, so ignore them here.
             "read_concern": ReadConcern(),
             "read_preference": ReadPreference.PRIMARY,
             "write_concern": concern,
@@ -100,18 +111,21 @@ async def _transact_async(
 
 
 def _refuse(operation: Operation, session: Any, concern: Any) -> None:
-    """Raises ConfigurationError for what cannot run in a transaction, as far as the client knows:
-    the rest the server refuses."""
+    """Raise ConfigurationError for writes that cannot run in a transaction, as far as the client
+    can tell.
+
+    The server refuses the rest.
+    """
     if session is not None:
         raise _refusal(operation, SESSION)
     if not concern.acknowledged:
         raise _refusal(operation, UNACKNOWLEDGED)
     database, collection = operation.call.target
     if collection is not None and (database in OF_THE_SERVER or collection.startswith("system.")):
-        text = f"{operation.namespace} belongs to the server: no transaction can write it"
+        text = f"{operation.namespace} is a system collection, to which no transaction can write"
         raise _refusal(operation, text)
     servers = operation.client.topology_description.server_descriptions().values()
-    if any(each.server_type_name == "Standalone" for each in servers):
+    if any(server.server_type_name == "Standalone" for server in servers):
         raise _refusal(operation, STANDALONE)
 
 
@@ -121,12 +135,12 @@ def _refusal(operation: Operation, reason: str) -> ConfigurationError:
 
 @contextmanager
 def _counts_forgotten() -> Iterator[None]:
-    """What a failed bulk write had done is undone."""
+    """Reset the counts in a bulk write's error, because the transaction undid its writes."""
     try:
         yield
     except (BulkWriteError, ClientBulkWriteException) as error:
         details: Any = error.details
-        shown = str(details)
+        text_before = str(details)
         for name, value in details.items():
             if name == "anySuccessful":
                 details[name] = False
@@ -137,5 +151,5 @@ def _counts_forgotten() -> Iterator[None]:
             elif name in ("insertResults", "updateResults", "deleteResults"):
                 details[name] = {}
         if error.args:
-            error.args = (str(error.args[0]).replace(shown, str(details)), *error.args[1:])
+            error.args = (str(error.args[0]).replace(text_before, str(details)), *error.args[1:])
         raise

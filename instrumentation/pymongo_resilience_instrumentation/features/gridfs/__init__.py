@@ -1,7 +1,7 @@
-"""GridFS, wrapped once the application has imported it: most never do, and it is large. Each method
-and each stream has one deadline.
+"""Deadlines for GridFS: one for each method, and one for each stream.
 
-Thread-safe: the application may import it in any thread, and at any time.
+GridFS is wrapped when the application imports it, because most applications never do. Thread-safe:
+any thread may import it at any time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 def plug_in(runtime: Runtime, apply_patches: Callable[[Iterable[Row]], None]) -> None:
-    """Now, where it is imported already."""
-    # wrapt keeps the hook until GridFS is imported, which most processes never do.
+    """Wrap GridFS when it is imported, or now if it already is."""
+    # wrapt keeps the hook until GridFS is imported, which may never happen. Weak references let
+    # ``uninstrument()`` release the runtime.
     apply_patches_later, runtime_then = weakref.WeakMethod(apply_patches), weakref.ref(runtime)
 
     def wrap(_module: object) -> None:
         apply_patches, runtime = apply_patches_later(), runtime_then()
-        if apply_patches is None or runtime is None:  # uninstrument() came first
+        if apply_patches is None or runtime is None:
+            # uninstrument() was called before GridFS was imported.
             return
-        # Inside of the application's import, which must not fail for it.
+        # This runs inside the application's import, which must not fail.
         with contain_internal_errors(
-            "while wrapping GridFS: its streams have no timeout as a whole"
+            "while wrapping GridFS, so its streams have no timeout for their whole life"
         ):
             lacking = self_check.missing(driver.private_names.parts_of_gridfs())
             if lacking:
                 logger.error(
-                    "pymongo %s lacks %s: streams of GridFS have no timeout as a whole",
+                    "pymongo %s does not have %s, which this version of pymongo-resilience needs "
+                    "for GridFS: its streams have no timeout for their whole life. Upgrade "
+                    "pymongo-resilience",
                     pymongo.version,
                     ", ".join(name for names in lacking.values() for name in names),
                 )

@@ -1,11 +1,10 @@
-"""What runs in place of GridFS's methods: each has one deadline, and so has a stream for its life.
+"""Wrappers of GridFS's methods. Each method has one deadline, and a stream has one for its whole
+life.
 
-A timeout of the library's configuration bounds each command, and neither a stream nor a method,
-which may read or write a large file.
-
-Source: Client Side Operations Timeout, "GridFS API". A method's cursors, and those of a stream, are
-within its deadline, and so is what an application's own stream does meanwhile: but that is not
-interrupted, and may take longer.
+A timeout from the library's configuration applies to each command instead, because a method or a
+stream may transfer a large file. The cursors of a method or a stream share its deadline. The
+application's own file objects are not interrupted and may take longer. Source: Client Side
+Operations Timeout, "GridFS API".
 """
 
 from __future__ import annotations
@@ -29,22 +28,25 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 _TIMEOUT = "_pymongo_resilience_timeout"
 _UNSET = object()
-"""What is kept for a stream that no method of ours has opened."""
+"""Kept for a stream that was not opened by a wrapped method."""
 _PER_CALL = object()
-"""Kept by a stream in place of a timeout: each command has one of its own, or, in a block of the
-application's, each method."""
+"""Kept for a stream in place of a timeout: each command has its own, or, inside a block with a
+timeout, each method.
+"""
 OPENING = (
     "get", "get_last_version", "get_version", "new_file",
     "open_download_stream", "open_download_stream_by_name",
     "open_upload_stream", "open_upload_stream_with_id",
 )  # fmt: skip
-"""What they return is a stream, whose life begins with the operation."""
+"""Methods that return a stream. Its life begins with the method."""
 WHOLE = (
     "delete", "delete_by_name", "download_to_stream", "download_to_stream_by_name", "exists",
     "find_one", "list", "put", "rename", "rename_by_name",
     "upload_from_stream", "upload_from_stream_with_id",
 )  # fmt: skip
-"""They leave nothing behind that runs on: not the file that find_one may never read."""
+"""Methods whose work is complete when they return. (find_one returns a file that may never be
+read.)
+"""
 FOR_STREAM = (
     "abort", "close", "open", "read", "readchunk", "readline", "readlines", "seek", "set",
     "to_list", "write", "writelines", "__next__", "__anext__",
@@ -52,7 +54,7 @@ FOR_STREAM = (
 
 
 def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Interceptor]]:
-    """What to wrap, and with what. A method that a class does not have itself is left out."""
+    """Yield the methods to wrap, and their interceptors. Inherited methods are left out."""
     for owner in gridfs.gridfs_buckets():
         for name in (*OPENING, *WHOLE):
             if name in vars(owner):
@@ -70,7 +72,7 @@ class _Begun(Entered):
         deadline = NO_DEADLINE if timeout is None else timeout.within_others().resume()
         super().__init__(instance, deadline)
         self.kept = kept
-        """What a stream keeps of it, for its life."""
+        """What the stream keeps for its life: a timeout or ``_PER_CALL``."""
 
 
 class _Method(Interceptor):
@@ -84,7 +86,8 @@ class _Method(Interceptor):
         )
         if by_iteration and files.database.client.options.timeout is None:
             return _Begun(instance, None, _PER_CALL)
-        # pymongo would apply a client's own timeoutMS to the method, over which the rule was given.
+        # pymongo would apply the client's own timeoutMS to the method, although the namespace rule
+        # takes precedence over it.
         timeout = None if seconds is None else driver.csot.Timeout.begin(seconds)
         return _Begun(instance, timeout, _PER_CALL if by_iteration else timeout)
 
@@ -93,7 +96,7 @@ class _Method(Interceptor):
 
 
 class BucketMethod(_Method):
-    """``opens``: it returns a stream."""
+    """A method of a bucket. ``opens`` is True if it returns a stream."""
 
     def __init__(self, runtime: Runtime, *, opens: bool) -> None:
         super().__init__(runtime)
@@ -117,22 +120,23 @@ class StreamMethod(_Method):
             return _Begun(stream, kept, kept)
         begun = self._begin(stream, gridfs.files_of_stream(stream))
         if kept is _UNSET:
-            # A stream that no method has opened begins with what it does first.
+            # No wrapped method has opened this stream, so its life begins with its first method.
             _keep(stream, begun.kept)
         return begun
 
 
 def _keep(stream: object, timeout: object) -> None:
-    # Not as an attribute: what is set on an upload stream becomes a field of the file.
+    # Do not set an attribute: on an upload stream, attributes become fields of the file.
     vars(stream)[_TIMEOUT] = timeout
 
 
 def expiry_behind(error: BaseException) -> PyMongoError | None:
-    """The timeout to raise for the error of a ``write`` or a ``close`` that was made of one.
+    """Return the timeout to raise in place of an error of ``write`` or ``close`` that a timeout
+    caused.
 
-    While it uploads chunks, gridfs raises another error than the bulk write's, of the class that
-    one write would have raised (pymongo 4.20, ``GridIn._flush_data``): that an expired deadline was
-    the cause would be lost.
+    While it uploads chunks, gridfs replaces the bulk write's error by one of the class that a
+    single write would have raised (pymongo 4.20, ``GridIn._flush_data``). That would hide the
+    expired deadline.
     """
     with contain_internal_errors("while preparing an error of GridFS"):
         return _expiry_behind(error) if isinstance(error, OperationFailure) else None
@@ -140,14 +144,14 @@ def expiry_behind(error: BaseException) -> PyMongoError | None:
 
 
 def _expiry_behind(error: OperationFailure) -> PyMongoError | None:
-    made_of = error.__context__
-    if isinstance(error, OperationTimeoutError) or not isinstance(made_of, OperationTimeoutError):
+    cause = error.__context__
+    if isinstance(error, OperationTimeoutError) or not isinstance(cause, OperationTimeoutError):
         return None
     if not classify.expired(error):
         return None
     return timed_out(
         error,
-        Origin(made_of.server, made_of.stage, made_of.attempts, made_of.retry_reasons),
-        timeout_s=made_of.timeout_s,
-        elapsed_s=made_of.elapsed_s,
+        Origin(cause.server, cause.stage, cause.attempts, cause.retry_reasons),
+        timeout_s=cause.timeout_s,
+        elapsed_s=cause.elapsed_s,
     )

@@ -1,4 +1,4 @@
-"""After how long a read is sent to a second server as well, and how many may be. Pure.
+"""When a read is hedged, and how many reads may be. Pure.
 
 Source: Dean and Barroso, "The Tail at Scale", "Hedged requests".
 """
@@ -12,44 +12,51 @@ from collections.abc import Callable
 from pymongo_resilience.clock import Clock
 
 READS_PER_HEDGE = 20
-"""One hedge for so many reads: at most 5 %."""
+"""One hedge for this many reads, so at most 5 %."""
 MAX_HEDGES = 10
-"""The most that are sent in a row, where earlier reads have left as many."""
+"""Maximum number of hedges in a row, if earlier reads have saved up as many."""
 RESERVED_HEDGES = 3
-"""So many of them are left to the reads that ask again: of those that a percentile of 95 makes ask,
-most are about to be answered."""
+"""Hedges that are reserved for reads that ask for the second time. Most reads that exceed the 95th
+percentile are about to be answered, so they can wait a little longer.
+"""
 OVERLOAD_PAUSE_S = 3.0
-"""Seconds without a hedge after a server has rejected an attempt as overloaded."""
+"""Seconds without hedges after a server rejected an attempt because of overload."""
 PERCENTILE = 0.95
 MIN_READS = 20
-"""Fewer tell nothing of a percentile of 95."""
+"""Fewer reads are not enough for a 95th percentile."""
 READS_PER_PERCENTILE = 20
-"""Computed again after so many."""
+"""The percentile is computed again after this many reads."""
 REMEMBERED_READS = 500
 
 
 class HedgeBudget:
-    """How many reads of one client may be hedged. Thread- and task-safe: a reentrant lock."""
+    """How many reads of one client may be hedged. Thread- and task-safe: uses a reentrant lock."""
 
     def __init__(self, clock: Clock, overloaded_at: Callable[[], float]) -> None:
-        """``overloaded_at``: when an attempt was last rejected as overloaded, on the clock."""
+        """``overloaded_at`` returns when an attempt was last rejected because of overload, on the
+        clock.
+        """
         self._clock = clock
         self._overloaded_at = overloaded_at
         self._lock = threading.RLock()
         self._left = 0
-        """In reads, so that nothing is rounded."""
+        """Saved-up budget, counted in reads to avoid rounding."""
         self.reads = 0
-        """Those that might be hedged."""
+        """Number of reads that could have been hedged."""
         self.sent = 0
 
     def read(self) -> None:
-        """A read begins that might be hedged."""
+        """Count a read that could be hedged."""
         with self._lock:
             self.reads += 1
             self._left = min(self._left + 1, READS_PER_HEDGE * MAX_HEDGES)
 
     def take(self, *, again: bool) -> bool:
-        """Whether one of them may be hedged now, and counts as that; ``again``: it asked before."""
+        """Return True and pay for one hedge if it is allowed now.
+
+        Args:
+            again: Whether the same read has asked before.
+        """
         reserved = 0 if again else READS_PER_HEDGE * RESERVED_HEDGES
         if self._clock.now() < self._overloaded_at() + OVERLOAD_PAUSE_S:
             return False
@@ -61,25 +68,27 @@ class HedgeBudget:
             return True
 
     def give_back(self) -> None:
-        """What was taken was not sent."""
+        """Return the payment for a hedge that was not sent."""
         with self._lock:
             self._left += READS_PER_HEDGE
             self.sent -= 1
 
     def reset_after_fork(self) -> None:
-        """In a forked child: a lock that no thread of the parent's holds."""
+        """Replace the lock in a forked child, because a thread of the parent may hold it."""
         self._lock = threading.RLock()
 
 
 class Latencies:
-    """How long the last reads of one namespace took. Thread- and task-safe: of two that are noted
-    at the same moment one may be lost."""
+    """How long the most recent reads of one namespace took.
+
+    Thread- and task-safe: if two are added at the same moment, one may be lost.
+    """
 
     def __init__(self) -> None:
         self._last: list[float] = []
         self._total = 0
         self.percentile: float | None = None
-        """The seconds that at most 5 % took longer than; None while too few are known."""
+        """The 95th percentile in seconds; None until enough reads are known."""
 
     def add(self, seconds: float) -> None:
         if self._total < REMEMBERED_READS:

@@ -1,4 +1,4 @@
-"""What each client keeps for its hedged reads, and where a hedge can go."""
+"""The state that each client keeps for hedged reads."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ REMEMBERED_NAMESPACES = 256
 
 
 class ClientHedges:
-    """Belongs to one client. Thread- and task-safe."""
+    """The hedged reads of one client. Thread- and task-safe."""
 
     def __init__(self, clock: Clock, limits: ClientLimits) -> None:
         self.budget = HedgeBudget(clock, lambda: limits.overloaded_at)
         self.won = 0
-        """How many hedges have answered first."""
+        """Number of hedges that were answered first."""
         self._latencies: dict[str, Latencies] = {}
         self.threads = ThreadWorkers()
         self.tasks: set[asyncio.Task[object]] = set()
         self._limits = limits
 
     def delay(self, wanted: int, namespace: str) -> float | None:
-        """Seconds before an unanswered read is hedged; None while that is not known. ``wanted``: as
-        a Policy's ``hedge``, milliseconds or True."""
+        """Return the seconds before an unanswered read is hedged, or None if that is not known yet.
+
+        ``wanted`` is a Policy's ``hedge``: milliseconds, or True.
+        """
         if wanted is not True:
             return wanted / 1000
         known = self._latencies.get(namespace)
         return None if known is None else known.percentile
 
     def observe(self, namespace: str, seconds: float) -> None:
-        """Note the seconds to the answer of a read's first try; forgets the namespace used longest
-        ago."""
-        known = self._latencies.pop(namespace, None) or Latencies()
-        self._latencies[namespace] = known
-        known.add(seconds)
+        """Record how long the first try of a read took. Forgets the least recently used
+        namespace.
+        """
+        latencies = self._latencies.pop(namespace, None) or Latencies()
+        self._latencies[namespace] = latencies
+        latencies.add(seconds)
         while len(self._latencies) > REMEMBERED_NAMESPACES:
             self._latencies.pop(next(iter(self._latencies.copy()), ""), None)
 
@@ -55,15 +58,18 @@ class ClientHedges:
         return TaskWorkers(self.tasks) if asynchronous else self.threads
 
     def may_go_elsewhere(self, attempts: DriverAttempts, server: str) -> bool:
-        """Whether the read could be sent to another server than this ``"host:port"``: by its
-        read preference, in the latency window, with no breaker open."""
+        """Return True if the read could be sent to another server than ``server``
+        (``"host:port"``).
+
+        Considers the read preference, the latency window and open circuit breakers.
+        """
         breakers = self._limits.breakers
         narrowed = None if breakers is None else breakers.without_open
-        found = driver.selection.choices(attempts, narrowed or (lambda servers: servers))
-        return any(address_text(each) != server for each in found)
+        candidates = driver.selection.choices(attempts, narrowed or (lambda servers: servers))
+        return any(address_text(candidate) != server for candidate in candidates)
 
     def reset_after_fork(self) -> None:
-        """In a forked child, which has neither their threads nor their tasks."""
+        """Forget the threads and tasks in a forked child, which has neither."""
         self.budget.reset_after_fork()
         self.threads.reset_after_fork()
         self.tasks.clear()

@@ -1,4 +1,4 @@
-"""Around the methods that read: which reads may be hedged, and how each try of them is sent."""
+"""Wraps the methods that read: decides which reads may be hedged, and sends each try."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ METHODS = (
     "aggregate", "aggregate_raw_batches", "count_documents", "distinct", "estimated_document_count",
     "find_one",
 )  # fmt: skip
-"""A collection's. The first batch of ``find`` is hedged where it is fetched."""
+"""Methods of collections. The first batch of ``find`` is hedged when it is fetched."""
 
 
 def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
-    """Around methods that read, and around the first batch of a cursor."""
+    """Add senders to the methods that read, and to the first batch of cursors."""
     if not runtime.owns_retries:
         return
     clock, limits = runtime.executor.clock, runtime.limits
@@ -74,7 +74,7 @@ async def _observed_async(hedges: ClientHedges, namespace: str, unhedged: Any) -
 
 
 class MethodRead:
-    """A method of the public API, which gives each try a session."""
+    """A read by a method of the public API, which gives each try its own session."""
 
     def __init__(self, send: Callable[[], Any]) -> None:
         self._send = send
@@ -90,7 +90,7 @@ class MethodRead:
 
 
 def of_method(public: PublicMethod) -> Any:
-    """Sends a method that reads, maybe to two servers."""
+    """Return a function that sends a reading method, possibly to two servers."""
     runtime = public.runtime
 
     def may_hedge(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -111,27 +111,30 @@ def of_method(public: PublicMethod) -> Any:
 
 
 class BatchRead:
-    """The first batch of a cursor. While there are two tries, each has the session that it needs,
-    and the cursor gets that of the one whose batch it has."""
+    """The first batch of a cursor.
+
+    While there are two tries, each has its own session. Then the cursor gets the session of the try
+    whose batch it uses.
+    """
 
     def __init__(self, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._original = original
-        self._given = args
+        self._args = args
         self._kwargs = kwargs
         self._client, self._query, method = driver.cursors.run_operation_arguments(args, kwargs)
         self._cursor = method.__self__
         self._sessions = {FIRST: driver.cursors.swap_session(self._cursor, None)}
 
     def send(self, tried: Try) -> Any:
-        given, kwargs = self._given, self._kwargs
+        args, kwargs = self._args, self._kwargs
         if tried.name == HEDGE:
             query = driver.cursors.with_new_session(self._client, self._query)
             self._sessions[HEDGE] = query.session
-            if len(given) > 1:
-                given = (given[0], query, *given[2:])
+            if len(args) > 1:
+                args = (args[0], query, *args[2:])
             else:
                 kwargs = {**kwargs, "operation": query}
-        return self._original(*given, **kwargs)
+        return self._original(*args, **kwargs)
 
     def adopt(self, tried: Try) -> None:
         driver.cursors.swap_session(self._cursor, self._sessions.pop(tried.name, None))
@@ -139,6 +142,7 @@ class BatchRead:
     def discard(self, tried: Try) -> Callable[[], Any] | None:
         session = self._sessions.pop(tried.name, None)
         if tried.result is not None:
+            # The unused try may have opened a cursor on its server.
             cursor_id, address = driver.cursors.opened_by(tried.result, self._query)
             if cursor_id:
                 driver.clients.kill_later(self._client, cursor_id, address)
@@ -146,13 +150,13 @@ class BatchRead:
 
 
 def of_batch(batch: CursorBatch) -> Any:
-    """Sends a batch of a cursor, the first one maybe to two servers."""
+    """Return a function that sends a cursor's batches, the first one possibly to two servers."""
     runtime = batch.runtime
 
     def send(operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
         unhedged = partial(original, *args, **kwargs)
-        once = operation.name != "find" or operation.hooks is not None
-        wanted = None if once else operation.call.option(runtime.rules, "hedge")
+        is_sent_once = operation.name != "find" or operation.hooks is not None
+        wanted = None if is_sent_once else operation.call.option(runtime.rules, "hedge")
         if not wanted:
             return unhedged()
         _, query, method = driver.cursors.run_operation_arguments(args, kwargs)

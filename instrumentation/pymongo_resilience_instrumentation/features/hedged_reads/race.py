@@ -1,8 +1,8 @@
-"""A read's two tries, and which of them the caller gets: the first answer.
+"""The two tries of a hedged read. The caller gets the first answer.
 
-Each try is a run of the driver's method by a worker of its own, with a copy of the operation. The
-first has the retry rules of any read, and its error is the read's. The second is one attempt, on
-another server, and nothing repeats it or waits for it.
+Each try runs pymongo's method in its own worker, with a copy of the operation. The first try
+follows the retry rules of any read, and its error is the read's error. The second try is a single
+attempt on another server; nobody retries it or waits for it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ FIRST, HEDGE = "first", "hedge"
 
 
 class Read(Protocol):
-    """What is read, maybe twice."""
+    """A read that may be sent twice."""
 
     def send(self, tried: Try, /) -> Any:
-        """The result, in async clients an awaitable."""
+        """Return the result; for async clients, an awaitable."""
 
     def adopt(self, tried: Try, /) -> None:
-        """What it ends with is the caller's."""
+        """Give the outcome of this try to the caller."""
 
     def discard(self, tried: Try, /) -> Callable[[], Any] | None:
-        """It is over, and its result, if it has one, is not the caller's. Returns what is to be
-        called for it, in async clients awaited."""
+        """Return a function that releases the result of an unused try; for async clients, a
+        coroutine function.
+        """
 
 
 class Try(LoopHooks):
-    """One of the two. Belongs to its worker; how it ended is the race's."""
+    """One of the two tries. Belongs to its worker; its outcome belongs to the race."""
 
     def __init__(self, race: Race, name: str, outer: Operation) -> None:
         self.name = name
@@ -48,9 +49,9 @@ class Try(LoopHooks):
         self.error: BaseException | None = None
         self.begun = self.failed = self.over = False
         self.server: str | None = None
-        """``"host:port"`` of the last one, once it is over."""
+        """``"host:port"`` of the last attempt, once the try is over."""
         self.loop: Any = None
-        """The driver's retry loop, while it runs."""
+        """pymongo's retry loop, while it runs."""
         self.operation = outer.another_try(self)
         self._race: Race | None = race
 
@@ -60,24 +61,26 @@ class Try(LoopHooks):
             loop.attempts.deprioritize(self._race.slow_server)
 
     def gives_up(self, loop: RetryLoop, error: Exception) -> bool:
-        """The second try is not repeated."""
+        """Return True for the second try, which is not retried."""
         if self.name == FIRST:
             self.failed = True
             return False
         with contain_internal_errors("after a hedged read"):
-            # That server failed, whichever answers first: breakers and budgets count it.
+            # The server failed, whichever try is answered first, so breakers and budgets must count
+            # it.
             state = loop.retry_state()
             loop.report(loop.classify(error, state), state)
         return True
 
     def leave(self) -> None:
-        """Its operation is over; a command that was interrupted ends with it."""
+        """End the try's operation, and with it a command that was interrupted."""
         operation, race = self.operation, self._race
         if (shown := operation.shown) is not None:
             for sent in [*shown.commands.values()]:
                 with contain_internal_errors("after a hedged read"):
                     sent.end(shown, error=self.error)
-        # The two would keep each other alive, with all that the read needed, and the error both.
+        # The two tries reference each other and the error. Break the cycle, so that nothing is kept
+        # alive.
         operation.leave_try()
         if race is not None:
             race.forget(self)
@@ -87,7 +90,7 @@ class Try(LoopHooks):
 
 
 class Race:
-    """Coordinates the two tries of one read. Its lock is held for some comparisons."""
+    """Coordinates the two tries of one read. Its lock is held only for comparisons."""
 
     def __init__(
         self,
@@ -99,11 +102,20 @@ class Race:
         *,
         delay: float,
     ) -> None:
-        """``workers``: ThreadWorkers or TaskWorkers; ``delay``: seconds to the first hedge."""
+        """Create a race.
+
+        Args:
+            runtime: The runtime.
+            hedges: The client's state.
+            operation: The read.
+            read: Sends the read.
+            workers: ThreadWorkers or TaskWorkers.
+            delay: Seconds before the read is hedged.
+        """
         self.slow = ""
-        """The server of the first try, ``"host:port"``, once the read is hedged."""
+        """``"host:port"`` of the first try's server, once the read is hedged."""
         self.slow_server: Any = None
-        """The same, the driver's."""
+        """pymongo's object for that server."""
         self._runtime = runtime
         self._hedges = hedges
         self._operation = operation
@@ -113,7 +125,7 @@ class Race:
         self._lock = threading.Lock()
         self._decided: Any = workers.new_signal()
         self.ended = False
-        """The caller waits no more."""
+        """True if the caller no longer waits."""
         self._winner: Try | None = None
         self._began = time.perf_counter()
         self._waited = 0.0
@@ -122,9 +134,14 @@ class Race:
         self._second: Try | None = None
 
     def run(self) -> Any:
-        """The caller's part. Raises the first try's error where that ends with one before the
-        second has an answer."""
+        """Run the race in the caller's thread.
+
+        Raises:
+            Exception: The first try's error, unless the second try was answered before.
+        """
         if not self._workers.start(partial(self._try, self._first)):
+            # No thread is available, so the caller sends the read itself.
+            # No thread is available, so the caller sends the read itself.
             self._read.adopt(self._first)
             return self._read.send(self._first)
         seconds: float | None = self._delay
@@ -137,7 +154,7 @@ class Race:
             raise
 
     def _try(self, tried: Try) -> Any:
-        """A worker's part."""
+        """Run one try, in a worker."""
         try:
             CURRENT.set(tried.operation)
             try:
@@ -156,17 +173,21 @@ class Race:
                 discard()
 
     def _look(self) -> float | None:
-        """The read stays unanswered: hedge it. Returns the seconds to wait until it may be hedged,
-        after twice the delay, four times, and so on; None where nothing is left to do."""
+        """Hedge the read if that is allowed now.
+
+        Returns:
+            Seconds to wait before asking again (twice the delay, then four times, and so on), or
+            None if there is nothing more to do.
+        """
         if self._hedge(again=self._unanswered > 0):
             return None
         self._unanswered += self._unanswered or self._delay
         return self._unanswered
 
     def _finish(self, tried: Try) -> bool:
-        """Whether what it ended with is not the caller's.
+        """Record the end of a try. Return True if its outcome is not used.
 
-        The first try decides however it ends, the second only with an answer.
+        The first try decides the race however it ends, the second only with an answer.
         """
         if tried is self._first and tried.error is None:
             self._hedges.observe(self._namespace, time.perf_counter() - self._began)
@@ -181,8 +202,11 @@ class Race:
             return self._winner is not tried
 
     def _hedge(self, *, again: bool) -> bool:
-        """Begin the second try, unless the first is being repeated already. False where none is
-        allowed now, or has no server to go to: later there may be one."""
+        """Start the second try, unless the first is already being retried.
+
+        Return False if no hedge is allowed now, or if no other server is available; both may
+        change.
+        """
         if self._first.failed:
             return True
         if not self._hedges.budget.take(again=again):
@@ -206,7 +230,7 @@ class Race:
         self.slow, self.slow_server = slow, loop.server
         self._waited = time.perf_counter() - self._began
         second = self._second = Try(self, HEDGE, self._operation)
-        # Two commands, so each has a span of its own.
+        # The read now consists of two commands, so each gets its own span.
         for tried in (self._first, second):
             if tried.operation.shown is not None:
                 tried.operation.shown.show_each_command()
@@ -226,11 +250,11 @@ class Race:
                 return winner.result
             raise error  # type: ignore[misc]  # it has one: it is over without a result
         finally:
-            # The frames that it passed hold the race.
+            # The frames that the error passed through reference the race. Break the cycle.
             del error
 
     def _abandon(self) -> None:
-        """The caller waits no more: the answer is ignored."""
+        """End the race because the caller no longer waits. The answer is ignored."""
         with self._lock:
             published, self.ended = self.ended, True
             winner, self._winner = self._winner, None
@@ -239,17 +263,18 @@ class Race:
             self._publish(None)
         self._workers.cancel()
         if winner is not None:
-            with suppress(RuntimeError):  # the event loop is closed
+            # The event loop may be closed.
+            with suppress(RuntimeError):
                 self._workers.start(partial(self._discard, winner))
 
     def _forget_outcomes(self) -> None:
-        """Of the tries that are over; the lock is held."""
+        """Forget the outcomes of finished tries. The lock is held."""
         for tried in (self._first, self._second):
             if tried is not None and tried.over:
                 tried.operation.forget_outcome()
 
     def forget(self, tried: Try) -> None:
-        """Called by a worker once its try is over, before or after the caller has its answer."""
+        """Called by a worker when its try is over, before or after the caller has the answer."""
         with self._lock:
             if self.ended:
                 tried.operation.forget_outcome()
@@ -272,7 +297,7 @@ class Race:
 
 
 class AsyncRace(Race):
-    """The same in tasks."""
+    """As ``Race``, in tasks."""
 
     async def run(self) -> Any:
         self._workers.start(partial(self._try, self._first))
@@ -293,6 +318,7 @@ class AsyncRace(Race):
             except BaseException as error:  # noqa: BLE001 - the caller's, or ignored
                 tried.error = error
             unused = self._finish(tried)
+            # The coroutine is being closed, so nothing more may be awaited.
             if isinstance(tried.error, GeneratorExit):
                 raise tried.error
             if unused:

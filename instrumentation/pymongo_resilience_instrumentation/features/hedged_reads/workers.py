@@ -1,4 +1,4 @@
-"""What runs the tries of hedged reads: daemon threads, or tasks of the running event loop."""
+"""Runs the tries of hedged reads in daemon threads, or in tasks of the running event loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any
 from pymongo_resilience.internal_errors import contain_internal_errors
 
 MAX_THREADS = 64
-"""The limit for one client. Where all are busy, a read is made by its caller, and not hedged."""
+"""Maximum number of threads for one client. If all are busy, a read runs in the caller's thread and
+is not hedged.
+"""
 
 
 class ThreadWorkers:
-    """The threads of one client's reads, one for each try. Thread-safe.
+    """The threads for one client's reads, one for each try. Thread-safe.
 
-    Daemons, as a read without a timeout may wait for ever: the process does not wait for them.
+    They are daemons, because a read without a timeout may wait forever, and the process must be
+    able to exit.
     """
 
     new_signal = threading.Event
@@ -27,11 +30,13 @@ class ThreadWorkers:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """In a forked child, which has none of them."""
+        """Start anew in a forked child, which has none of the threads."""
         self._free = threading.Semaphore(MAX_THREADS)
 
     def start(self, function: Callable[[], object]) -> bool:
-        """In a copy of the caller's context. False where no thread is left for it."""
+        """Run a function in a new thread, in a copy of the caller's context. Return False if no
+        thread is available.
+        """
         if not self._free.acquire(blocking=False):
             return False
         thread = threading.Thread(
@@ -42,7 +47,8 @@ class ThreadWorkers:
         )
         try:
             thread.start()
-        except RuntimeError:  # no more threads, or the interpreter ends
+        except RuntimeError:
+            # The process cannot start more threads, or the interpreter is shutting down.
             self._free.release()
             return False
         return True
@@ -56,14 +62,14 @@ class ThreadWorkers:
             free.release()
 
     def cancel(self) -> None:
-        """Threads cannot be: they finish."""
+        """Do nothing: threads cannot be canceled."""
 
 
 class TaskSignal(asyncio.Event):
-    """Stands in for threading.Event in one event loop."""
+    """A replacement for threading.Event in one event loop."""
 
     async def wait(self, seconds: float | None = None) -> bool:  # type: ignore[override]  # bounded
-        """Whether it was set in time."""
+        """Return True if the signal was set in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await super().wait()
@@ -71,13 +77,13 @@ class TaskSignal(asyncio.Event):
 
 
 class TaskWorkers:
-    """The tasks in which one read is made."""
+    """The tasks of one read."""
 
     new_signal = TaskSignal
 
     def __init__(self, alive: set[asyncio.Task[object]]) -> None:
         self._alive = alive
-        """An event loop holds its tasks weakly."""
+        """Strong references, because an event loop references its tasks only weakly."""
         self._mine: list[asyncio.Task[object]] = []
 
     def start(self, function: Callable[[], Coroutine[Any, Any, object]]) -> bool:
@@ -88,7 +94,8 @@ class TaskWorkers:
         return True
 
     def cancel(self) -> None:
-        """The driver's own operation ends with its caller's task, too."""
+        """Cancel the tasks, as pymongo's own operation would end with its caller's task."""
         for task in self._mine:
-            with suppress(RuntimeError):  # its loop is closed
+            # The event loop may be closed.
+            with suppress(RuntimeError):
                 task.cancel()

@@ -1,7 +1,7 @@
-"""Finds that are made anew from the last document once their cursor is lost.
+"""Resumable finds: after a lost cursor, the find is sent again from the last document.
 
-``rules`` says which finds can be, what is sent for them, and which failures resume one; ``scan``
-notes how far a cursor has come, and sends the find.
+``rules`` decides which finds can be resumed and after which failures. ``scan`` tracks the position
+of a cursor and sends the find.
 """
 
 from .scan import plug_in as plug_in

@@ -1,7 +1,7 @@
-"""Resumable finds: which finds can be, what is sent for them, and which failures of a batch resume.
+"""The rules of resumable finds: which finds, what is sent, and after which failures. Pure.
 
-Pure. ``{_id: {$gt: last}}`` compares within one type of BSON alone, and would skip documents. So a
-find goes on by an expression, which compares all types in the order of the index.
+``{_id: {$gt: last}}`` compares only values of the same BSON type, and would skip documents of other
+types. So the resumed find uses an expression, which compares all types in the order of the index.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ BY_ID: Mapping[str, int] = {ID: 1}
 CURSOR_NOT_FOUND = 43
 QUERY_PLAN_KILLED = 175
 SCAN_ENDED = frozenset({QUERY_PLAN_KILLED, 237, 11601})
-"""Codes that end a scan: its collection was dropped or renamed (QueryPlanKilled), or an
-administrator has killed its cursor or its command (CursorKilled, Interrupted)."""
+"""Codes that end a scan: the collection was dropped or renamed (QueryPlanKilled), or an
+administrator killed the cursor or the command (CursorKilled, Interrupted).
+"""
 _NOT_AFTER_ANY = frozenset({"available", "linearizable"})
 _BAD_VALUE = 2
 _GEO_AND_TEXT = frozenset({
@@ -29,8 +30,9 @@ _GEO_AND_TEXT = frozenset({
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Find:
-    """What a find command says, as far as it matters here. Immutable, and without a text: its
-    values are the application's."""
+    """The relevant parts of a find command. Immutable. Has no repr, because its values are the
+    application's.
+    """
 
     filter: Mapping[str, Any]
     sort: Mapping[str, Any] | None = None
@@ -50,45 +52,45 @@ class Find:
 
     @property
     def has_cursor(self) -> bool:
-        """Whether it may have a second batch."""
+        """True if there may be a second batch."""
         return self.limit >= 0 and not self.explain
 
     @property
     def may_read_after(self) -> bool:
-        """Whether its read concern can have ``afterClusterTime``."""
+        """True if the read concern can have ``afterClusterTime``."""
         return self.read_concern_level not in _NOT_AFTER_ANY
 
     @property
     def hides_id(self) -> bool:
-        """Whether its documents come without their ``_id``."""
+        """True if the documents are returned without ``_id``."""
         shown = (self.projection or {}).get(ID, True)
         return isinstance(shown, (bool, int, float)) and not shown
 
 
 def problem_of(find: Find) -> str | None:
-    """Why the find cannot be resumed; None where it can."""
+    """Return why the find cannot be resumed, or None if it can."""
     if find.in_transaction:
-        return "in a transaction nothing is resumed: repeat the whole transaction"
+        return "a find in a transaction cannot be resumed. Retry the whole transaction instead"
     if find.at_snapshot:
-        return "a find at a snapshot cannot be resumed: another one would read at another"
+        return "a find in a snapshot session cannot be resumed, because it would read new data"
     if find.load_balanced:
-        return "a load balancer pins a cursor to its connection, and both are lost"
+        return "behind a load balancer, a cursor cannot be resumed on another connection"
     if _names_natural(find.sort) or _names_natural(find.hint):
         return "a find in $natural order cannot be resumed"
     if find.tailable or find.exhaust:
         return f"{'a tailable' if find.tailable else 'an exhaust'} cursor cannot be resumed"
     if find.sort and (len(find.sort) != 1 or find.sort.get(ID) not in (1, -1)):
-        return "expected a find that is sorted by _id, or not sorted"
+        return "a resumable find must be sorted by _id or not sorted"
     if _names(find.filter, _GEO_AND_TEXT):
-        return "a geo or text query cannot be resumed: it has its own order and index"
+        return "a geo or text query cannot be resumed, because it has its own order and index"
     if find.collation and find.collation.get("locale") != "simple":
-        return "expected a find without a collation, or with the simple one"
+        return 'a resumable find must have no collation, or the collation "simple"'
     if find.hint and find.hint not in ("_id_", BY_ID):
-        return "expected a find without a hint, or with one on _id"
+        return "a resumable find must have no hint, or a hint on _id"
     if find.keys_alone:
-        return "expected a find without return_key: its documents may have no _id"
+        return "a resumable find cannot use return_key, because the documents may lack _id"
     if _computes_id(find.projection or {}):
-        return "expected a projection that has _id as it is, or leaves it out"
+        return "the projection of a resumable find must include _id unchanged, or exclude it"
     return None
 
 
@@ -108,7 +110,7 @@ def _computes_id(projection: Mapping[str, Any]) -> bool:
 
 
 def begun(find: Find) -> Find:
-    """What is sent for it at first: in the order of ``_id``, and with it in each document."""
+    """Return the find to send first: ordered by ``_id``, and with ``_id`` in each document."""
     if not find.sort:
         find = replace(find, sort=BY_ID, hint=BY_ID)
     if find.hides_id:
@@ -118,17 +120,20 @@ def begun(find: Find) -> Find:
 
 
 def lacks_id_index(find: Find, code: int | None, text: str) -> bool:
-    """Whether the error of a first command says that there is no index on ``_id`` to hint at."""
+    """Return True if the error means that the collection has no index on ``_id`` for the hint."""
     return code == _BAD_VALUE and find.hint is BY_ID and "hint" in text
 
 
 def continued(find: Find, last: Any, *, limit: int) -> Find:
-    """What is sent to go on after the document whose ``_id`` is ``last``; ``limit`` is what is left
-    of the find's."""
+    """Return the find that continues after the document with the ``_id`` ``last``.
+
+    ``limit`` is the rest of the find's limit.
+    """
     than, until = ("$lt", "$gte") if (find.sort or {}).get(ID) == -1 else ("$gt", "$lte")
     after = [
         {"$expr": {than: [f"${ID}", {"$literal": last}]}},
-        # The same for one type of BSON; before MongoDB 5.0 only this one goes by the index.
+        # The same for values of one BSON type. Before MongoDB 5.0, only this condition uses the
+        # index.
         {ID: {"$not": {until: last}}},
     ]
     both = {"$and": [find.filter, *after] if find.filter else after}
@@ -136,11 +141,12 @@ def continued(find: Find, last: Any, *, limit: int) -> Find:
 
 
 def reclassified(failure: Failure, state: RetryState, max_retries: int) -> tuple[Failure, bool]:
-    """The failure of a getMore as the rules are to see it, before ``operation`` has recorded it,
-    and whether the attempt after it is the find, made anew.
+    """Return the failure of a getMore as the rules should see it, and whether to send the find
+    again.
 
-    What only its cursor or its server lacks, a new find has. A getMore is sent once more where it
-    was rejected for overload, never else: ``max_retries`` times, then the find has as many.
+    A new find does not depend on the lost cursor or its server. A getMore is sent again only if it
+    was rejected because of overload, up to ``max_retries`` times; then the find gets as many
+    retries. Called before ``state`` counts the failure.
     """
     if failure.retryable_overload:
         if state.attempts < max_retries:

@@ -1,10 +1,10 @@
-"""A resumable find: its first command, what is noted of each batch, and the find that is sent in
-place of a getMore that failed.
+"""Runs a resumable find: its first command, the position after each batch, and the find that
+replaces a failed getMore.
 
-The collection's UUID is read behind the first batch, on the same connection, and again behind each
-find that resumes the scan: a collection of the same name need not be the same. If a passing failure
-prevents that, it is read after the batch, in a loop of its own, or behind a later batch. An open
-cursor that the server has just answered proves that the collection was not replaced before.
+The UUID of the collection is read after the first batch, on the same connection, and again after
+each resumed find, because another collection may have the same name by then. If a temporary failure
+prevents that, it is read later: after the batch in a separate loop, or after a later batch. As long
+as the server answers for an open cursor, the collection was not replaced.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ from . import rules
 
 ATTRIBUTE = "_pymongo_resilience_position"
 RESUMABLE = Policy(resumable=True)
-OTHERWISE = "override(resumable=False) sends it as it is"
+OTHERWISE = "to send it unchanged, use override(resumable=False)"
 LATER_S = 0.5
-"""Seconds by which finding out the collection may delay a batch that has arrived."""
-REPLACED = "collection dropped, renamed or replaced during a resumable find, which ends here"
+"""Maximum seconds by which reading the UUID may delay a batch that has arrived."""
+REPLACED = (
+    "the collection was dropped, renamed or replaced during a resumable find, so the find cannot "
+    "continue. Run it again"
+)
 
 
 def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
@@ -47,7 +50,11 @@ def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
 
 
 def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> None:
-    """Before a batch. Raises ConfigurationError for a find that is to be resumable and cannot."""
+    """Called before each batch.
+
+    Raises:
+        ConfigurationError: If the find should be resumable but cannot be.
+    """
     cursor = method.__self__
     if operation.call.cursor_class is None:
         position = _first(runtime, operation, query, cursor)
@@ -75,7 +82,8 @@ def _first(runtime: Runtime, operation: Operation, query: Any, cursor: Any) -> P
     hides_id, find = find.hides_id, rules.begun(find)
     driver.finds.write(query, find)
     if policy_of_cursor(cursor).resumable is None:
-        # It stays so, also once the block is left that has said it.
+        # Attach the policy to the cursor, so that it stays resumable after the block with the
+        # policy ends.
         attach_policy(RESUMABLE.over(policy_of_cursor(cursor)), cursor)
     return Position(find, driver.finds.copied(query, None), hides_id=hides_id)
 
@@ -86,31 +94,34 @@ def _refused(query: Any, problem: str) -> ConfigurationError:
 
 
 class Position:
-    """How far a cursor has come. Belongs to the cursor and to its user, and keeps neither alive."""
+    """How far a cursor has got. Belongs to the cursor and its user; keeps neither alive."""
 
     __slots__ = "asks", "came", "collection", "find", "hides_id", "last", "left", "query"
 
     def __init__(self, find: rules.Find, query: Any, *, hides_id: bool) -> None:
         self.hides_id = hides_id
-        """The application does not want it."""
+        """True if the application does not want the ``_id``."""
         self.find = find
-        """What was sent first."""
+        """The find that was sent first."""
         self.query = query
         self.left: int | None = find.limit or None
-        """Documents of its limit that are still to come; None without one."""
+        """Documents of the limit that are still missing; None without a limit."""
         self.last: Any = None
-        """The reply with the last document; its ``_id`` is read where it is needed, and most of
-        the time that is never."""
+        """The reply with the last document. Its ``_id`` is read only when it is needed, which is
+        rare.
+        """
         self.came: tuple[int | None, int] = None, 0
-        """The cursor's id on its server, and what the driver counts as retrieved of it."""
+        """The cursor's ID on its server, and the number of documents that pymongo has retrieved."""
         self.collection: list[Any] | None = None
-        """What the collection's name stands for; None if it is not known."""
+        """The collection's identity; None if unknown."""
         self.asks = False
-        """It was not found out, and may be later."""
+        """True if the identity could not be read yet."""
 
     def is_of(self, cursor_id: int, retrieved: int) -> bool:
-        """Whether it was noted how far the cursor has come, and more can follow. Not what was read
-        while the library was switched off."""
+        """Return True if the position is that of the cursor, and more documents may follow.
+
+        It is not if batches were read while the library was off.
+        """
         return self.came == (cursor_id, retrieved) and self.left != 0
 
     def note(self, response: Any) -> None:
@@ -122,20 +133,21 @@ class Position:
         self.came = cursor_id, self.came[1] + len(batch)
 
     def next_find(self) -> rules.Find:
-        """Raises KeyError where the last document has no ``_id``."""
+        """Return the find that continues. Raises KeyError if the last document has no ``_id``."""
         if self.last is None:
             return self.find
         return rules.continued(self.find, driver.finds.last_id(self.last), limit=self.left or 0)
 
 
 class CollectionLookup:
-    """Finds out what the name of a collection stands for."""
+    """Reads the identity of a collection or view."""
 
     def __init__(self, name: str) -> None:
         self.next: str | None = name
         self.found: list[Any] | None = []
-        """The UUID of the collection, and what stands before it of views; None where there is no
-        such collection."""
+        """The UUID of the collection, preceded by the definitions of views; None if there is no
+        such collection.
+        """
 
     def command(self) -> dict[str, Any]:
         return {"listCollections": 1, "filter": {"name": self.next}, "cursor": {}}
@@ -148,10 +160,10 @@ class CollectionLookup:
 
 
 class Fetch(LoopHooks):
-    """One batch, while the driver's loop fetches it. Belongs to one thread or task."""
+    """One batch, while pymongo's loop fetches it. Belongs to one thread or task."""
 
     def __init__(self, position: Position, query: Any, method: Any, state: ClientState) -> None:
-        """``state``: its client's."""
+        """``state`` is that of the client."""
         self._position = position
         self._state = state
         self._query = query
@@ -160,13 +172,13 @@ class Fetch(LoopHooks):
         self._cursor = method.__self__
         self._client = query.client
         self._later = query.cursor_id is not None
-        """It is a getMore, which another find may replace."""
+        """True for a getMore, which another find may replace."""
         self._anew = self._resumed = False
         self._lost = False
         self._address: Address | None = None
-        """The server of a batch behind which the collection is still to be found out."""
+        """The server of a batch after which the identity must still be read."""
         self._find = position.find
-        """What is sent next."""
+        """The find to send next."""
 
     def begin(self, loop: RetryLoop) -> None:
         attempts = loop.attempts
@@ -207,21 +219,26 @@ class Fetch(LoopHooks):
         return driver.finds.run_apart(self._query, names.command(), loop.attempts, address)
 
     def _ask_later(self, error: PyMongoError, response: Any) -> None:
-        """After the collection could not be found out on the connection of the first batch."""
+        """Handle a failure to read the collection's identity on the connection of the first
+        batch.
+        """
         if isinstance(error, OperationFailure) and error.code not in PASSING:
             self._still_unknown(error)
         else:
             self._position.asks, self._address = True, response.address
 
     def _check_index(self, error: OperationFailure) -> None:
-        """Raises ConfigurationError where the find cannot go by its ``_id``."""
+        """Raise ConfigurationError if the find cannot use an index on ``_id``."""
         position = self._position
         if not self._later and rules.lacks_id_index(position.find, error.code, str(error)):
             raise _refused(position.query, "there is no index on _id") from error
 
     def _noted(self, response: Any) -> bool:
-        """Whether it is to be asked which collection the batch is from: a second one may come.
-        What the server does not say leaves the find as it was: it is not resumed."""
+        """Record a batch. Return True if the collection's identity must be read, as a second batch
+        may follow.
+
+        If the server's reply lacks something, the find is not resumed.
+        """
         position = self._position
         with contain_internal_errors("after a batch of a resumable find"):
             position.note(response)
@@ -240,14 +257,19 @@ class Fetch(LoopHooks):
     def _still_unknown(self, error: PyMongoError) -> None:
         passes = not isinstance(error, OperationFailure) or error.code in PASSING
         if passes and self._later:
-            return  # it was logged behind the first batch
+            # This was already logged after the first batch.
+            return
         self._position.asks = passes
         logger.warning(
-            "find on %s with resumable=True is not resumed%s: listCollections failed with %s %s",
+            "find on %s with resumable=True cannot be resumed%s: listCollections failed with "
+            "%s %s. %s",
             self._query.namespace(),
-            " until it was found out which collection it reads" if passes else "",
+            " for now" if passes else "",
             type(error).__name__,
             getattr(error, "code", ""),
+            "It is tried again after the next batch"
+            if passes
+            else "Check that the user has the permission for listCollections",
         )
 
     def _collection(self, args: tuple[Any, ...]) -> Any:
@@ -289,7 +311,7 @@ class Fetch(LoopHooks):
         return self._resumed_by(response, collection)
 
     def _resumed_by(self, response: Any, collection: Any) -> Any:
-        """Raises OperationFailure where another collection has the name now."""
+        """Raise OperationFailure if another collection has the name now."""
         if collection != self._position.collection:
             self._abandon(driver.finds.cursor_id(response), response.address)
             code, name = rules.QUERY_PLAN_KILLED, "QueryPlanKilled"
@@ -312,7 +334,9 @@ class Fetch(LoopHooks):
             self._state.kill_later(cursor_id, driver.cursors.cursor_address(self._query, address))
 
     def _finds_query(self) -> bool:
-        """Whether the find can be made anew: the documents of a view need not have an ``_id``."""
+        """Return True if the find can be sent again. The documents of a view may lack an
+        ``_id``.
+        """
         if self._position.collection is None:
             return False
         try:
@@ -326,7 +350,7 @@ class Fetch(LoopHooks):
 
 
 class AsyncFetch(Fetch):
-    """The same in a task."""
+    """As ``Fetch``, in a task."""
 
     async def _fetch(self, original: Any, *args: Any) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""A Grafana dashboard and Prometheus rules over the library's metrics, as files to take along.
+"""A Grafana dashboard and Prometheus rules for the library's metrics.
 
-Queries and rules use the names that OpenTelemetry's exporters to Prometheus give the metrics.
-Source: Grafana, "Dashboard JSON model" (schema version 39, Grafana 11).
+Queries and rules use the names that OpenTelemetry's Prometheus exporters give the metrics. Source:
+Grafana, "Dashboard JSON model" (schema version 39, Grafana 11).
 """
 
 from __future__ import annotations
@@ -24,22 +24,27 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 class ExistingFilesError(Exception):
-    """Files in the way, whose content is another one."""
+    """Files with other content exist already."""
 
 
 def content(name: str) -> str:
-    """The text of one of ``FILES``."""
+    """Return the text of one of ``FILES``."""
     if name == DASHBOARD:
         return json.dumps(dashboard(), indent=2) + "\n"
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def write(directory: Path, *, force: bool = False) -> list[Path]:
-    """Write all of ``FILES``, and answer with their paths; the directory is made if its parent is
-    there.
+    """Write all of ``FILES`` and return their paths. Creates the directory if its parent exists.
 
-    Nothing is written, and ExistingFilesError raised, where a file of that name has another
-    content, unless ``force`` says to overwrite it. Raises OSError where it cannot be written.
+    Args:
+        directory: Where to write them.
+        force: Overwrite files with other content.
+
+    Raises:
+        ExistingFilesError: If files with other content exist and ``force`` is false. Nothing is
+            written.
+        OSError: If a file cannot be written.
     """
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError("not a directory")
@@ -58,7 +63,7 @@ def write(directory: Path, *, force: bool = False) -> list[Path]:
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard in Grafana's JSON model."""
     return {
         "uid": "pymongo-resilience",
         "title": "pymongo-resilience",
@@ -77,10 +82,10 @@ def _variables() -> list[dict[str, Any]]:
     operations = f"{OPERATIONS}_count"
     return [
         {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"},
-        # By these Prometheus distinguishes processes: the same server and client in each of them.
+        # Prometheus distinguishes processes by these two: the same server and client appear in each
+        # of them.
         _variable("job", operations, "job"),
         _variable("instance", operations + '{job=~"$job"}', "instance"),
-        # A client is a number in the names of its pools.
         _variable(
             "client",
             f"db_client_connection_count{ALL}",
@@ -102,7 +107,8 @@ def _variable(name: str, series: str, label: str, regex: str = "") -> dict[str, 
         "query": {"query": query, "refId": name},
         "definition": query,
         "regex": regex,
-        "refresh": 2,  # whenever the time range changes
+        # Refresh when the time range changes.
+        "refresh": 2,
         "sort": 1,
         "multi": True,
         "includeAll": True,

@@ -1,7 +1,7 @@
-"""What the dashboard shows: rows of panels, each with its queries.
+"""The rows of the dashboard, with their panels and queries.
 
-Every query uses the dashboard's variables ``$job`` and ``$instance``, by which Prometheus
-distinguishes processes, and may use ``$client``, ``$server`` and ``$namespace``.
+Every query uses the variables ``$job`` and ``$instance``, by which Prometheus distinguishes
+processes, and may use ``$client``, ``$server`` and ``$namespace``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ RATE = "[$__rate_interval]"
 
 
 class Query(NamedTuple):
-    """One line, or one for each combination of labels."""
+    """One line in a chart, or one line for each combination of labels."""
 
     expression: str
     legend: str
     exemplars: bool = False
-    """Whether its points may lead to traces."""
+    """Whether its points link to traces."""
 
 
 class Panel(NamedTuple):
@@ -25,13 +25,13 @@ class Panel(NamedTuple):
 
     title: str
     unit: str
-    """Grafana's name of it."""
+    """Grafana's name of the unit."""
     description: str
     queries: tuple[Query, ...]
 
 
 def of(*matchers: str) -> str:
-    """The series of the chosen processes that have these labels."""
+    """Return a selector for the series of the chosen processes with these labels."""
     return "{" + ", ".join(('job=~"$job"', 'instance=~"$instance"', *matchers)) + "}"
 
 
@@ -52,7 +52,7 @@ ONLY_ALL = "Empty unless PYMONGO_RESILIENCE_METRICS=all."
 
 
 def legend(by: str, more: str = "") -> str:
-    """The values of the labels that a query sums by, and ``more``."""
+    """Return the values of the labels that a query is grouped by, followed by ``more``."""
     values = " ".join(f"{{{{{each}}}}}" for each in by.split(", "))
     return values.replace("address}} {{server", "address}}:{{server") + more
 
@@ -62,7 +62,7 @@ def per_second(counter: str, by: str, labels: str = ALL) -> str:
 
 
 def total(labels: str) -> str:
-    """Operations per second, of all together."""
+    """Return a query for all operations per second."""
     return f"sum(rate({OPERATIONS}_count{labels}{RATE}))"
 
 
@@ -90,16 +90,16 @@ def panel(title: str, unit: str, description: str, *queries: Query) -> Panel:
 ROWS = {
     "At a glance": (
         panel(
-            "Error ratio", "percentunit", "The part of operations that raised.",
+            "Error ratio", "percentunit", "Share of operations that raised an error.",
             Query(f"({total(FAILED)} or 0 * {total(OPERATION)}) / ({total(OPERATION)} > 0)",
                   "errors"),
         ),
         panel(
-            "Duration (p99)", "s", "How long all but one in a hundred operations take.",
+            "Duration (p99)", "s", "99 % of operations are faster than this.",
             Query(quantile(0.99, OPERATIONS, labels=OPERATION), "p99", True),
         ),
         panel(
-            "Retries per operation", "short", "0 where nothing is repeated.",
+            "Retries per operation", "short", "0 if nothing is retried.",
             Query(
                 per_second(RETRIES, "db_operation_name", SCHEDULED)
                 + " / " + per_second(f"{OPERATIONS}_count", "db_operation_name"),
@@ -109,24 +109,25 @@ ROWS = {
     ),
     "Operations": (
         panel(
-            "Operations", "ops", "Operations of the public API, their retries included.",
+            "Operations", "ops",
+            "Operations of the public API. An operation with retries counts once.",
             rate(f"{OPERATIONS}_count", "db_operation_name", OPERATION),
         ),
         panel(
             "Duration", "s",
-            "How long operations take, their retries included. Points are exemplars: they lead to "
+            "Duration of operations, including retries. The points are exemplars, which link to "
             "traces.",
             *(Query(quantile(share, OPERATIONS, labels=OPERATION), f"p{share * 100:g}", True)
               for share in (0.5, 0.95, 0.99)),
         ),
         panel(
             "Errors", "ops",
-            "What raised, by the server's name of the code, else by the exception's class.",
+            "Failed operations by the server's name of the error code, or by exception class.",
             rate(f"{OPERATIONS}_count", "error_type", FAILED),
         ),
         panel(
             "Duration by collection (p95)", "s",
-            "Of each database, where durations have no attribute for the collection.",
+            "Grouped by database only, if PYMONGO_RESILIENCE_METRICS=by_database.",
             p95(OPERATIONS, "db_namespace, db_collection_name", OPERATION,
                 "{{db_namespace}}.{{db_collection_name}}"),
         ),
@@ -134,28 +135,28 @@ ROWS = {
     "Retries": (
         panel(
             "Retries by reason", "ops",
-            "Failed attempts that were repeated. Of connections that were given up on purpose: "
-            "dead_peer, interrupted and attempt_timeout.",
+            "Failed attempts that were retried. For dead_peer, interrupted and attempt_timeout, "
+            "the library itself closed the connection.",
             rate(RETRIES, "pymongo_resilience_reason", SCHEDULED),
         ),
         panel(
             "Declined by rule", "ops",
-            "Failed attempts that were final, by the rule that declined to repeat them.",
+            "Failed attempts that were not retried, by the rule that declined.",
             rate(RETRIES, "pymongo_resilience_decision, pymongo_resilience_reason", DECLINED,
                  "{{pymongo_resilience_decision}}: {{pymongo_resilience_reason}}"),
         ),
         panel(
             "Outcomes", "ops",
-            "How operations ended; ok and retried_ok are the good ways. " + ONLY_ALL,
+            "How operations ended. ok and retried_ok are successes. " + ONLY_ALL,
             rate("pymongo_resilience_attempts_count", "pymongo_resilience_outcome"),
         ),
         panel(
-            "Back-off (p95)", "s", "Delay before an attempt is repeated.",
+            "Back-off (p95)", "s", "Delay before a retry.",
             p95("pymongo_resilience_backoff_seconds", "pymongo_resilience_reason"),
         ),
         panel(
             "Retry budget", "short",
-            "Tokens that a client's retry budget has left, the least of all processes.",
+            "Tokens left in a client's retry budget: the minimum of all processes.",
             Query(
                 "min by (pymongo_resilience_client) (pymongo_resilience_retry_budget_tokens"
                 + of('pymongo_resilience_client=~"$client"') + ")",
@@ -165,33 +166,34 @@ ROWS = {
     ),
     "Servers": (
         panel(
-            "Server states", "short", "How many clients see a server as what.",
+            "Server states", "short", "Number of clients that see a server in each state.",
             now("sum", "pymongo_resilience_server_state",
                 f"{BY_SERVER}, pymongo_resilience_server_type", SERVER),
         ),
         panel(
             "Circuit breakers", "short",
-            "How many processes have the breaker of a server in which state.",
+            "Number of processes in which a server's breaker is in each state.",
             now("sum", "pymongo_resilience_circuit_breaker_state",
                 f"{BY_SERVER}, pymongo_resilience_state", SERVER),
         ),
         panel(
-            "Round-trip time", "s", "Weighted average, and the minimum of the last ten.",
+            "Round-trip time", "s", "Weighted average, and minimum of the last ten.",
             now("max", "pymongo_resilience_server_rtt_seconds", BY_SERVER, SERVER),
             now("min", "pymongo_resilience_server_rtt_min_seconds", BY_SERVER, SERVER, " minimum"),
         ),
         panel(
-            "Heartbeats (p95)", "s", "Of the monitors' hellos that ask for an answer at once.",
+            "Heartbeats (p95)", "s",
+            "Duration of the monitors' hellos that are answered immediately, without streaming.",
             p95("pymongo_resilience_heartbeat_duration_seconds", BY_SERVER,
                 of('server_address=~"$server"', 'pymongo_resilience_awaited="false"')),
         ),
         panel(
-            "Failed heartbeats", "ops", "Hellos of a monitor that failed.",
+            "Failed heartbeats", "ops", "Failed hellos of the monitors.",
             rate("pymongo_resilience_heartbeat_failures_total", BY_SERVER, SERVER),
         ),
         panel(
             "Server selection (p95)", "s",
-            "How long operations wait for a server that suits them.",
+            "How long operations wait for a suitable server.",
             p95("pymongo_resilience_server_selection_duration_seconds",
                 "db_operation_name, pymongo_resilience_outcome"),
         ),
@@ -199,45 +201,47 @@ ROWS = {
     "Pools": (
         panel(
             "Connections", "short",
-            "Of all pools of that name; what is being opened counts as used.",
+            "Connections of all pools with the same name. Connections that are being opened count "
+            "as used.",
             now("sum", "db_client_connection_count", f"{BY_POOL}, db_client_connection_state",
                 POOL),
             now("sum", "db_client_connection_max", BY_POOL, POOL, " at most"),
         ),
         panel(
             "Waiting for a connection", "short",
-            "Operations that have asked the pool for a connection and do not have it yet.",
+            "Operations that are waiting for a connection from the pool.",
             now("sum", "db_client_connection_pending_requests", BY_POOL, POOL),
         ),
         panel(
-            "Timeouts", "ops", "Waits for a connection that ended without one.",
+            "Timeouts", "ops", "Waits for a connection that timed out.",
             rate("db_client_connection_timeouts_total", BY_POOL, POOL),
         ),
         panel(
-            "Wait time (p95)", "s", "Until the pool gave a connection. " + ONLY_ALL,
+            "Wait time (p95)", "s", "Time until the pool provided a connection. " + ONLY_ALL,
             p95("db_client_connection_wait_time_seconds", BY_POOL, POOL),
         ),
         panel(
-            "Use time (p95)", "s", "From taking a connection to giving it back. " + ONLY_ALL,
+            "Use time (p95)", "s", "Time for which connections are in use. " + ONLY_ALL,
             p95("db_client_connection_use_time_seconds", BY_POOL, POOL),
         ),
         panel(
-            "Create time (p95)", "s", "TCP, TLS, hello and authentication.",
+            "Create time (p95)", "s",
+            "Time to open a connection: TCP, TLS, hello and authentication.",
             p95("db_client_connection_create_time_seconds", BY_POOL, POOL),
         ),
     ),
     "Overload": (
         panel(
             "Rejected as overloaded", "ops",
-            "Attempts that were rejected, and those of them, and of connections for minPoolSize, "
-            "whose new connection was.",
+            "attempts: all rejected attempts. handshakes: rejected new connections of attempts, or "
+            "for minPoolSize.",
             Query(f"sum(rate({RETRIES}{OVERLOADED}{RATE}))", "attempts"),
             Query(f"sum(rate({REJECTED}{POOL}{RATE}))", "handshakes"),
         ),
         panel(
             "Balance of retry budgets", "short",
-            "Tokens that clients have left, on average, and the least. At 0 no retry after a "
-            "rejection is made; successes fill it.",
+            "Tokens left in the clients' retry budgets: average and minimum. At 0, rejected "
+            "operations are not retried until successes refill the budget.",
             Query("avg(pymongo_resilience_retry_budget_tokens"
                   + of('pymongo_resilience_client=~"$client"') + ")", "average"),
             Query("min(pymongo_resilience_retry_budget_tokens"
@@ -245,9 +249,9 @@ ROWS = {
         ),
         panel(
             "Overloaded or gone", "short",
-            "Rejections per second of servers that are up: take load away. Clients that see a "
-            "server as Unknown, and failed heartbeats per second: it is gone, look at the server "
-            "and the network.",
+            "Tells overload from an outage. Rejections mean that servers are up but overloaded: "
+            "reduce the load. Servers in the state Unknown and failed heartbeats mean that servers "
+            "are unreachable: check the servers and the network.",
             Query(f"sum(rate({RETRIES}{OVERLOADED}{RATE}))", "overloaded: rejections"),
             Query("sum(pymongo_resilience_server_state"
                   + of('server_address=~"$server"', 'pymongo_resilience_server_type="Unknown"')

@@ -1,11 +1,11 @@
-"""``pymongo-resilience doctor``: connects as the application would and says what to change.
+"""``pymongo-resilience doctor``: connects as the application would, and reports what to change.
 
-``uri`` reads the URI and asks DNS, ``probe`` tries one server on a socket of its own,
-``compared_members`` compares what the servers answered, ``login`` uses a client of pymongo.
-``examination`` runs them within a time limit and decides, with the classifier that
-``ServerSelectionTimeoutError`` has its last sentence from.
+``uri`` reads the URI and queries DNS, ``probe`` tries one server on its own socket,
+``compared_members`` compares the servers' answers, and ``login`` uses a pymongo client.
+``examination`` runs all of them within a time limit and decides, with the same classification that
+adds the last sentence to ``ServerSelectionTimeoutError``.
 
-No text holds a value of the URI but host names, option names and the replica set's name.
+Of the URI, only host names, names of options and the replica set's name are printed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 class Level(enum.IntEnum):
     OK = 0
     NOTE = 1
-    """Good to know, or not checked."""
+    """Information, or a check that was not possible."""
     WARNING = 2
-    """Works, and may fail or cost later."""
+    """Works now, but may fail or be slow later."""
     WRONG = 3
     """Operations fail."""
 
 
 class Finding(NamedTuple):
-    """Immutable; without credentials, values of documents or texts that a server wrote."""
+    """The result of one check. Immutable. Contains no credentials, no values of documents, and no
+    texts from a server.
+    """
 
     check: str
-    """The concern in one word: ``uri``, ``dns``, ``tcp``, ``tls``, ``hello``, ..."""
+    """The subject in one word: ``uri``, ``dns``, ``tcp``, ``tls``, ``hello``, ..."""
     level: Level
     text: str
     advice: str = ""
@@ -47,6 +49,6 @@ def diagnosed(
     level: Level = Level.WRONG,
     server: str | None = None,
 ) -> Finding:
-    """A symptom in the classifier's words, and ``more`` about it."""
+    """Return a finding for a symptom. ``more`` is appended to its description."""
     advice = f"check {symptom.check}"
     return Finding(check, level, f"{symptom.says}{more}", advice, server, symptom)

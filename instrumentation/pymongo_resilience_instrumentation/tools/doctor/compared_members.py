@@ -1,4 +1,4 @@
-"""What the servers answered, compared with each other and with the URI: pure."""
+"""Compares the servers' answers with each other and with the URI. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ JITTER_MS: Final = 50
 CLOCK_MS: Final = 5_000
 LAG_S: Final = 10
 LONG_WITHOUT_PRIMARY_S: Final = 60
-"""Five times what an election takes."""
+"""Five times the duration of an election."""
 LISTS: Final = ("hosts", "passives", "arbiters")
 OWN: Final = ("me",)
 RECOVERING: Final = "member that is starting or recovering"
-LOG: Final = "read the log of that member"
+LOG: Final = "check the log of that member"
 
 
 def addresses(hello: dict[str, Any], fields: Sequence[str] = LISTS) -> list[Address]:
-    """Those of all members, or its own one, as a member of a replica set has them."""
+    """Return the addresses of all members, or the server's own one, from a hello."""
     found = [hello.get(each, []) for each in fields]
     names = [name for each in found for name in ([each] if isinstance(each, str) else each)]
     parts = [str(name).lower().rpartition(":") for name in names]
@@ -37,7 +37,9 @@ def addresses(hello: dict[str, Any], fields: Sequence[str] = LISTS) -> list[Addr
 
 
 def of_probe(probe: Probe, target: Target, failed: Level) -> Iterator[Finding]:
-    """One server by itself: each step that it got to; ``failed`` where that was not the last."""
+    """Yield the findings about one server: each step, then the failure with the level
+    ``failed``.
+    """
     yield from list(probe.steps)
     if probe.symptom is not None:
         more = f": {probe.said}" if probe.said else ""
@@ -59,15 +61,15 @@ def _hello(probe: Probe, hello: dict[str, Any], target: Target) -> Iterator[Find
     if wire[1] < common.MIN_SUPPORTED_WIRE_VERSION or wire[0] > common.MAX_SUPPORTED_WIRE_VERSION:
         yield diagnosed("hello", Symptom.INCOMPATIBLE, f": {text}", server=probe.name)
     if target.flag("loadbalanced") and hello.get("msg") != "isdbgrid":
-        # Source: Load Balancer Support: only routers are behind one.
-        text = f"loadBalanced=true, and this is a {text}"
-        yield Finding("hello", Level.WRONG, text, "leave loadBalanced out", probe.name)
+        # Source: Load Balancer Support, which allows only routers behind a load balancer.
+        text = f"the URI has loadBalanced=true, but this server is a {text}"
+        yield Finding("hello", Level.WRONG, text, "remove loadBalanced from the URI", probe.name)
         return
     if wanted is None or given == wanted:
         level = Level.WARNING if state == RECOVERING else Level.OK
         yield Finding("hello", level, text, LOG if level else "", probe.name)
         return
-    text = f"the URI asks for replicaSet={wanted}, and this {state} belongs to "
+    text = f"the URI has replicaSet={wanted}, but this {state} belongs to "
     text += f"the set {given!r}" if given else "no replica set"
     yield diagnosed("hello", Symptom.SET_NAME, server=probe.name)._replace(text=text)
 
@@ -90,20 +92,20 @@ def _times(probe: Probe) -> Iterator[Finding]:
         level = Level.NOTE if spread > JITTER_MS else Level.OK
         level = Level.WARNING if middle > SLOW_MS else level
         text = f"round trip {middle:.1f} ms, {min(times):.1f} to {max(times):.1f}"
-        advice = "check network and load of the server; timeouts must leave room for it"
+        advice = "check the network and the server's load; set timeouts longer than this"
         yield Finding("latency", level, text, advice if level else "", probe.name)
     elif probe.symptom is None:
-        text = "hello took too long to measure round trips"
-        yield Finding("latency", Level.WARNING, text, "check the load of the server", probe.name)
+        text = "the hello took too long to measure round trips"
+        yield Finding("latency", Level.WARNING, text, "check the server's load", probe.name)
     if probe.clock_ms is not None and abs(probe.clock_ms) > CLOCK_MS:
-        text = f"its clock differs from ours by {probe.clock_ms / 1000:+.0f} s"
+        text = f"the server's clock differs from this machine's by {probe.clock_ms / 1000:+.0f} s"
         yield Finding(
             "clock", Level.WARNING, text, "check the time (NTP) of both machines", probe.name
         )
 
 
 def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:
-    """The replica set as a whole; nothing of other deployments."""
+    """Yield the findings about a replica set as a whole. Nothing for other deployments."""
     members = _members(probes)
     if not members or target.is_direct:
         return
@@ -112,21 +114,28 @@ def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:
     if primary is None:
         return
     for each in members:
-        # By the members' own clocks and the time between their answers.
+        # Compare by the members' own clocks, since their answers arrived at different times.
         # Source: Max Staleness, "Staleness".
         ours, theirs = _since_last_write(each), _since_last_write(primary)
         if ours is not None and theirs is not None and ours - theirs > LAG_S:
-            text = f"{ours - theirs:.0f} s behind the primary"
+            text = f"replication is {ours - theirs:.0f} s behind the primary"
             yield Finding(
-                "members", Level.WARNING, text, "check its load and its sync source", each.name
+                "members",
+                Level.WARNING,
+                text,
+                "check the member's load and its sync source",
+                each.name,
             )
-    text = f"{_reached(members)} of {_size(members)} members reached, primary {primary.name}"
+    text = f"{_reached(members)} of {_size(members)} members are reachable, primary {primary.name}"
     yield Finding("members", Level.OK, text)
 
 
 def _names(probes: Sequence[Probe], members: Sequence[Probe]) -> Iterator[Finding]:
-    """Members that are reached, and not by the names that the set has for them: drivers go by
-    those."""
+    """Yield a finding if members are reachable, but not under the names that the replica set uses
+    for them.
+
+    Drivers connect to those names.
+    """
     hosts = {address_text(one) for each in members for one in addresses(each.hello or {})}
     own = {address_text(one) for each in members for one in addresses(each.hello or {}, OWN)}
     unusable = own - {each.name for each in probes if each.symptom is None and each.hello}
@@ -140,18 +149,20 @@ def _names(probes: Sequence[Probe], members: Sequence[Probe]) -> Iterator[Findin
 
 
 def without_primary(probes: Sequence[Probe], target: Target) -> Finding | None:
-    """A replica set had no primary all the time. None of what is none, has one, or was not looked
-    at as a whole."""
+    """Return a finding if a replica set had no primary during the examination.
+
+    Return None for other deployments, or if the set was not examined as a whole.
+    """
     members = _members(probes)
     if target.is_direct or not members or any(each.is_primary for each in members):
         return None
     size, reached = _size(members), _reached(members)
     enough = reached * 2 > size
     idle = [idle for each in members if (idle := _since_last_write(each)) is not None]
-    more = f": {reached} of {size} members reached"
+    more = f": {reached} of {size} members are reachable"
     lasting = bool(idle) and min(idle) > LONG_WITHOUT_PRIMARY_S
     if lasting:
-        more += f", the last write {min(idle):.0f} s ago"
+        more += f", the last write was {min(idle):.0f} s ago"
     symptom = Symptom.ELECTION if enough else Symptom.NO_MAJORITY
     level = Level.WARNING if enough and not lasting else Level.WRONG
     return diagnosed("members", symptom, more, level=level)
@@ -162,8 +173,10 @@ def _members(probes: Sequence[Probe]) -> list[Probe]:
 
 
 def _reached(members: Sequence[Probe]) -> int:
-    """By the names that they have for themselves: a URI may have another for one of them, or name
-    one that the set hides."""
+    """Return the number of reachable members, counted by their own names.
+
+    The URI may use another name for a member, or contain a hidden member.
+    """
     own = {address for each in members for address in addresses(each.hello or {}, OWN)}
     return len(own & {address for each in members for address in addresses(each.hello or {})})
 
@@ -175,7 +188,8 @@ def _size(members: Sequence[Probe]) -> int:
 def _since_last_write(probe: Probe) -> float | None:
     hello = probe.hello or {}
     if hello.get("arbiterOnly"):
-        return None  # it writes nothing
+        # Arbiters have no data.
+        return None
     date, now = hello.get("lastWrite", {}).get("lastWriteDate"), hello.get("localTime")
     if not isinstance(date, datetime) or not isinstance(now, datetime):
         return None

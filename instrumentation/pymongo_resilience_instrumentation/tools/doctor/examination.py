@@ -1,7 +1,7 @@
-"""All checks in their order, within a time limit, and a verdict; as text or as JSON.
+"""Runs all checks within a time limit and returns a verdict, as text or JSON.
 
-Each check that may hang runs in a daemon thread. Rich stays out: it is no dependency of the
-library, and a broken container has nothing else.
+Every check that may hang runs in a daemon thread. The output does not use Rich, because it is not a
+dependency of the library and may be missing in the container under examination.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .uri import Target, read, resolved
 T = TypeVar("T")
 _ORDER: Final = list(Symptom)
 NETWORK_S: Final = 2.4
-"""For DNS, connections, TLS and hello of all servers together."""
+"""Seconds for DNS, connections, TLS and hello of all servers together."""
 TOTAL_S: Final = 3.8
-"""All of it, the start of Python left out."""
+"""Seconds for everything except the start of Python."""
 LOOKING_AGAIN_S: Final = 0.4
 DEEPER: Final = 2.0
-"""How much longer each of them is with ``--deep``."""
+"""Factor for both with ``--deep``."""
 
 
 class Verdict(NamedTuple):
-    """Immutable."""
+    """The conclusion. Immutable."""
 
     well: bool
     text: str
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
 
 class Examination(NamedTuple):
-    """Immutable."""
+    """All findings and the verdict. Immutable."""
 
     findings: tuple[Finding, ...]
     verdict: Verdict
@@ -61,10 +61,13 @@ class Examination(NamedTuple):
 def examine(
     uri: str, *, deep: bool = False, idle_seconds: float = 0.0, processes: int = 1
 ) -> Examination:
-    """Connects as an application with this URI would. Raises none of the errors that it finds.
+    """Connect as an application with this URI would. Never raises the errors that it finds.
 
-    ``idle_seconds``: connections are left alone that long, and used again; ``deep`` alone takes
-    what is left of its ten seconds.
+    Args:
+        uri: The connection string.
+        deep: Take up to ten seconds, and check idle connections in the rest of the time.
+        idle_seconds: How long to leave connections idle before they are used again.
+        processes: The number of application processes.
     """
     began = time.monotonic()
     scale = DEEPER if deep else 1.0
@@ -96,7 +99,7 @@ def examine(
 
 
 _NO_DNS: Final = Finding(
-    "dns", Level.WRONG, "DNS does not answer in time", f"check {Symptom.UNKNOWN_HOST.check}"
+    "dns", Level.WRONG, "DNS did not answer in time", f"check {Symptom.UNKNOWN_HOST.check}"
 )
 
 
@@ -105,7 +108,7 @@ def _is_wrong(findings: list[Finding]) -> bool:
 
 
 def _probed(target: Target, end: float) -> list[Probe]:
-    """The seeds, and what members of a replica set they name, all at the same time."""
+    """Probe the seeds and the members that they name, all at the same time."""
     prober = Prober(target, end - LOOKING_AGAIN_S)
     probes: dict[str, Probe] = {}
     done: queue.SimpleQueue[Probe] = queue.SimpleQueue()
@@ -154,13 +157,16 @@ def _logged_in(
     if electing is not None:
         return [*findings, electing]
     if login.is_slow or not is_done:
-        text = f"not everything was checked in {seconds:.1f} s: the deployment is slow, or electing"
-        findings.append(Finding("login", Level.WARNING, text, "run it again, with --deep"))
+        text = (
+            f"not everything could be checked in {seconds:.1f} s: the deployment is slow or "
+            "electing a primary"
+        )
+        findings.append(Finding("login", Level.WARNING, text, "run the doctor again with --deep"))
     return findings
 
 
 def _in_time(function: Callable[[], T], otherwise: T, end: float) -> T:
-    """What the function returns; ``otherwise`` where it raises, or takes too long."""
+    """Return the function's result, or ``otherwise`` if it raises or takes too long."""
     results: queue.SimpleQueue[T] = queue.SimpleQueue()
     _start(lambda: results.put(function()))
     try:
@@ -171,7 +177,7 @@ def _in_time(function: Callable[[], T], otherwise: T, end: float) -> T:
 
 def _start(function: Callable[[], object]) -> None:
     def run() -> None:
-        # Printed by its thread, an error could show a URI.
+        # Python would print an error of a thread, which might contain the URI.
         with suppress(Exception):
             function()
 
@@ -185,16 +191,16 @@ def of_library() -> Iterator[Finding]:
         state = State.OFF if State.OFF in lacking else State.TELEMETRY
         names = ", ".join(name for found in lacking.values() for name in found)
         text = f"{versions} lacks {names}: {state.value}"
-        yield Finding("library", Level.WARNING, text, "install a pymongo from 4.19 to 4.20")
+        yield Finding("library", Level.WARNING, text, "install pymongo 4.19 or 4.20")
     else:
         yield Finding("library", Level.OK, versions)
     try:
         loaded = load()
     except ConfigurationError as error:
-        yield Finding("library", Level.WRONG, str(error), "run pymongo-resilience config")
+        yield Finding("library", Level.WRONG, str(error), "correct these options")
         return
-    given = ", ".join(sorted(loaded.sources)) or "no option"
-    yield Finding("library", Level.OK, f"pymongo-resilience: {given} set by variables or the file")
+    names = ", ".join(sorted(loaded.sources)) or "no options"
+    yield Finding("library", Level.OK, f"pymongo-resilience: variables or the file set {names}")
 
 
 def usable(probes: Sequence[Probe], target: Target) -> bool:
@@ -207,7 +213,7 @@ def usable(probes: Sequence[Probe], target: Target) -> bool:
 
 
 def decide(findings: Sequence[Finding], probes: Sequence[Probe], target: Target | None) -> Verdict:
-    """The cause that explains most of what is wrong."""
+    """Return the verdict: the cause that explains most of what is wrong."""
     wrong = [each for each in findings if each.level is Level.WRONG]
     if not wrong:
         return _well([each for each in findings if each.level is Level.WARNING])
@@ -232,10 +238,10 @@ def _rank(finding: Finding) -> int:
 
 def _well(warnings: Sequence[Finding]) -> Verdict:
     if not warnings:
-        return Verdict(True, "all is well")
+        return Verdict(True, "no problem found")
     main = min(warnings, key=_rank)
     count = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
-    return Verdict(True, f"no fault found, {count}: {main.text}", main.advice, main.symptom)
+    return Verdict(True, f"no errors, {count}: {main.text}", main.advice, main.symptom)
 
 
 def as_text(examination: Examination) -> str:

@@ -1,4 +1,6 @@
-"""A client of pymongo, as the application makes it: login, rights, a primary, and limits."""
+"""Checks with a pymongo client, created as the application would: login, permissions, primary,
+limits.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,6 @@ from typing import Any, Final
 from pymongo import MongoClient, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
-from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.causes import is_rejection
 from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
@@ -34,7 +35,7 @@ _OTHERWISE: Final = {
     Symptom.ELECTION, Symptom.NO_MAJORITY, Symptom.NO_MATCH, Symptom.NO_ANSWER,
     Symptom.NO_TLS_ANSWER, Symptom.BLACK_HOLE,
 }  # fmt: skip
-"""Not this check's to say."""
+"""Symptoms that other checks report."""
 _HEALTHY_STATES: Final = {"PRIMARY", "SECONDARY", "ARBITER"}
 _ANY: Final = ReadPreference.NEAREST
 
@@ -53,16 +54,17 @@ class Login:
     findings: list[Finding] = field(default_factory=list)
     has_primary: bool = False
     is_slow: bool = False
-    """It was not done in time."""
+    """True if the checks were not finished in time."""
 
     def run(self) -> bool:
-        """True at its end; never raises a PyMongoError."""
+        """Run all checks, then return True. Never raises a PyMongoError."""
         limits = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
         options: dict[str, Any] = dict.fromkeys(limits, max(1, int(self.seconds * 1000)))
         try:
             client = Client(self.uri, appname=APPLICATION, timeoutMS=None, **options)
         except (PyMongoError, ValueError, TypeError, OSError) as error:
-            self._add("login", Level.WRONG, f"no client can be made ({type(error).__name__})")
+            text = f"pymongo cannot create a client with this URI ({type(error).__name__})"
+            self._add("login", Level.WRONG, text)
             return True
         with client:
             try:
@@ -75,9 +77,9 @@ class Login:
     def _logged_in(self, client: Client) -> bool:
         if self.target.has_user:
             client.admin.with_options(read_preference=_ANY).command("ping")
-            self._add("login", Level.OK, "the user is logged in")
+            self._add("login", Level.OK, "the login succeeded")
             return True
-        # connectionStatus and ping need no login.
+        # Use find, because connectionStatus and ping do not require a login.
         database = client.get_database(self.target.database or "test", read_preference=_ANY)
         try:
             database.pymongo_resilience_doctor.find_one()
@@ -86,7 +88,7 @@ class Login:
                 raise
             self.findings.append(diagnosed("login", Symptom.LOGIN_REQUIRED))
             return False
-        self._add("login", Level.NOTE, "no user in the URI, and the server requires none")
+        self._add("login", Level.NOTE, "the URI has no user, and the server requires no login")
         return True
 
     def _checked(self, client: Client) -> None:
@@ -102,7 +104,7 @@ class Login:
                 self._add(name, Level.NOTE, f"not checked: {safe_message(error)}")
 
     def _version(self, client: Client) -> Iterator[Finding]:
-        """Newest servers tell it to nobody before a login."""
+        """Yield the server version. The newest servers report it only after a login."""
         if not self.has_version:
             reply = client.admin.command("buildInfo", read_preference=_ANY)
             yield Finding("version", Level.OK, f"server version {reply['version']}")
@@ -112,20 +114,24 @@ class Login:
             return
         reply = client.admin.command("connectionStatus", showPrivileges=True, read_preference=_ANY)
         wanted = self.target.database
-        where = f"the database {wanted}" if wanted else "any database"
+        where = f"the database {wanted}" if wanted else "all databases"
         may = set(_granted(reply.get("authInfo", {}), wanted))
         if not may:
-            yield diagnosed("rights", Symptom.MISSING_RIGHTS, f": none to read or write {where}")
+            more = f": it can neither read nor write {where if wanted else 'any database'}"
+            yield diagnosed("rights", Symptom.MISSING_RIGHTS, more)
         elif "some" in may:
-            text = f"the user has rights on some collections of {where}, and not on all"
+            text = f"the user has permissions for some collections of {where}, but not for all"
             yield Finding("rights", Level.NOTE, text)
         elif "write" in may:
-            text = f"the user may {' and '.join(sorted(may))} {where}"
+            text = f"the user can {' and '.join(sorted(may))} {where}"
             yield Finding("rights", Level.OK, text)
         else:
-            text = f"the user may read {where}, and not write"
+            text = f"the user can read {where} but not write"
             yield Finding(
-                "rights", Level.WARNING, text, "grant the role readWrite, if it is to write"
+                "rights",
+                Level.WARNING,
+                text,
+                "grant the role readWrite if the application writes",
             )
 
     def _limits(self, client: Client) -> Iterator[Finding]:
@@ -134,14 +140,15 @@ class Login:
         pool = self.target.milliseconds("maxpoolsize")
         each = DEFAULT_POOL if pool is None else pool
         text = f"{current} connections in use"
-        # A server that reports none, and has accepted ours, does not count them.
+        # If the server reports 0 although it has accepted our connection, it does not count them.
         if not available or each * self.processes <= available:
             counted = f", {available} available" if available else ""
             yield Finding("limits", Level.OK, text + counted)
             return
-        text += f", {available} available; {self.processes} processes with maxPoolSize={each} may "
-        advice = "set a smaller maxPoolSize, or net.maxIncomingConnections of the server"
-        yield Finding("limits", Level.WARNING, f"{text}open {each * self.processes}", advice)
+        text += f", {available} available, but {self.processes} processes with maxPoolSize={each} "
+        text += f"may open {each * self.processes}"
+        advice = "set a smaller maxPoolSize, or raise net.maxIncomingConnections on the server"
+        yield Finding("limits", Level.WARNING, text, advice)
 
     def _states(self, client: Client) -> Iterator[Finding]:
         if not client.topology_description.topology_type_name.startswith("ReplicaSet"):
@@ -150,8 +157,8 @@ class Login:
         for each in reply.get("members", []):
             state, name = str(each.get("stateStr")), str(each.get("name"))
             if state not in _HEALTHY_STATES:
-                text = f"the replica set lists it in state {state}"
-                yield Finding("members", Level.WARNING, text, "read the log of that member", name)
+                text = f"the replica set reports this member in state {state}"
+                yield Finding("members", Level.WARNING, text, "check the log of that member", name)
 
     def _primary(self, client: Client) -> Iterator[Finding]:
         client.admin.command("ping")
@@ -167,12 +174,12 @@ class Login:
             self.findings.append(diagnosed("login", Symptom.OVERLOADED, ": it rejected the login"))
             return
         if isinstance(error, ServerSelectionTimeoutError):
-            found = diagnosis(driver.clients.topology_of(client), ReadPreference.PRIMARY)
+            found = diagnosis(client, ReadPreference.PRIMARY)
             if found is not None and found.symptom not in _OTHERWISE:
                 servers = f": {', '.join(found.servers)}"
                 self.findings.append(diagnosed("login", found.symptom, servers))
                 return
-        # Whatever else it may be, the servers were reached a moment ago.
+        # The servers were reachable a moment ago, so any other timeout means that they are slow.
         self.is_slow = isinstance(error, ServerSelectionTimeoutError) or error.timeout
         if not self.is_slow:
             self._add("login", Level.WRONG, f"failed: {safe_message(error)}")
@@ -182,8 +189,11 @@ class Login:
 
 
 def _granted(information: dict[str, Any], database: str | None) -> Iterator[str]:
-    """``read`` and ``write``, by the privileges or, where the server names none, the roles;
-    ``some`` in place of both where they are for single collections alone."""
+    """Yield ``read`` and ``write``, or ``some`` if the user has permissions only for single
+    collections.
+
+    Decides by privileges, or by roles if the server reports no privileges.
+    """
     privileges = information.get("authenticatedUserPrivileges") or []
     granted = set(_of_privileges(privileges, database))
     whole = granted & {"read", "write"}
@@ -193,7 +203,8 @@ def _granted(information: dict[str, Any], database: str | None) -> Iterator[str]
     for each in information.get("authenticatedUserRoles") or []:
         role = each.get("role")
         if role not in _READS:
-            yield from ("read", "write")  # a role of their own: in doubt it is no fault
+            # A custom role. If in doubt, do not report an error.
+            yield from ("read", "write")
         elif database in {None, each.get("db")} or role in _OF_ALL:
             yield from (["read", "write"] if role in _WRITES else ["read"])
 

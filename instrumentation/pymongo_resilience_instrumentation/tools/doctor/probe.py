@@ -1,6 +1,6 @@
-"""One server, tried on a socket of its own: name, connection, TLS, hello, round trips, idleness.
+"""Tries one server on its own socket: name, connection, TLS, hello, round trips, idle connections.
 
-pymongo reports neither how long each step takes nor which one hangs.
+pymongo does not report how long each step takes, or which one hangs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .uri import Target
 
 ROUND_TRIPS: Final = 5
 NO_CHECK_TIME: Final = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME: an expired certificate can then be read."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which allows reading an expired certificate."""
 SECOND_LOOK: Final = 1.0
-"""Seconds for finding out why a first try failed."""
+"""Seconds for finding out why the first try failed."""
 RENEW_WITHIN: Final = timedelta(days=14)
 IDLE_ANSWER: Final = 2.0
-"""Seconds for the answer on a connection that was idle."""
+"""Seconds to wait for a reply on a connection that was idle."""
 COMMAND_NOT_FOUND: Final = 59
 KEY_FILE: Final = "tlscertificatekeyfile"
 _CERTIFICATE: Final = {
@@ -41,32 +41,32 @@ _CERTIFICATE: Final = {
     62: Symptom.WRONG_HOST_NAME,
     64: Symptom.WRONG_HOST_NAME,
 }
-"""By OpenSSL's code; the rest is about the authority."""
+"""By OpenSSL's code. All other codes concern the authority."""
 
 
 class RejectedError(Exception):
-    """The server is overloaded, and says so in place of an answer."""
+    """The server rejected the hello because it is overloaded."""
 
 
 @dataclass
 class Probe:
-    """What is known of a server so far; written by the thread that tries it."""
+    """What is known about a server so far. Written by the thread that probes it."""
 
     address: Address
     stage: str = "dns"
-    """The last step that was begun."""
+    """The step that was begun last."""
     steps: list[Finding] = field(default_factory=list)
-    """Those that succeeded."""
+    """Findings of the steps that succeeded."""
     symptom: Symptom | None = None
     said: str = ""
-    """More about it, in words of ours."""
+    """Details about the symptom, written by this machine."""
     hello: dict[str, Any] | None = None
     version: str | None = None
     round_trips_ms: list[float] = field(default_factory=list)
     rejected: int = 0
-    """Hellos that the server rejected as overloaded."""
+    """Number of hellos that the overloaded server rejected."""
     clock_ms: float | None = None
-    """How far the server's clock is ahead of ours."""
+    """How far the server's clock is ahead of this machine's."""
 
     @property
     def name(self) -> str:
@@ -81,28 +81,28 @@ class Probe:
         return self.is_member and bool(self.hello and self.hello.get("isWritablePrimary"))
 
     def passed(self, text: str, advice: str = "") -> None:
-        """``advice`` makes a warning of it."""
+        """Record a successful step. With ``advice``, it is a warning."""
         level = Level.WARNING if advice else Level.OK
         self.steps.append(Finding(self.stage, level, text, advice, self.name))
 
 
 class Prober:
-    """Tries servers as one client would. Thread-safe."""
+    """Probes servers as one client would. Thread-safe."""
 
     def __init__(self, target: Target, deadline: float) -> None:
-        """``deadline``: on the monotonic clock, for each step of each server."""
+        """``deadline`` is on the monotonic clock, for each step of each server."""
         self._target = target
         self._deadline = deadline
         self.waited = f"no answer within {deadline - time.monotonic():.1f} s"
 
     def run(self, probe: Probe) -> Probe:
-        """The same one, filled in. Never raises."""
+        """Fill in ``probe`` and return it. Never raises."""
         try:
             self._try(probe)
         except WireError:
             probe.symptom = Symptom.NOT_MONGODB
         except Exception as error:  # noqa: BLE001 - whatever a server answers
-            # One that has answered once is slow.
+            # A server that has answered before is only slow.
             if probe.hello is None or not isinstance(error, TimeoutError):
                 probe.symptom = _symptom(error, probe.stage)
                 if probe.address[1] is None and not isinstance(error, TimeoutError):
@@ -118,7 +118,7 @@ class Prober:
         return min(at_most, max(0.05, self._deadline - time.monotonic()))
 
     def connected(self, probe: Probe) -> socket.socket:
-        """A connection, with TLS where the URI has it. Raises OSError."""
+        """Return a connection, with TLS if the URI has it. Raises OSError."""
         plain = self._connect(probe)
         try:
             return self._wrapped(probe, plain) if self._target.tls else plain
@@ -166,14 +166,15 @@ class Prober:
             plain, server_hostname=probe.address[0]
         )
         wrapped.settimeout(self._left())
-        text = f"{wrapped.version()} in {_ms(began):.1f} ms"
+        text = f"{wrapped.version()} handshake in {_ms(began):.1f} ms"
         end = (wrapped.getpeercert() or {}).get("notAfter")
         if not isinstance(end, str):
-            probe.passed(f"{text}, certificate not checked")
+            probe.passed(f"{text}, the certificate was not verified")
         else:
             ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
             soon = ends - datetime.now(UTC) < RENEW_WITHIN
-            probe.passed(f"{text}, certificate ends on {ends:%Y-%m-%d}", "renew it" * soon)
+            advice = "renew the server's certificate" if soon else ""
+            probe.passed(f"{text}, the certificate expires on {ends:%Y-%m-%d}", advice)
         return wrapped
 
     def _measure(self, probe: Probe, connection: socket.socket) -> None:
@@ -187,7 +188,7 @@ class Prober:
             took = _ms(began)
             if probe.hello is None:
                 probe.hello = hello
-            # The first one may include what the server does once for a connection.
+            # The first round trip may include one-time work of the server for the connection.
             elif took:
                 probe.round_trips_ms.append(took)
             there = hello.get("localTime")
@@ -200,7 +201,7 @@ class Prober:
             raise RejectedError
 
     def _look_again(self, probe: Probe) -> None:
-        """With or without TLS, or without its checks: why the first try failed."""
+        """Find out why the first try failed, by trying with or without TLS or its checks."""
         match probe.symptom:
             case Symptom.HANGS_UP | Symptom.NO_TLS_ANSWER if probe.stage == "tls":
                 with closing(self._anew(probe)) as plain:
@@ -209,7 +210,8 @@ class Prober:
             case Symptom.HANGS_UP | Symptom.CLIENT_CERTIFICATE if self._target.tls:
                 probe.symptom = self._refusal(probe)
                 if probe.symptom is Symptom.HANGS_UP and KEY_FILE in self._target.options:
-                    # A mongod refuses a certificate without an alert, and may accept none.
+                    # A mongod refuses a certificate without an alert, but may accept clients that
+                    # have none.
                     with closing(self._anew(probe)) as plain:
                         bare = tls_context({"tlsinsecure": "true"})
                         say_hello(bare.wrap_socket(plain, server_hostname=probe.address[0]))
@@ -222,15 +224,18 @@ class Prober:
                 context.check_hostname = False
                 names = self._certificate(probe, context).get("subjectAltName", ())
                 listed = ", ".join(str(value) for _, value in names) or "no host"
-                probe.said = f"it is for {listed}"
+                probe.said = f"the certificate is for {listed}"
             case Symptom.EXPIRED:
                 context = tls_context(self._target.options)
                 context.verify_flags |= NO_CHECK_TIME
-                probe.said = f"it ended on {self._certificate(probe, context).get('notAfter')}"
+                probe.said = f"it expired on {self._certificate(probe, context).get('notAfter')}"
 
     def _refusal(self, probe: Probe) -> Symptom | None:
-        """TLS 1.3 refuses a client's certificate after the handshake, 1.2 within: once there is a
-        cipher."""
+        """Return CLIENT_CERTIFICATE or TLS_VERSION if one of them is the reason.
+
+        TLS 1.3 refuses a client's certificate after the handshake, TLS 1.2 within it. So try TLS
+        1.2: if there is a cipher, the certificate was refused.
+        """
         context = tls_context(self._target.options)
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         with closing(
@@ -278,7 +283,7 @@ def _symptom(error: Exception, stage: str) -> Symptom:
 
 
 def unanswered(stage: str) -> Symptom:
-    """Of a server that has not finished a step in time."""
+    """Return the symptom of a server that has not finished a step in time."""
     found = {"dns": Symptom.UNKNOWN_HOST, "tcp": Symptom.BLACK_HOLE, "tls": Symptom.NO_TLS_ANSWER}
     return found.get(stage, Symptom.SILENT)
 
@@ -288,8 +293,10 @@ def _ms(began: float) -> float:
 
 
 def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator[Finding]:
-    """Leaves one connection to each server alone for so many seconds, then uses it: networks forget
-    flows without a word."""
+    """Leave one connection to each server idle for ``seconds``, then use it.
+
+    Some networks silently drop idle connections.
+    """
     prober, held = Prober(target, time.monotonic() + IDLE_ANSWER), {}
     with ExitStack() as connections:
         for each in probes:
@@ -303,21 +310,28 @@ def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator
             try:
                 say_hello(connection)
             except RejectedError:
-                text = f"a connection lives after {seconds:.0f} s without use"
+                text = f"the connection still works after {seconds:.0f} s without use"
                 yield Finding("idle", Level.OK, text, server=server)
             except OSError:
-                text = f"a connection that was idle for {seconds:.0f} s is dead"
+                text = f"the connection was lost during {seconds:.0f} s without use"
                 advice = (
-                    f"set maxIdleTimeMS below {seconds * 1000:.0f}, or keepalive in the network"
+                    f"set maxIdleTimeMS to less than {seconds * 1000:.0f}, or a shorter TCP "
+                    "keepalive time"
                 )
                 yield Finding("idle", Level.WARNING, text, advice, server)
             else:
-                text = f"a connection lives after {seconds:.0f} s without use"
+                text = f"the connection still works after {seconds:.0f} s without use"
                 yield Finding("idle", Level.OK, text, server=server)
 
 
 def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str, Any]:
-    """Raises OSError, RejectedError, a WireError where what answers is no MongoDB."""
+    """Send a hello and return the reply.
+
+    Raises:
+        OSError: If the connection fails.
+        RejectedError: If the server is overloaded.
+        WireError: If the other side is not a MongoDB server.
+    """
     command: dict[str, Any] = {"hello": 1, "$db": "admin"}
     if balanced:
         command["loadBalanced"] = True

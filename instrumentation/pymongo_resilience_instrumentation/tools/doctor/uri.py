@@ -1,7 +1,7 @@
-"""The URI: what pymongo makes of it, options that are unknown, wrong or defeat each other, and its
-SRV and TXT records.
+"""Reads the URI as pymongo would, and its SRV and TXT records.
 
-pymongo's own texts of what is wrong may quote a password that is not escaped: none is shown.
+Finds options that are unknown, invalid, or in conflict. pymongo's own error texts are never shown,
+because they may quote a password that is not escaped.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ REPLACED = {
     "ssl_pem_passphrase": "tlsCertificateKeyFilePassword",
     "wtimeout": "wTimeoutMS",
 }
-"""What pymongo 3 took and pymongo 4 ignores. Source: PyMongo 4 Migration Guide."""
+"""Options of pymongo 3 that pymongo 4 ignores. Source: PyMongo 4 Migration Guide."""
 SHORTEST_SELECTION_MS = 2_000
 """Less than most elections take."""
 _NAME = re.compile(r"[A-Za-z]\w{1,40}")
-_ESCAPED = "escape user and password with urllib.parse.quote_plus"
+_ESCAPED = "escape the user and the password with urllib.parse.quote_plus"
 _UNESCAPED = re.compile(r"@|:.*:|%(?![0-9a-fA-F]{2})")
-"""In a user and a password. Source: Connection String, "User info"."""
+"""In a user or a password. Source: Connection String, "User info"."""
 _MISPLACED = re.compile(r"[/?].*@", re.DOTALL)
 DEFAULT_SERVICE = "mongodb"
 _TEXT_OPTIONS = {"authsource", "replicaset", "loadbalanced"}
 
 
 class Target(NamedTuple):
-    """What the URI asks for. Immutable; the URI is in no repr of it."""
+    """The parts of a URI. Immutable. The repr does not contain the URI."""
 
     seeds: tuple[Address, ...]
     srv: str | None
     """The host whose SRV records name the seeds."""
     database: str | None
     options: Mapping[str, str]
-    """As written, by their names in lower case."""
+    """Values as written, by lowercase names."""
     has_user: bool
 
     def __repr__(self) -> str:
@@ -88,36 +88,36 @@ class Target(NamedTuple):
 
     @property
     def is_direct(self) -> bool:
-        """The client goes by the addresses of the URI alone."""
+        """True if the client uses only the addresses in the URI."""
         return self.flag("directconnection") or self.flag("loadbalanced")
 
 
 def read(uri: str) -> tuple[Target | None, list[Finding]]:
-    """None where pymongo cannot read it, for which there is a finding then."""
+    """Parse a URI. Returns None, and a finding, if pymongo cannot parse it."""
     srv = uri.startswith(SRV)
     rest = uri.removeprefix(SRV).removeprefix(PLAIN)
     if "://" in rest.partition("@")[0]:
         return None, [
             _wrong(
-                "begins with neither mongodb:// nor mongodb+srv://",
-                f"begin it with {PLAIN} or {SRV}",
+                "the URI does not start with mongodb:// or mongodb+srv://",
+                f"start it with {PLAIN} or {SRV}",
             )
         ]
     before, _, query = rest.partition("?")
     hosts, _, database = before.partition("/")
     if _MISPLACED.search(rest) and "@" not in hosts:
-        text = "there is an @ after the first / or ?, so the user or the password is cut there"
+        text = "there is an @ after the first / or ?, which ends the user and the password"
         return None, [_wrong(text, _ESCAPED)]
     if _UNESCAPED.search(hosts.rpartition("@")[0]):
-        return None, [_wrong("the user or the password has an @, : or % in it", _ESCAPED)]
+        return None, [_wrong("the user or the password contains an unescaped @, : or %", _ESCAPED)]
     try:
         nodes = split_hosts(hosts.rpartition("@")[2], None if srv else DEFAULT_PORT)
     except (PyMongoError, ValueError):
-        advice = f"write hosts as host:port with commas in between; {_ESCAPED}"
-        return None, [_wrong("pymongo cannot read the hosts", advice)]
+        advice = f"write hosts as host:port, separated by commas; {_ESCAPED}"
+        return None, [_wrong("pymongo cannot parse the hosts", advice)]
     pairs = [each.partition("=") for each in re.split("[&;]", query) if each]
     options = {name.lower(): unquote_plus(value) for name, _, value in pairs}
-    # Without a user: X.509, AWS, OIDC.
+    # X.509, AWS and OIDC log in without a user in the URI.
     has_user = "@" in hosts or "authmechanism" in options
     seeds, name = ((), nodes[0][0]) if srv else (tuple(nodes), None)
     target = Target(seeds, name, database or None, options, has_user)
@@ -128,10 +128,11 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
     known = common.URI_OPTIONS_VALIDATOR_MAP
     for name, _, value in pairs:
         if name.lower() == OPTION.lower():
-            continue  # this library's
+            # An option of this library.
+            continue
         shown = name if _NAME.fullmatch(name) else "(a name that is not shown)"
         if name.lower() in FILES and not Path(unquote_plus(value)).is_file():
-            yield _wrong(f"{shown}: no such file", f"correct the path in {shown}")
+            yield _wrong(f"the file in {shown} does not exist", f"correct the path in {shown}")
             continue
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -139,35 +140,36 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
                 split_options(f"{name}={value}", validate=True, warn=True)
             except (PyMongoError, ValueError, TypeError, OSError):
                 yield _wrong(
-                    f"{shown} has a value that pymongo refuses", f"correct the value of {shown}"
+                    f"pymongo refuses the value of {shown}", f"correct the value of {shown}"
                 )
                 continue
-        new = REPLACED.get(name.lower(), "see pymongo's documents")
+        new = REPLACED.get(name.lower(), "see the pymongo documentation")
         old = any(issubclass(each.category, DeprecationWarning) for each in caught)
         if old or (caught and name.lower() in REPLACED):
-            yield _warning(f"{shown} is deprecated", f"replace {shown}: {new}")
+            yield _warning(f"{shown} is deprecated", f"replace {shown} ({new})")
         elif name.lower() not in known and caught:
             close = difflib.get_close_matches(name.lower(), known, 1)
-            meant = f"write {close[0]}, or remove" if close else "remove"
-            yield _warning(f"pymongo ignores {shown}, an unknown option", f"{meant} {shown}")
+            advice = f"write {close[0]}, or remove {shown}" if close else f"remove {shown}"
+            yield _warning(f"pymongo does not know the option {shown} and ignores it", advice)
         elif caught:
             yield _warning(
-                f"pymongo ignores {shown} for its value", f"correct the value of {shown}"
+                f"pymongo ignores {shown} because its value is invalid",
+                f"correct the value of {shown}",
             )
 
 
 def _refused(uri: str, target: Target) -> Iterator[Finding]:
-    """All together, as the application would."""
+    """Yield a finding if pymongo refuses all options together, as it would in the application."""
     if target.srv is not None:
-        # pymongo would ask DNS.
+        # Do not let pymongo query DNS here.
         uri = PLAIN + re.sub(r"(?i)\bsrv\w+=[^&;]*[&;]?", "", uri.removeprefix(SRV))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             MongoClient[dict[str, Any]](uri, connect=False).close()
     except (PyMongoError, ValueError, TypeError, OSError) as error:
-        text = f"pymongo refuses these options together ({type(error).__name__})"
-        yield _wrong(text, f"leave out options that exclude each other; {_ESCAPED}")
+        text = f"pymongo refuses this combination of options ({type(error).__name__})"
+        yield _wrong(text, f"remove options that exclude each other; {_ESCAPED}")
 
 
 def _against_each_other(target: Target) -> Iterator[Finding]:
@@ -181,33 +183,42 @@ def _against_each_other(target: Target) -> Iterator[Finding]:
     note, warning, wrong = Level.NOTE, Level.WARNING, Level.WRONG
     rules = [
         (direct and (several or target.srv), wrong,
-         "directConnection=true with several hosts", "name one host, or leave it out"),
+         "directConnection=true does not work with several hosts",
+         "use one host, or remove directConnection"),
         (balanced and (several or target.replica_set), wrong,
-         "loadBalanced=true with several hosts or replicaSet", "leave one of them out"),
-        (direct and not several, note, "directConnection=true: one server, no failover", ""),
+         "loadBalanced=true does not work with several hosts or replicaSet",
+         "remove one of the two"),
+        (direct and not several, note,
+         "directConnection=true uses a single server, so there is no failover", ""),
         *((timeout and name.lower() in options, warning,
-           f"{name} does not act beside timeoutMS", f"leave {name} out")
+           f"{name} has no effect if timeoutMS is set", f"remove {name}")
           for name in ("socketTimeoutMS", "waitQueueTimeoutMS", "wTimeoutMS")),
         (timeout and (selection or 0) > timeout, note,
-         "serverSelectionTimeoutMS is longer than timeoutMS, which ends first", ""),
+         "serverSelectionTimeoutMS is longer than timeoutMS, so timeoutMS expires first", ""),
         (ends < SHORTEST_SELECTION_MS, warning,
-         f"serverSelectionTimeoutMS={selection} ends before most elections do",
-         "set 10,000 or more, and timeoutMS for how long an operation may take"),
+         f"serverSelectionTimeoutMS={selection} is shorter than most elections",
+         "set it to 10000 or more, and use timeoutMS to limit operations"),
         ((connect or 0) > ends, warning,
-         "connectTimeoutMS is longer than serverSelectionTimeoutMS, which gives up first",
-         "set a connectTimeoutMS below serverSelectionTimeoutMS"),
+         "connectTimeoutMS is longer than serverSelectionTimeoutMS, which expires first",
+         "set connectTimeoutMS to less than serverSelectionTimeoutMS"),
         (connect == 0, warning,
-         "connectTimeoutMS=0 waits for ever on a black hole", "set 5,000, say"),
+         "with connectTimeoutMS=0, a connection attempt without an answer never ends",
+         "set it, for example to 5000"),
         ((heartbeat or 0) > ends, warning,
-         "heartbeatFrequencyMS is longer than serverSelectionTimeoutMS",
-         "set a shorter one: a failover may be noticed too late"),
+         ("heartbeatFrequencyMS is longer than serverSelectionTimeoutMS, so a failover may be "
+          "noticed too late"),
+         "set a shorter heartbeatFrequencyMS"),
         (options.get("maxpoolsize") == "0", warning,
-         "maxPoolSize=0 sets no limit to connections", "set 100, the default"),
+         "with maxPoolSize=0, the number of connections is unlimited",
+         "set a limit; the default is 100"),
         (not target.flag("retrywrites", default=True), warning,
-         "retryWrites=false: a lost reply of a write is an error", "leave it out"),
-        (options.get("w") == "0", warning, "w=0: failed writes go unnoticed", "set w=majority"),
+         "with retryWrites=false, a write fails if its reply is lost",
+         "remove retryWrites=false"),
+        (options.get("w") == "0", warning,
+         "with w=0, failed writes are not reported", "set w=majority"),
         *((target.flag(name.lower()), warning,
-           f"{name}=true: anybody can pose as the server", "set tlsCAFile instead")
+           f"with {name}=true, anybody can impersonate the server",
+           f"remove {name} and set tlsCAFile")
           for name in ("tlsInsecure", "tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames")),
         ("authsource" in options and not target.has_user, note,
          "authSource without a user has no effect", ""),
@@ -226,7 +237,7 @@ def _warning(text: str, advice: str) -> Finding:
 
 
 def resolved(target: Target, seconds: float) -> tuple[Target, list[Finding]]:
-    """The target of a mongodb+srv URI with the hosts and the options that DNS has for it."""
+    """Return the target of a mongodb+srv URI with the hosts and options from DNS."""
     if target.srv is None:
         return target, []
     service = target.options.get("srvservicename", DEFAULT_SERVICE)
@@ -245,7 +256,7 @@ def resolved(target: Target, seconds: float) -> tuple[Target, list[Finding]]:
             seeds.append((host, port))
             findings.append(Finding("dns", Level.OK, f"SRV record: {server}", server=server))
         else:
-            text = f"SRV record names {server}, outside of {parent}: pymongo refuses it"
+            text = f"pymongo refuses the SRV record for {server}, because it is not in {parent}"
             findings.append(Finding("dns", Level.WRONG, text, "correct the SRV records", server))
     options, found = _text_record(target.srv, seconds / 2)
     options |= target.options
@@ -262,25 +273,28 @@ def _text_record(host: str, seconds: float) -> tuple[dict[str, str], list[Findin
         return {}, []
     except (DNSException, OSError) as error:
         text = f"the TXT record of {host} cannot be read ({type(error).__name__})"
-        return {}, found(Level.WARNING, text, "check DNS: pymongo asks for it")
+        return {}, found(Level.WARNING, text, "check the DNS server: pymongo reads this record")
     records = [b"".join(record.strings).decode(errors="replace") for record in answer]
     if len(records) > 1:
-        text = f"{host} has {len(records)} TXT records, and may have one"
-        return {}, found(Level.WRONG, text, "remove the others")
+        text = f"{host} has {len(records)} TXT records, but only one is allowed"
+        return {}, found(Level.WRONG, text, "remove the other TXT records")
     try:
         options = {name.lower(): str(value) for name, value in split_options(records[0]).items()}
     except (PyMongoError, ValueError):
         options = {"": ""}
     if not options.keys() <= _TEXT_OPTIONS:
-        text = "the TXT record has more than authSource, replicaSet and loadBalanced"
-        return {}, found(Level.WRONG, text, "move the others to the URI")
+        text = "the TXT record has options other than authSource, replicaSet and loadBalanced"
+        return {}, found(Level.WRONG, text, "move the other options to the URI")
     return options, found(Level.OK, f"TXT record: {', '.join(sorted(options))}")
 
 
 def _missing(name: str, error: Exception) -> Finding:
     if isinstance(error, Timeout):
-        text = f"DNS does not answer a question for the SRV records {name}"
-        return Finding("dns", Level.WRONG, text, "check the DNS of this machine or container")
-    text = f"there are no SRV records {name} ({type(error).__name__})"
-    advice = f"check {Symptom.UNKNOWN_HOST.check}; without such records write mongodb://"
+        text = f"DNS does not answer the query for the SRV records of {name}"
+        advice = "check the DNS settings of this machine or container"
+        return Finding("dns", Level.WRONG, text, advice)
+    text = f"there are no SRV records for {name} ({type(error).__name__})"
+    advice = (
+        f"check {Symptom.UNKNOWN_HOST.check}. If the deployment has no SRV records, use mongodb://"
+    )
     return Finding("dns", Level.WRONG, text, advice, symptom=Symptom.UNKNOWN_HOST)

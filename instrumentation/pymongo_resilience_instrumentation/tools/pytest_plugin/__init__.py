@@ -1,12 +1,12 @@
-"""The pytest plugin of the test bed: deployments to break as fixtures, and faults as a marker::
+"""The test bed's pytest plugin: deployments as fixtures, and faults as a marker::
 
     @pytest.mark.mongo_faults(CutAfter("insert"))
     def test_an_order_is_placed_once(mongo_replica_set, mongo_database):
         orders = MongoClient(mongo_replica_set.uri)[mongo_database].orders
         ...
 
-One server for the session is behind all deployments. A fault that never struck fails its test.
-Needs the extra ``testbed``; where no test uses a fixture, nothing of it is imported.
+All deployments share one server for the whole session. A test fails if one of its faults never
+occurred. Needs the extra ``testbed``, which is imported only if a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mongo-scope",
         choices=SCOPES,
         default="function",
-        help="for how long mongo_replica_set and mongo_sharded_cluster live (default: function)",
+        help="scope of mongo_replica_set and mongo_sharded_cluster (default: function)",
     )
 
 
@@ -49,14 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUNNING] = []
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(*faults, on='all', seed=None): inject faults, recipes of "
-        "pymongo_resilience.drills or a drill's name when the test begins; the seed decides what "
-        "is random, and the order",
+        f"{MARKER}(*faults, on='all', seed=None): inject faults when the test begins. A fault may "
+        "also be a recipe from pymongo_resilience.drills or the name of a drill. The seed makes "
+        "random faults and their order reproducible",
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A marker alone is enough to have a deployment."""
+    """Give each test with the marker a deployment, even if it uses no fixture."""
     for item in items:
         names = getattr(item, "fixturenames", None)
         if names is not None and MARKER not in names and item.get_closest_marker(MARKER):
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """After all fixtures, so that faults strike the test alone; and whether they have."""
+    """Inject the faults after all fixtures are set up, and fail the test if one never occurred."""
     deployments = item.config.stash[_RUNNING]
     passed = False
     try:
@@ -99,7 +99,7 @@ def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None =
             strike = fault(rng)
             deployment.inject(strike.fault(), strike.on)
         else:
-            # A marker outlives the test: of a table, all rows have the same one.
+            # All parametrized tests share one marker, so each needs its own copy of the fault.
             deployment.inject(copy.deepcopy(fault), on)
 
 
@@ -110,7 +110,7 @@ def _scope(fixture_name: str, config: pytest.Config) -> Any:
 
 @pytest.fixture(scope="session")
 def mongo_server() -> Iterator[EmbeddedServer]:
-    """The server behind all deployments: what goes to it passes no fault."""
+    """The server behind all deployments. Connections to it are not affected by faults."""
     with _testbed().EmbeddedServer() as server:
         yield server
 
@@ -119,7 +119,7 @@ def mongo_server() -> Iterator[EmbeddedServer]:
 def mongo_replica_set(
     mongo_server: EmbeddedServer, pytestconfig: pytest.Config
 ) -> Iterator[ReplicaSet]:
-    """Three members on this machine; connect to ``mongo_replica_set.uri``."""
+    """A replica set with three members on this machine. Connect to ``mongo_replica_set.uri``."""
     yield from _running(pytestconfig, _testbed().ReplicaSet(mongo_server.address))
 
 
@@ -127,25 +127,26 @@ def mongo_replica_set(
 def mongo_sharded_cluster(
     mongo_server: EmbeddedServer, pytestconfig: pytest.Config
 ) -> Iterator[ShardedCluster]:
-    """Two routers on this machine; connect to ``mongo_sharded_cluster.uri``."""
+    """A sharded cluster with two routers on this machine. Connect to
+    ``mongo_sharded_cluster.uri``.
+    """
     yield from _running(pytestconfig, _testbed().ShardedCluster(mongo_server.address))
 
 
 @pytest.fixture
 def mongo_database(mongo_server: EmbeddedServer) -> Iterator[str]:
-    """The name of a database of the test's own, which is dropped after it."""
+    """The name of a database for this test, which is dropped afterwards."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
     yield name
     ask = _testbed().processes.ask
-    # A transaction that a test has left open would keep what drops its database waiting.
+    # A transaction that the test has left open would block dropping the database.
     ask(mongo_server.address, {"killAllSessions": [], "$db": "admin"})
     ask(mongo_server.address, {"dropDatabase": 1, "$db": name})
 
 
 @pytest.fixture
 def mongo_faults(request: pytest.FixtureRequest) -> Deployment:
-    """The test's deployment, to ``inject`` and ``play``: the cluster if it has one, else the
-    replica set."""
+    """The test's deployment: the sharded cluster if the test uses one, else the replica set."""
     cluster = "mongo_sharded_cluster"
     wanted = cluster if cluster in request.fixturenames else "mongo_replica_set"
     deployment: Deployment = request.getfixturevalue(wanted)
@@ -153,7 +154,7 @@ def mongo_faults(request: pytest.FixtureRequest) -> Deployment:
 
 
 def _testbed() -> ModuleType:
-    """An extra: imported where a test needs it."""
+    """Import the test bed, an optional extra, only when a test needs it."""
     return importlib.import_module("pymongo_resilience_instrumentation.tools.testbed")
 
 
