@@ -206,21 +206,21 @@ def readiness(
 ) -> Readiness:
     """Return whether a client is ready to write and to read, why not, and since when.
 
-    For readiness probes and health checks: it sends nothing and waits for nothing, for both kinds
-    of client. It goes by what the client's monitors have found, and by the circuit breakers.
+    For readiness probes and health checks, with clients of both APIs. It sends nothing and does not
+    wait: it uses what the client's monitors have found, and the circuit breakers. Thread- and
+    task-safe if the application's own ``server_selector``, which it calls, is.
 
     Args:
         client: A MongoClient or an AsyncMongoClient.
-        read_preference: One of pymongo's; the client's own by default.
-        grace_ms: Milliseconds for which a client that was ready counts as ready after it has lost
-            its servers, as in an election. It does not count if waiting cannot help, for example
-            after a certificate has expired. A client that was never ready has no such period.
+        read_preference: A read preference of pymongo; by default that of the client.
+        grace_ms: For how many milliseconds a client that was ready still counts as ready after it
+            has lost its servers, for example during an election. The period does not apply if
+            waiting cannot help, for example if a certificate has expired, or to a client that was
+            never ready.
 
     Raises:
-        TypeError: ``client`` is no client, or ``read_preference`` no read preference.
-        ConfigurationError: ``grace_ms`` is not legal.
-
-    Thread- and task-safe, as far as the application's own ``server_selector``, which is called.
+        TypeError: ``client`` is not a client, or ``read_preference`` is not a read preference.
+        ConfigurationError: ``grace_ms`` is invalid.
     """
     if not TIMEOUT_MS.legal(grace_ms):
         raise ConfigurationError([TIMEOUT_MS.problem("grace_ms", grace_ms)])

@@ -104,11 +104,7 @@ class CircuitBreaker:
             self._become(State.CLOSED, self.now())
 
     def try_acquire(self) -> Permit | float:
-        """Return a permit for one call, or the seconds after which to ask again.
-
-        A probe may never report, for example if its task is gone. It is replaced after
-        ``circuit_breaker_open_s``. If its report comes later, it still counts.
-        """
+        """Return a permit for one call, or the seconds after which to ask again."""
         with self.lock:
             now = self.now()
             wait = self._wait(now)
@@ -116,6 +112,8 @@ class CircuitBreaker:
                 return wait
             permit = Permit(self, self._period)
             if self._period.state is State.HALF_OPEN:
+                # A probe may never report, for example if its task is gone. It is replaced after
+                # this time, but a later report still counts.
                 self._period.under_way[permit] = now + self.config.circuit_breaker_open_s
             return permit
 

@@ -87,13 +87,15 @@ class Readiness:
 
     ready_to_write: bool
     ready_to_read: bool
-    """For the read preference that was asked for."""
+    """With the read preference that was passed."""
     why_not: str
-    """What is wrong, in one sentence; empty if nothing is. During the grace period the client
-    counts as ready although something is wrong."""
+    """What is wrong, in one sentence; empty if nothing is wrong. During the grace period, the
+    client counts as ready although something is wrong.
+    """
     since: float
-    """When what is wrong began, or if nothing is, since when all is well: seconds since the epoch,
-    as ``time.time()`` has them."""
+    """When the current problem began, or without a problem, since when there is none. Seconds since
+    the epoch, as for ``time.time()``.
+    """
 
 
 class SelectionRule(enum.StrEnum):

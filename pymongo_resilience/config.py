@@ -49,9 +49,6 @@ TELEMETRY = ("traces", "command_spans", "slow_ms", "command_comment", "metrics")
 """Options that affect only telemetry."""
 
 
-# Values of options. A Config keeps what it was given: plain strings, which equal these members.
-
-
 # Allowed values of options. A Config keeps the plain strings it was given; they compare equal to
 # these members.
 class BudgetKind(enum.StrEnum):

@@ -115,11 +115,14 @@ class ReadHedged(NamedTuple):
 
 
 class RequestExpired(NamedTuple):
-    """An incoming request had no time left when it arrived, and was refused: the application's own
-    code, and the database, were not called for it. See ``pymongo_resilience.deadlines``."""
+    """An incoming request was refused, because its time was over when it arrived.
+
+    Neither the application's own code nor the database was called for it. See
+    ``pymongo_resilience.deadlines``.
+    """
 
     received_by: str
-    """What received the request: ``"asgi"``, ``"wsgi"`` or ``"grpc"``."""
+    """The kind of server that received the request: ``"asgi"``, ``"wsgi"`` or ``"grpc"``."""
 
 
 BreakerEvent = BreakerOpened | BreakerClosed
@@ -164,14 +167,16 @@ class Broadcast:
 
 
 class Outlet:
-    """Passes on events that belong to no operation, while the library is on. Thread- and task-safe:
-    it is connected by one thread at a time."""
+    """Passes on events that belong to no operation, while the library is on.
+
+    Thread- and task-safe, but only one thread may connect it at a time.
+    """
 
     def __init__(self) -> None:
         self._listener: Listener | None = None
 
     def connect(self, listener: Listener | None) -> None:
-        """Pass events on to ``listener`` from now on; None drops them."""
+        """Pass events on to ``listener`` from now on, or drop them if it is None."""
         self._listener = listener
 
     def on_event(self, event: Event, /) -> None:
@@ -181,7 +186,7 @@ class Outlet:
 
 
 outlet = Outlet()
-"""Connected to the telemetry of the latest ``instrument()``."""
+"""Connected to the telemetry of the most recent ``instrument()``."""
 
 
 class EventLog:

@@ -279,6 +279,8 @@ class AsyncExecutor(Executor):
                 try:
                     result = await work.attempt()
                 except Exception as raised:
+                    # As in the synchronous executor: nothing was sent, so pymongo can still
+                    # continue.
                     if work.failed_before_sending(raised):
                         raise UndecidedError(error) from raised
                     error = raised

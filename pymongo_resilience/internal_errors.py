@@ -66,6 +66,7 @@ def wrap_foreign_error(function: Callable[..., T], *args: Any, **kwargs: Any) ->
     try:
         return function(*args, **kwargs)
     except Exception as error:
+        # Mark the error, so that a boundary does not mistake it for a bug of the library.
         raise ForeignError(error) from error
 
 

@@ -33,6 +33,7 @@ class OptionType:
 
     def read(self, text: str) -> Any:
         """Return the value of a variable's text, or None if it is not allowed."""
+        # A text that cannot be parsed is not allowed, so the caller reports both cases alike.
         with suppress(ValueError, KeyError):
             value = self.parse(text.strip())
             return value if self.legal(value) else None

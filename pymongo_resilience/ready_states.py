@@ -1,4 +1,4 @@
-"""Whether a client is ready, over time: what one look has found, and for how long."""
+"""The readiness of a client over time: the results of looking at it, and since when they hold."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Look(NamedTuple):
-    """What one look at a client has found. Times are seconds on a monotonic clock."""
+    """The result of looking at a client once. Times are seconds on a monotonic clock."""
 
     can_write: bool
     can_read: bool
     why_not: str
-    """What is wrong, in one sentence; empty if nothing is."""
+    """What is wrong, in one sentence; empty if nothing is wrong."""
     is_hopeless: bool = False
-    """It will not pass by waiting."""
+    """True if waiting cannot help."""
     began: float | None = None
-    """When what is wrong began, if that is known."""
+    """When the problem began, if known."""
 
 
 class Ability(NamedTuple):
@@ -24,26 +24,28 @@ class Ability(NamedTuple):
     is_able: bool
     since: float
     was_able: bool = False
-    """It was, before it was lost."""
+    """True if they were possible before."""
 
     def after(self, is_able: bool, now: float, began: float | None) -> Ability:
-        """Return the ability after a look at ``now``."""
+        """Return the ability after another look, at the time ``now``."""
         if is_able == self.is_able:
             return self
         if is_able or began is None:
             return Ability(is_able, now, self.is_able)
+        # The problem may have begun before this look, but not before the last change.
         return Ability(is_able, min(now, max(began, self.since)), self.is_able)
 
     def is_ready(self, now: float, grace: float, *, is_hopeless: bool) -> bool:
-        """Return True if it is there, or was lost less than ``grace`` seconds ago and may come
-        back."""
+        """Return True if operations are possible, or were possible less than ``grace`` seconds ago
+        and waiting may help.
+        """
         if self.is_able:
             return True
         return self.was_able and not is_hopeless and now - self.since < grace
 
 
 class ReadyState(NamedTuple):
-    """What is known after a look. Immutable, so thread- and task-safe."""
+    """The readiness of a client after looking at it. Immutable, so thread- and task-safe."""
 
     look: Look
     write: Ability
@@ -54,7 +56,7 @@ class ReadyState(NamedTuple):
         return cls(look, Ability(look.can_write, now), Ability(look.can_read, now))
 
     def after(self, look: Look, now: float) -> ReadyState:
-        """Return what is known after another look."""
+        """Return the state after another look."""
         return ReadyState(
             look,
             self.write.after(look.can_write, now, look.began),
@@ -63,12 +65,12 @@ class ReadyState(NamedTuple):
 
     @property
     def since(self) -> float:
-        """When what is wrong began; if nothing is, since when all is well."""
+        """When the current problem began, or without a problem, since when there is none."""
         lost = [each.since for each in (self.write, self.read) if not each.is_able]
         return min(lost) if lost else max(self.write.since, self.read.since)
 
     def ready(self, now: float, grace: float) -> tuple[bool, bool]:
-        """Return whether it counts as ready to write, and to read."""
+        """Return whether the client counts as ready to write, and as ready to read."""
         hopeless = self.look.is_hopeless
         return (
             self.write.is_ready(now, grace, is_hopeless=hopeless),

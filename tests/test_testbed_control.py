@@ -55,7 +55,8 @@ def test_a_fault_is_posted_strikes_and_is_cleared(
         assert ask(control.url, "DELETE", "/faults?strict=true") == (200, {})
         ask(control.url, "POST", "/faults", cut)
         status, answer = ask(control.url, "DELETE", "/faults?strict=true")
-        assert (status, answer["error"]) == (409, f"never struck: {shown['fault']}")
+        assert status == 409
+        assert answer["error"].startswith(f"never struck: {shown['fault']} ")
         client.shop.orders.insert_one({})
     assert ask(control.url, "GET", "/faults") == (200, [])
 

@@ -259,16 +259,17 @@ def next_of_stream(runtime: Runtime) -> ContextInterceptor:
     """Return an interceptor that gives ``next`` of a change stream a single timeout inside a block.
 
     A block of ``override`` or ``pymongo.timeout`` can only shorten the stream's own timeout.
-    Without a block, pymongo applies that timeout itself. With ``strategy=driver``, pymongo also
-    handles ``pymongo.timeout``.
     """
 
     def begin(stream: ChangeStream) -> AbstractContextManager[None]:
         outer, in_force = blocks.current().timeout_ms, driver.csot.active_timeout()
         if outer is None and (in_force is None or not runtime.owns_retries):
+            # Without a block, pymongo itself applies the stream's timeout. With
+            # ``strategy=driver``, it also applies ``pymongo.timeout``.
             return NO_DEADLINE
         own = driver.cursors.timeout_of_each_next(stream)
         seconds = shorter((outer or 0) / 1000, own or 0)
+        # The active timeout may end earlier than both; then nothing must be activated.
         longer = in_force is not None and shorter(seconds, in_force) == in_force
         return NO_DEADLINE if longer else driver.csot.ActiveTimeout(seconds)
 

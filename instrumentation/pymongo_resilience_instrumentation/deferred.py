@@ -55,12 +55,12 @@ _providers: tuple[object, object] | None = None
 def run_at_exit() -> None:
     """Finish open work when the process exits, before the SDKs that exist now shut down.
 
-    atexit runs the last registration first. Called for each client and transaction, but registers
-    again only if there is another SDK, because CPython keeps a slot for each registration forever
-    and walks all of them to unregister one.
+    Called for each client and each transaction.
     """
     global _providers  # noqa: PLW0603 - one for the process
     tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
+    # atexit runs the last registration first, so register after each new SDK. But not more often:
+    # CPython keeps a slot for each registration forever, and walks all of them to unregister one.
     if _providers is None or _providers[0] is not tracers or _providers[1] is not meters:
         atexit.unregister(_finish)
         atexit.register(_finish)

@@ -112,13 +112,12 @@ def detach_in_child() -> None:
 def clear_inherited() -> None:
     """Detach a task or a forked child from the operation in which it was started, if that has
     ended.
-
-    A task keeps the context in which it was started, but the operation's span and deadline must end
-    with the operation.
     """
     operation = CURRENT.get()
     if operation is None or not operation.ended:
         return
+    # A task keeps the context in which it was started. Its spans must not belong to an ended
+    # operation.
     if operation.outer_context is not None:
         context.attach(operation.outer_context)
     if operation.deadline is not NO_DEADLINE and driver.csot.is_ours():

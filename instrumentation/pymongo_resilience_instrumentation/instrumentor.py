@@ -69,6 +69,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             except ConfigurationError as error:
                 if explicit:
                     raise
+                # OpenTelemetry's loader made the call. A wrong setting must not keep the
+                # application from starting.
                 logger.error(  # noqa: TRY400 - no traceback
                     "%s\n  pymongo-resilience stays off: correct the values above and restart",
                     error,

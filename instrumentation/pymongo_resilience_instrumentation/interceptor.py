@@ -1,9 +1,9 @@
-"""What happens around one method of pymongo, and what runs it: sync or async, the same steps. An
-interceptor has them; that of an operation begins and ends one, ``Within`` puts a timeout in force.
+"""Interceptors run before and after a method of pymongo, with the same steps for sync and async.
 
-Two of the three boundaries for our own bugs are here. Before the driver runs, a bug is logged, and
-pymongo runs alone, unless the application asked for something that pymongo does not do. After the
-driver has answered, a bug is logged, and the application gets that answer.
+Two of the three boundaries against bugs of the library are here. If there is a bug before pymongo
+runs, it is logged and pymongo runs alone, unless the application asked for something that pymongo
+does not do. If there is a bug after pymongo has answered, it is logged and the application gets
+that answer.
 """
 
 from __future__ import annotations
@@ -41,58 +41,66 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""wrapt's: called with the bound original, what it is bound to, and its arguments."""
+"""A wrapt wrapper: called with the bound original, the object that it is bound to, and the
+arguments.
+"""
 FEATURES = ("atomic", "idempotent", "resumable", "hedge", "timeout_ms")
 REFUSED = (ConfigurationError, InvalidOperation, DriversConfigurationError)
-"""What the library refuses is no fault of its own."""
+"""Errors with which the library refuses an operation on purpose."""
 
 
 FOLDERS = tuple(str(Path(file).parent) for file in (engine_file, __file__))
-"""Those of the engine and of this package."""
+"""The folders of the engine and of this package."""
 
 
 def raised_by_library(error: BaseException) -> bool:
-    """Return True if our own code raised the error: a bug of ours.
+    """Return True if the library's own code raised the error, so that it is a bug of the library.
 
-    What the driver, a signal handler or the application's code raises is none.
+    Errors raised by pymongo, a signal handler, or the application's code are not.
     """
     is_fault = isinstance(error, internal_error_types()) and not isinstance(error, PyMongoError)
     return is_fault and raised_in(error, *FOLDERS)
 
 
 class Entered:
-    """One run of a method. Belongs to one thread or task."""
+    """The state of one call of a method. Belongs to one thread or task."""
 
     __slots__ = ("deadline", "instance")
 
     def __init__(self, instance: Any, deadline: AbstractContextManager[None] = NO_DEADLINE) -> None:
         self.instance = instance
         self.deadline = deadline
-        """In force while the driver runs."""
+        """Active while pymongo runs."""
 
 
 class Interceptor:
-    """Around one method. Nothing in here waits, so that it serves both APIs.
+    """Runs before and after one method. Never waits, so that both APIs can use it.
 
-    Thread- and task-safe: what belongs to one run is in what ``enter`` returns, an ``Entered`` or
-    anything else with a ``deadline``.
+    Thread- and task-safe: the state of one call is in the object that ``enter`` returns, an
+    ``Entered`` or anything else with a ``deadline``.
     """
 
     send: Callable[..., Any] | None = None
-    """Called with what ``enter`` returned, the original and its arguments, in place of the
-    original. Returns the result; around a coroutine function, an awaitable."""
+    """Called in place of the original, with the result of ``enter``, the original and its
+    arguments. Returns the result, or an awaitable for a coroutine function.
+    """
     send_async: Callable[..., Any] | None = None
-    """The same around a coroutine function, where it awaits something itself."""
+    """The same for coroutine functions, if it awaits something itself."""
     succeeded: Callable[[Any, Any], Any] | None = None
-    """Called after it with what ``enter`` returned and the result; returns what the caller gets."""
+    """Called with the result of ``enter`` and the result of the method. Returns what the caller
+    gets.
+    """
     logs = True
-    """False if it runs under a lock of the driver's, which a log handler may want, too."""
+    """False if it runs with a lock of pymongo held, which a log handler might need as well."""
     sends_by_policy = False
-    """``send`` does nothing for an operation that no policy holds for."""
+    """``send`` does nothing for an operation without a policy."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - others
-        """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
-        is in ``REFUSED`` for what the application gave; anything else is an internal error."""
+        """Called before the method. The first argument is the instance.
+
+        Return None to leave the call to pymongo. Errors in ``REFUSED`` reach the application; all
+        others are internal errors.
+        """
         return Entered(args[0] if args else None)
 
     def requested_features(self, args: tuple[Any, ...], entered: Any) -> str:  # noqa: ARG002 - for others
@@ -101,9 +109,12 @@ class Interceptor:
         return ""
 
     def failed(self, entered: Any, error: BaseException, *_: Any) -> BaseException | None:  # noqa: ARG002 - for others
-        """After its error, or one of ``succeeded``; returns the error to raise. None: the caller
-        gets None. ``entered`` is None where the driver ran alone. What follows is as ``enter`` has
-        it: ``given`` and ``kwargs``."""
+        """Return the error to raise after an error of the method or of ``succeeded``; None returns
+        None to the caller.
+
+        ``entered`` is None if pymongo ran alone. The remaining arguments are those passed to
+        ``enter``.
+        """
         return error
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
@@ -116,37 +127,38 @@ class Interceptor:
 
 
 class Subclass(NamedTuple):
-    """What takes the place of a class, wherever it is looked up."""
+    """A replacement for a class, wherever it is looked up."""
 
     derive: Callable[[type], type]
 
 
 def is_async(method: Any) -> bool:
-    """Whether it has to be awaited; also of one that another library wrapped."""
+    """Return True if the method must be awaited, even if another library has wrapped it."""
     return inspect.iscoroutinefunction(inspect.unwrap(method))
 
 
 Owner = type | ModuleType
 Replacement = Wrapper | Subclass | Interceptor
 Row = tuple[Owner, str, Replacement]
-"""Whose attribute, its name, and what runs in its place."""
+"""Owner and name of an attribute, and what replaces it."""
 
 
 class DriverCall:
-    """The driver's own method, for what sends it itself: it takes its instance first."""
+    """pymongo's own method, for a ``send`` that takes the instance as its first argument."""
 
     def __init__(self, original: Function, instance: Any) -> None:
         self._original = original
         self._skipped = 0 if instance is None else 1
         self.was_made = False
-        """Once it was, the command may have been sent."""
+        """True once it was called; from then on, the command may have been sent."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.was_made = True
         return self._original(*args[self._skipped :], **kwargs)
 
 
-# The steps are in the wrappers themselves: a healthy operation makes no further call for them.
+# The steps are written out in the wrappers, because a function call for each of them would make
+# every healthy operation slower.
 def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
     found, by_policy = in_progress.current_or_ended, interceptor.sends_by_policy
@@ -279,10 +291,12 @@ def _refuses(
     error: BaseException,
     args: tuple[Any, ...],
 ) -> bool:
-    """Return True if the caller gets what was raised before the driver ran. Otherwise it is a bug
-    of ours, and pymongo runs alone.
+    """Return True if the caller gets an error that was raised before pymongo was called.
 
-    Raises InvalidOperation if pymongo alone would not do what the application asked for.
+    Otherwise the error is a bug of the library. It is logged, and pymongo runs alone.
+
+    Raises:
+        InvalidOperation: pymongo alone would not do what the application asked for.
     """
     if entered is not None:
         in_progress.recover(entered, outer)
@@ -301,8 +315,11 @@ def _has_sent(
     error: BaseException,
     args: tuple[Any, ...],
 ) -> bool:
-    """Return True if what sends in the driver's place has called the driver, or refuses to.
-    Otherwise it is a bug of ours, and the driver's method is called; see ``_refuses``."""
+    """Return True if the replacement of pymongo's method has called pymongo, or refuses to.
+
+    Otherwise the error is a bug of the library. It is logged, and pymongo's method is called; see
+    ``_refuses``.
+    """
     if call.was_made or isinstance(error, REFUSED) or not raised_by_library(error):
         return True
     _log(interceptor, "before", error)
@@ -316,11 +333,15 @@ def _check_nothing_is_dropped(
     error: BaseException,
     args: tuple[Any, ...],
 ) -> None:
+    """Raise InvalidOperation if pymongo alone would silently drop something the application asked
+    for.
+    """
     asked = interceptor.requested_features(args, entered)
     if asked:
         raise InvalidOperation(
             "nothing was sent: an internal error of pymongo-resilience "
-            f"({type(error).__name__}, see the log) would have dropped {asked}"
+            f"({type(error).__name__}) would have dropped {asked}. The log has the traceback: "
+            "please report it"
         ) from error
 
 
@@ -356,19 +377,23 @@ def _recover(
     outer: Operation | None,
     error: BaseException,
 ) -> None:
-    """After a bug of ours behind the driver's answer: log it, and restore what was before."""
+    """Log a bug of the library that was raised after pymongo had answered, and restore the state
+    before the call.
+    """
     in_progress.recover(entered, outer)
     _log(interceptor, "after", error)
 
 
 def _log(interceptor: Interceptor, when: str, error: BaseException) -> None:
+    """Log an internal error, unless a lock of pymongo is held."""
     if interceptor.logs:
         what = type(interceptor).__name__
-        logger.error("internal error in pymongo-resilience %s %s", when, what, exc_info=error)
+        text = "internal error in pymongo-resilience %s %s (please report it)"
+        logger.error(text, when, what, exc_info=error)
 
 
 def outside_of_operations(wrapper: Wrapper) -> Wrapper:
-    """Return a wrapper that does nothing inside of an operation, and costs it no further call."""
+    """Return a wrapper that does nothing inside of an operation."""
     found = in_progress.current_or_ended
 
     def gate(
@@ -396,17 +421,20 @@ class ContextInterceptor(Interceptor):
 
 
 Send = Callable[..., Any]
-"""Called with the operation, the original and its arguments; returns the result, or an
-awaitable."""
+"""Called with the operation, the original and its arguments. Returns the result, or an
+awaitable.
+"""
 
 
 class Sender(NamedTuple):
     """What a feature puts around a method of the public API."""
 
     make: Callable[[Any], Send | None]
-    """From an OperationInterceptor to what sends in place of the original, if anything."""
+    """Returns the function that sends in place of the original, if any, from an
+    OperationInterceptor.
+    """
     by_policy: bool
-    """An operation that no policy holds for is sent as it is."""
+    """Operations without a policy are sent unchanged."""
 
 
 def _chained(outer: Send, inner: Send) -> Send:
@@ -417,14 +445,16 @@ def _chained(outer: Send, inner: Send) -> Send:
 
 
 def named_features(policy: Policy) -> str:
-    """Return the options of a policy that pymongo knows nothing of, ``"atomic=True, ..."``."""
+    """Return the options of a policy that pymongo does not have, as ``"atomic=True, ..."``."""
     values = {name: getattr(policy, name) for name in FEATURES}
     return ", ".join(f"{name}={value}" for name, value in values.items() if value)
 
 
 class OperationInterceptor(Interceptor):
-    """``enter`` returns an Operation. Outermost wins: what an operation calls in turn on its own
-    client is no operation of its own."""
+    """An interceptor whose ``enter`` returns an Operation.
+
+    Only the outermost call is an operation. Calls that it makes on the same client are part of it.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -433,7 +463,7 @@ class OperationInterceptor(Interceptor):
             self.succeeded = runtime.end
 
     def plug_in(self, senders: Sequence[Sender]) -> None:
-        """What features put around the original, the first of them outermost."""
+        """Add what features put around the original. The first one is outermost."""
         self.sends_by_policy = all(sender.by_policy for sender in senders)
         for sender in reversed(senders):
             send = sender.make(self)

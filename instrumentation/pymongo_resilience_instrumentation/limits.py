@@ -45,8 +45,9 @@ class Limits:
     deadline: AbstractContextManager[None] = NO_DEADLINE
     """Activates the timeout, if the library must do so."""
     without_request: tuple[float | None, TimeoutSource] | None = None
-    """``timeout`` and ``source`` as they would be if the incoming request did not end the operation
-    earlier; None if it does not."""
+    """``timeout`` and ``source`` without the deadline of the incoming request. None if that
+    deadline does not shorten the timeout.
+    """
     own_timeout: float | None = None
     """The timeout that the operation would have without a ``pymongo.timeout`` around it."""
     own_source: TimeoutSource = TimeoutSource.NONE
@@ -77,8 +78,11 @@ class Limits:
     """The waits for a server or a connection so far."""
 
     def to_keep(self) -> tuple[float | None, TimeoutSource]:
-        """Return the timeout that a cursor or stream of this operation keeps, and who set it:
-        nothing of the incoming request, which it may outlive."""
+        """Return the timeout that a cursor or stream of this operation keeps, and who set it.
+
+        The deadline of the incoming request is not included, because the cursor may outlive the
+        request.
+        """
         return self.without_request or (self.timeout, self.source)
 
     def for_another_try(self) -> Limits:

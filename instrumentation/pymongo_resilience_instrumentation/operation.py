@@ -259,11 +259,9 @@ class Operation:
             CURRENT.reset(self.token)
 
     def leave(self) -> None:
-        """Leave it, so that the caller's own span and timeout are active again.
-
-        If a signal handler raises halfway, this may be called again. So whatever is active ends
-        first, and the operation is forgotten last.
-        """
+        """Leave the operation, so that the caller's own span and timeout are active again."""
+        # A signal handler may raise halfway, and this is then called again. So end what is active
+        # first, and drop the references to the operation last.
         self.ended = True
         self._restore()
         # A context that outlives the operation, such as that of a task or a connection, keeps this

@@ -187,6 +187,8 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
         yield from pool_metrics.wrapped(runtime.clients, metrics)
     yield from session_methods.wrapped(runtime)
     yield from readiness.wrapped(runtime)
+    # pymongo's own loop decides, so waits are only observed, and limits only follow timeouts that
+    # were set through this library.
     if not runtime.owns_retries:
         yield from bounded_waits.observed(connected)
         yield from command_limits.of_cursors(runtime.enabled_flag)

@@ -61,8 +61,9 @@ UNUSED = (
 
 
 class Runtime:
-    """The state of one ``instrument()``. Thread- and task-safe, because whatever changes is on the
-    operation.
+    """The state of one ``instrument()``.
+
+    Thread- and task-safe, because all changing state is on the operation.
     """
 
     hedges: Any = None

@@ -91,6 +91,7 @@ def _missing_names(part: Part) -> list[str]:
         if inner:
             place = getattr(place, inner)
     except (ImportError, AttributeError):
+        # A whole module or class is missing, so do not list its names one by one.
         return [part.place]
     return [f"{part.place}.{name}" for name in part.names if not _has(place, name)]
 

@@ -1,8 +1,7 @@
-"""Deadlines from the incoming request: all operations of a request share the time that its caller
-still waits.
+"""Deadlines from incoming requests: operations of a request end when its caller stops waiting.
 
-A middleware or interceptor reads how long the caller waits, and ends every operation of the request
-by then. Whatever runs after the response has none of it. See docs/request-deadlines.md.
+A middleware or an interceptor reads how long the caller waits, and limits every operation of the
+request to that time. It does not limit what runs after the response. See docs/request-deadlines.md.
 """
 
 from pymongo_resilience.deadlines.asgi import ASGIMiddleware

@@ -1,4 +1,4 @@
-"""ASGI: FastAPI, Starlette, Django, Litestar, Quart."""
+"""Request deadlines for ASGI: FastAPI, Starlette, Django, Litestar, Quart."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ HEADERS = [
 
 
 class ASGIMiddleware:
-    """``app = ASGIMiddleware(app, header="x-request-timeout-ms", max_ms=30_000)``.
+    """ASGI middleware that ends the operations of a request when its caller stops waiting.
 
-    All operations of a request end by the time that its header gives, until the first part of the
-    response's body is sent: what streams after that, and background tasks, have none of it. A
-    request that arrives expired is answered with 504. WebSockets are left alone.
+    Use it as ``app = ASGIMiddleware(app, header="x-request-timeout-ms", max_ms=30_000)``.
+
+    The deadline applies until the first part of the response's body is sent. It does not apply to
+    what streams after that, or to background tasks. A request whose time is over when it arrives is
+    answered with the status 504. WebSockets are not changed. Thread- and task-safe.
 
     Args:
         app: An ASGI application.
-        header: The name of the header: milliseconds, or gRPC's format if it is ``grpc-timeout``.
-        max_ms: Milliseconds that a request may have at most; unset, as long as the header says.
-        default_ms: Milliseconds of a request without the header; unset, it has no deadline.
+        header: The name of the header that contains the timeout, in milliseconds, or in gRPC's
+            format if the name is ``grpc-timeout``.
+        max_ms: The maximum for a request, in milliseconds. Without it, the header alone decides.
+        default_ms: The timeout of a request without the header, in milliseconds. Without it, such a
+            request has no deadline.
 
     Raises:
-        ConfigurationError: One of the arguments is not legal.
-
-    Thread- and task-safe.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class ASGIMiddleware:
         self._name = self._limits.header.encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Handle one request, as ASGI has it."""
+        """Handle one request (ASGI specification, "Applications")."""
         seconds = None
         if scope["type"] == "http":
             seconds = self._limits.seconds_of_header(_value(scope["headers"], self._name))
@@ -63,6 +65,7 @@ class ASGIMiddleware:
             block = Request(seconds).step()
 
             async def send_on(message: Message) -> None:
+                # Only mark the block as ended: it belongs to the context in which it was entered.
                 if message["type"] in BEGINS_BODY:
                     block.ended = True
                 await send(message)
@@ -72,6 +75,6 @@ class ASGIMiddleware:
 
 
 def _value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return a header's value; several values are joined, and so make no sense."""
+    """Return the value of a header. Several values are joined, which makes them invalid."""
     values = [value for each, value in headers if each == name]
     return b",".join(values).decode("latin-1").strip() if values else None

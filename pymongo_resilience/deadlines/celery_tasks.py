@@ -1,4 +1,4 @@
-"""Celery: signals around each task."""
+"""Request deadlines for Celery: signals before and after each task."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from pymongo_resilience.policies.blocks import Block
 def connect_celery(
     *, header: str | None = None, max_ms: int | None = None, default_ms: int | None = None
 ) -> Callable[[], None]:
-    """Give all operations of a task one deadline together; return a function that ends that.
+    """Give each task a deadline for all of its operations.
 
-    A task ends by the earliest of these: what its message header says, its ``soft_time_limit``,
-    its ``time_limit``, and ``max_ms``. Celery refuses expired tasks itself (``expires``).
+    A task's operations end at the earliest of these times: the value of its message header, its
+    ``soft_time_limit``, its ``time_limit``, and ``max_ms``. Celery itself refuses expired tasks
+    (``expires``).
+
+    Call it once, in the module that creates the Celery application. Prefork workers inherit it.
 
     Args:
-        header: The name of a header of the message with milliseconds, counted from the begin of the
-            task: ``place.apply_async(headers={"x-request-timeout-ms": 500})``.
-        max_ms: Milliseconds that a task may have at most.
-        default_ms: Milliseconds of a task without the header and without limits.
+        header: The name of a message header with milliseconds, counted from the start of the task,
+            as in ``place.apply_async(headers={"x-request-timeout-ms": 500})``.
+        max_ms: The maximum for a task, in milliseconds.
+        default_ms: The timeout of a task without the header and without limits, in milliseconds.
+
+    Returns:
+        A function that undoes the call.
 
     Raises:
-        ConfigurationError: One of the arguments is not legal.
-
-    Call it once, in the module that makes the Celery application; prefork workers inherit it.
+        ConfigurationError: An argument is invalid.
     """
     limits = RequestLimits(header=header, max_ms=max_ms, default_ms=default_ms)
     signals: Any = import_module("celery.signals")
@@ -43,6 +47,7 @@ def connect_celery(
     def end(task_id: str, **_: Any) -> None:
         block = running.pop(task_id, None)
         if block is not None:
+            # Only mark the block as ended, because this may run in another context than ``begin``.
             block.ended = True
 
     signals.task_prerun.connect(begin, weak=False)
@@ -56,19 +61,19 @@ def connect_celery(
 
 
 def _seconds(limits: RequestLimits, task: Any) -> float | None:
-    """Return how long a task may take; None without a limit."""
+    """Return how long a task may take, or None if it has no limit."""
     request = task.request
     value: Any = None
     if limits.header:
-        # Of Celery 5: in ``headers``, or among the attributes of the request.
+        # Celery 5 stores a message's headers in ``headers``, or as attributes of the request.
         headers: Any = getattr(request, "headers", None) or {}
         value = headers.get(limits.header, getattr(request, limits.header, None))
     hard, soft = getattr(request, "timelimit", None) or (None, None)
     hard, soft = hard or task.time_limit, soft or task.soft_time_limit
-    found = [float(each) for each in (hard, soft) if each]
-    if value is not None or not found:
+    limits_s = [float(each) for each in (hard, soft) if each]
+    if value is not None or not limits_s:
         text = None if value is None else str(value)
-        said = limits.seconds_of_header(text)
-        if said is not None:
-            found.append(said)
-    return limits.seconds_of(min(found)) if found else None
+        from_header = limits.seconds_of_header(text)
+        if from_header is not None:
+            limits_s.append(from_header)
+    return limits.seconds_of(min(limits_s)) if limits_s else None

@@ -1,5 +1,7 @@
-"""gRPC servers: interceptors for ``grpc.server`` and ``grpc.aio.server``. gRPC itself reads the
-caller's deadline, and ends the call with it: a stream of responses included."""
+"""Request deadlines for gRPC: interceptors for ``grpc.server`` and ``grpc.aio.server``.
+
+gRPC itself reads the caller's deadline and ends the call, including a stream of responses.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,25 @@ from pymongo_resilience.deadlines.limits import EXPIRED_TEXT, RequestLimits, rep
 from pymongo_resilience.deadlines.request import Request
 
 Behavior = Callable[[Any, Any], Any]
-"""The application's method: called with the request, or an iterator of requests, and a context."""
+"""The application's method. It is called with the request, or an iterator of requests, and a
+context.
+"""
 
 
 def grpc_interceptor(*, max_ms: int | None = None, default_ms: int | None = None) -> Any:
     """Return an interceptor for ``grpc.server(..., interceptors=[grpc_interceptor()])``.
 
-    All operations of a call end by its deadline, or earlier. A call that arrives expired ends with
-    DEADLINE_EXCEEDED.
+    All operations of a call end at the call's deadline. A call whose time is over when it arrives
+    ends with DEADLINE_EXCEEDED. The interceptor is thread-safe. Requires the package grpcio.
 
     Args:
-        max_ms: Milliseconds that a call may have at most; unset, as long as its deadline says.
-        default_ms: Milliseconds of a call without a deadline; unset, it has none.
+        max_ms: The maximum for a call, in milliseconds. Without it, the call's deadline alone
+            decides.
+        default_ms: The timeout of a call without a deadline, in milliseconds. Without it, such a
+            call has no deadline.
 
     Raises:
-        ConfigurationError: One of the arguments is not legal.
-
-    What it returns is thread-safe. Needs the package grpcio.
+        ConfigurationError: An argument is invalid.
     """
     limits = RequestLimits(max_ms=max_ms, default_ms=default_ms)
     grpc: Any = import_module("grpc")
@@ -38,7 +42,9 @@ def grpc_interceptor(*, max_ms: int | None = None, default_ms: int | None = None
 
 
 def grpc_aio_interceptor(*, max_ms: int | None = None, default_ms: int | None = None) -> Any:
-    """Return the same for ``grpc.aio.server``. What it returns is task-safe."""
+    """Return a task-safe interceptor for ``grpc.aio.server``. Otherwise like
+    ``grpc_interceptor``.
+    """
     limits = RequestLimits(max_ms=max_ms, default_ms=default_ms)
     grpc: Any = import_module("grpc")
     aio: Any = import_module("grpc.aio")
@@ -53,7 +59,7 @@ class _Interceptor:
         self._limits = limits
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Return the handler of a call, with the deadline around the application's method."""
+        """Return the handler of a call, which applies the deadline to the application's method."""
         return self._around(continuation(details))
 
     def _around(self, handler: Any) -> Any:
@@ -86,7 +92,7 @@ class _AsyncInterceptor(_Interceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        """Do the same in a task."""
+        """Return the handler of a call, as in the synchronous interceptor."""
         return self._around(await continuation(details))
 
     def _wrap(self, behavior: Behavior, streams: bool) -> Behavior:
@@ -109,11 +115,12 @@ class _AsyncInterceptor(_Interceptor):
                     return await behavior(request, context)
 
             return call
-        # gRPC runs it in a thread, with a context for threads.
+        # gRPC runs a method that is not a coroutine function in a thread, with a context for
+        # threads.
         return super()._wrap(behavior, streams)
 
     async def _begin(self, context: Any) -> Request | None:
-        """Return the deadline of a call; None without one. Ends a call that has expired."""
+        """Return the deadline of a call, or None. End the call if its time is over."""
         seconds = self._limits.seconds_of(context.time_remaining())
         if seconds is not None and seconds <= 0:
             report_expired("grpc")

@@ -1,5 +1,6 @@
-"""How long a request may take: what its caller says, if that makes sense, between a default and a
-maximum."""
+"""Determines how long a request may take: what its caller asks for, between a default and a
+maximum.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +15,27 @@ from pymongo_resilience.option_types import ATTEMPT_TIMEOUT_MS, MAX_MS, shown
 GRPC_TIMEOUT = "grpc-timeout"
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _GRPC_VALUE = re.compile(r"([0-9]{1,8})([HMSmun])")
-"""gRPC over HTTP/2, "Requests": at most eight digits, and a unit."""
+"""At most eight digits and a unit. Source: gRPC over HTTP2, "Requests"."""
 _MILLISECONDS = re.compile(r"[0-9]{1,10}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 EXPIRED_TEXT = "the request's deadline had passed when it arrived"
 
 
 class RequestLimits:
-    """Immutable, apart from what was logged; thread- and task-safe. Durations are seconds."""
+    """Limits for the time of requests. Durations are in seconds. Thread- and task-safe."""
 
     def __init__(
         self, *, max_ms: int | None, default_ms: int | None, header: str | None = None
     ) -> None:
-        """``header`` is the name of the header that carries the timeout.
+        """Check and store the limits.
+
+        Args:
+            max_ms: The maximum, in milliseconds.
+            default_ms: The timeout of requests that name none, in milliseconds.
+            header: The name of the header that contains the timeout.
 
         Raises:
-            ConfigurationError: a value is not legal.
+            ConfigurationError: A value is invalid.
         """
         problems: list[str] = []
         for name, value in (("max_ms", max_ms), ("default_ms", default_ms)):
@@ -47,8 +53,13 @@ class RequestLimits:
         self._has_logged = False
 
     def seconds_of_header(self, value: str | None) -> float | None:
-        """Return how long a request with this value of the header may take, 0 if it has expired;
-        None if it may take as long as it likes. Values that make no sense count as none."""
+        """Return how long a request with this header may take.
+
+        A value that cannot be parsed counts as no header.
+
+        Returns:
+            Seconds, 0 if the time is over, or None without a limit.
+        """
         if value is None:
             return self._default
         seconds = self._parse(value)
@@ -57,7 +68,9 @@ class RequestLimits:
         return self.seconds_of(seconds)
 
     def seconds_of(self, seconds: float | None) -> float | None:
-        """Return the same for a timeout that a framework has read."""
+        """Return how long a request may take whose timeout a framework has read, as
+        ``seconds_of_header`` does.
+        """
         if seconds is None or not seconds <= MAX_MS / 1000:
             return self._default
         return min(max(seconds, 0.0), self._longest)
@@ -71,7 +84,7 @@ class RequestLimits:
         return seconds if seconds is not None and seconds <= MAX_MS / 1000 else None
 
     def _log_ignored(self) -> None:
-        # Not the value: it is whatever a caller sends.
+        # Do not log the value, because a caller may send anything.
         if not self._has_logged:
             self._has_logged = True
             expected = (
@@ -91,5 +104,5 @@ def _is_header_name(name: object) -> bool:
 
 
 def report_expired(received_by: str) -> None:
-    """Report to listeners, log and metrics that a request was refused."""
+    """Report a refused request to listeners, the log, and metrics."""
     outlet.on_event(RequestExpired(received_by))

@@ -18,15 +18,18 @@ TIMEOUT = number(0, MAX_MS)
 
 
 def remaining_ms() -> float | None:
-    """Return the milliseconds that the request around the caller has left, 0 if it is over; None
-    without a deadline. For calls to other services. Thread- and task-safe."""
+    """Return how many milliseconds the caller's request has left, for calls to other services.
+
+    0 if the time is over, None without a deadline. Thread- and task-safe.
+    """
     expires_at = blocks.expires_at()
     return None if expires_at is None else max(0.0, (expires_at - CLOCK.now()) * 1000)
 
 
 class _BlockContext:
-    """Enters and leaves a new block, as ``with`` and as ``async with``. Belongs to one thread or
-    task."""
+    """Enters and leaves a new block, with ``with`` or ``async with``. Belongs to one thread or
+    task.
+    """
 
     _block: Block | None = None
 
@@ -50,15 +53,16 @@ class _BlockContext:
 
 
 class request_deadline(_BlockContext):  # noqa: N801 - reads as a statement, like override
-    """``with request_deadline(timeout_ms=500):`` ends every operation inside 500 ms after the block
-    was entered, or earlier if it has a shorter timeout.
+    """Ends every operation inside of the block at the same time.
 
-    For requests that no middleware of this module handles. Works as ``with`` and ``async with``.
-    Tasks that are started inside share the deadline until the block is left. An operation that
-    begins when the time is over raises ``OperationTimeoutError``, and nothing is sent.
+    Use it as ``with request_deadline(timeout_ms=500):`` or with ``async with``, for requests that
+    no middleware of this module handles. An operation with a shorter timeout of its own ends
+    earlier. Tasks that are started inside share the deadline until the block is left. An operation
+    that begins after the deadline raises ``OperationTimeoutError``, and nothing is sent. An
+    instance belongs to one thread or task at a time.
 
-    Raises ConfigurationError for a timeout that is negative or no number. An object is for one
-    thread or task at a time.
+    Raises:
+        ConfigurationError: The timeout is negative or not a number.
     """
 
     def __init__(self, *, timeout_ms: float) -> None:
@@ -71,10 +75,10 @@ class request_deadline(_BlockContext):  # noqa: N801 - reads as a statement, lik
 
 
 class detached(_BlockContext):  # noqa: N801 - as above
-    """``with detached():`` takes the code inside out of the request around it: for a task that is
-    started in a request, and that nobody waits for.
+    """Removes the deadline of the request for the code inside of the block.
 
-    Works as ``with`` and ``async with``. An object is for one thread or task at a time.
+    Use it as ``with detached():`` or with ``async with``, around starting a task that nobody waits
+    for. An instance belongs to one thread or task at a time.
     """
 
     def _make_block(self) -> Block:
@@ -82,18 +86,21 @@ class detached(_BlockContext):  # noqa: N801 - as above
 
 
 class Request:
-    """One incoming request. ``step`` is for a part of its handling; no part keeps the deadline
-    beyond its end, whoever abandons the request and wherever."""
+    """One incoming request.
+
+    Each part of its handling runs in a block from ``step``. A part that is abandoned, in whatever
+    thread or context, does not keep the deadline active after its end.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._expires_at = CLOCK.now() + seconds
 
     def step(self) -> Block:
-        """Return a block around a part of the request's handling."""
+        """Return a block for a part of the request's handling."""
         return Block(EMPTY_POLICY, expires_at=self._expires_at)
 
     def steps(self, items: Iterator[T]) -> Generator[T, None, None]:
-        """Yield the items, each made under the deadline."""
+        """Yield the items of an iterator. Each is created under the deadline."""
         try:
             while True:
                 with self.step():
@@ -101,6 +108,7 @@ class Request:
                         item = next(items)
                     except StopIteration:
                         return
+                # Yield outside of the block, so that the deadline does not apply to the caller.
                 yield item
         finally:
             close: Any = getattr(items, "close", None)
@@ -109,7 +117,7 @@ class Request:
                     close()
 
     async def steps_async(self, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """Yield the items of an asynchronous iterator, each made under the deadline."""
+        """Yield the items of an asynchronous iterator. Each is created under the deadline."""
         try:
             while True:
                 with self.step():
@@ -117,6 +125,7 @@ class Request:
                         item = await anext(items)
                     except StopAsyncIteration:
                         return
+                # As above: yield outside of the block.
                 yield item
         finally:
             close: Any = getattr(items, "aclose", None)

@@ -1,4 +1,4 @@
-"""WSGI: Flask, Django, Pyramid, Bottle."""
+"""Request deadlines for WSGI: Flask, Django, Pyramid, Bottle."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ BODY = EXPIRED_TEXT.encode() + b"\n"
 
 
 class WSGIMiddleware:
-    """``app.wsgi_app = WSGIMiddleware(app.wsgi_app, header="x-request-timeout-ms")``.
+    """WSGI middleware that ends the operations of a request when its caller stops waiting.
 
-    All operations of a request end by the time that its header gives, until the application has
-    started its response: what streams after that has none of it. A request that arrives expired is
-    answered with 504.
+    Use it as ``app.wsgi_app = WSGIMiddleware(app.wsgi_app, header="x-request-timeout-ms")``.
+
+    The deadline applies until the application has started its response, but not to what streams
+    after that. A request whose time is over when it arrives is answered with the status 504.
+    Thread-safe.
 
     Args:
         app: A WSGI application.
-        header: The name of the header: milliseconds, or gRPC's format if it is ``grpc-timeout``.
-        max_ms: Milliseconds that a request may have at most; unset, as long as the header says.
-        default_ms: Milliseconds of a request without the header; unset, it has no deadline.
+        header: The name of the header that contains the timeout, in milliseconds, or in gRPC's
+            format if the name is ``grpc-timeout``.
+        max_ms: The maximum for a request, in milliseconds. Without it, the header alone decides.
+        default_ms: The timeout of a request without the header, in milliseconds. Without it, such a
+            request has no deadline.
 
     Raises:
-        ConfigurationError: One of the arguments is not legal.
-
-    Thread-safe.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class WSGIMiddleware:
         self._key = "HTTP_" + self._limits.header.upper().replace("-", "_")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Handle one request, as WSGI has it."""
+        """Handle one request (PEP 3333)."""
         value: str | None = environ.get(self._key)
         seconds = self._limits.seconds_of_header(None if value is None else value.strip())
         if seconds is None:
@@ -62,12 +64,15 @@ class WSGIMiddleware:
         request = Request(seconds)
         with request.step():
             body = self.app(environ, start)
-        # An application that is a generator function does nothing before its first step.
+        # An application that is a generator function has not run yet. It runs when its first part
+        # is read.
         return body if has_started else _Body(request, body)
 
 
 class _Body:
-    """The body of a response that has not started: its first part is made under the deadline."""
+    """The body of a response that has not started yet. Its first part is created under the
+    deadline.
+    """
 
     def __init__(self, request: Request, body: Iterable[bytes]) -> None:
         self._request = request

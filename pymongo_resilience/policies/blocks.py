@@ -35,7 +35,7 @@ class Block:
         self.expires_at = expires_at
         """When the operations inside end at the latest, on the monotonic clock."""
         self.is_detached = is_detached
-        """The ends of the blocks around it do not apply inside."""
+        """True if the ends of the blocks around it do not apply inside."""
         self.outer = next(_chain(_innermost.get()), None)
         self.ended = False
         self._merged: tuple[Policy, Policy] | None = None
@@ -93,8 +93,9 @@ def timed() -> Block | None:
 
 
 def expires_at() -> float | None:
-    """Return when the operations of the caller have to end: the earliest end that a block around
-    the caller names."""
+    """Return when the caller's operations must end: the earliest end of all blocks around it, or
+    None.
+    """
     earliest: float | None = None
     for block in _chain(_innermost.get()):
         if block.expires_at is not None and (earliest is None or block.expires_at < earliest):
@@ -169,6 +170,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             for entered in self._entered:
                 entered.ended = True
             raise
+        # Another thread may have removed it in the meantime.
         with suppress(ValueError):
             self._entered.remove(block)
 

@@ -234,23 +234,20 @@ class Evidence(enum.Enum):
 
 
 def evidence(failure: Failure) -> Evidence:
-    """Return what a failed attempt shows. A successful one shows ``Evidence.HEALTHY``.
-
-    Network errors, timeouts and overload count as unhealthy. The application's own errors, such as
-    a duplicate key or a missing permission, count as healthy, because the server answered.
-    """
+    """Return what a failed attempt shows. A successful one shows ``Evidence.HEALTHY``."""
     if failure.selection or failure.reason in NO_EVIDENCE:
         return Evidence.NONE
     # The time ran out before anything was sent. The caller chose the timeout, so it shows nothing
     # about the server.
     if failure.timed_out and failure.stage is Stage.NOT_SENT:
         return Evidence.NONE
+    # Network errors, timeouts and overload show that the server is in trouble.
     if failure.overloaded or failure.reason in UNHEALTHY:
         return Evidence.UNHEALTHY
     # The cause is on the client's side: a wrong certificate or password, a full pool, or a document
     # that cannot be encoded.
     if failure.stage is not Stage.ANSWERED:
         return Evidence.NONE
-    # The server itself reported that the time limit was exceeded, as slow servers do under a
-    # deadline.
+    # The server has answered. Errors of the application, such as a duplicate key or a missing
+    # permission, show that it is healthy. But a server that reports an exceeded time limit is slow.
     return Evidence.UNHEALTHY if failure.timed_out else Evidence.HEALTHY

@@ -79,7 +79,7 @@ def test_faults_strike_what_carries_them(proxies: InFrontOf, database: str) -> N
 
 @pytest.mark.parametrize("fault", [Election()])
 def test_it_cannot_elect(proxies: InFrontOf, fault: Any) -> None:
-    with pytest.raises(ValueError, match="not a InFrontOf"):
+    with pytest.raises(ValueError, match=r"needs a ReplicaSet.* InFrontOf"):
         proxies.inject(fault)
 
 

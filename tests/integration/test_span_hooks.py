@@ -90,8 +90,8 @@ def test_one_that_raises_is_logged_once_and_hurts_nothing(
             side.do(client[database].command, "nonsense")
     assert len(calls) == (6 if name == "request_hook" else 3)
     assert len(telemetry.spans()) == 12
-    (record,) = [each for each in caplog.records if "raised" in each.message]
-    assert record.message == f"the {name} raised; later errors of it are not logged"
+    (record,) = [each for each in caplog.records if name in each.message]
+    assert "not logged" in record.message
     assert repr(record.exc_info[1] if record.exc_info else None) == "LookupError('of the hook')"
 
 

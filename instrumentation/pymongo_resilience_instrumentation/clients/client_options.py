@@ -27,8 +27,6 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, bool
     """Return a client's arguments without ``adaptiveRetries``, and the value of the option, or
     None.
 
-    A keyword argument takes precedence over the URI, as for pymongo's own options.
-
     Raises:
         pymongo.errors.ConfigurationError: If the value is not a boolean.
     """
@@ -37,13 +35,16 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, bool
         args = (_without(args[0], values), *args[1:])
     elif "host" in kwargs:
         kwargs = kwargs | {"host": _without(kwargs["host"], values)}
+    # pymongo ignores the case of option names as well.
     for name in [name for name in kwargs if name.lower() == OPTION.lower()]:
+        # The dictionary may belong to the application.
         kwargs = kwargs.copy()
         value = kwargs.pop(name)
         flag = _BOOLEANS.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(flag, bool):
             raise ConfigurationError(f"{name}={value!r}: expected True or False")
         values.append(flag)
+    # The value of a keyword argument was added last, so it takes precedence.
     return (args, kwargs), values[-1] if values else None
 
 
@@ -73,11 +74,7 @@ def has_srv(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise pymongo's ConfigurationError for a negative ``timeoutMS`` in a URI.
-
-    pymongo ignores it with a warning, against Client Side Operations Timeout. It refuses a negative
-    keyword argument itself.
-    """
+    """Raise pymongo's ConfigurationError for a negative ``timeoutMS`` in a URI."""
     host = args[0] if args else kwargs.get("host")
     for uri in host if isinstance(host, (list, tuple)) else [host]:
         query = uri.partition("?")[2] if isinstance(uri, str) else ""
@@ -85,6 +82,8 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
             # Let pymongo refuse a value that is not a number.
             with suppress(ValueError):
                 if float(unquote_plus(value)) < 0:
+                    # Source: Client Side Operations Timeout, "timeoutMS". pymongo 4.20 ignores such
+                    # a value with a warning, although it refuses a negative keyword argument.
                     raise ConfigurationError(
                         f"{option}={value} in the URI: expected 0 (no timeout) or more"
                     )

@@ -153,7 +153,7 @@ class ClientState:
     limits: Any = None
     """A ClientLimits (selection/); None for a client that was made before ``instrument()``."""
     readiness: Any = None
-    """A History (public_api/readiness.py), once its readiness was asked for."""
+    """A History (public_api/readiness.py), or None before the first call of ``readiness``."""
     closed = False
     """True if the client is closed or being closed."""
     coroutine_closed = False

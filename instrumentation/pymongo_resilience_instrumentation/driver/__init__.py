@@ -4,8 +4,8 @@
 support a new pymongo. Nothing is decided in this package.
 
 Values that the library keeps on pymongo's objects are set and read as attributes. Reading the
-``__dict__`` of an instance makes each later attribute access slower for good in CPython 3.11 and
-3.12, and an operation reads about fifty attributes of a client and its topology.
+``__dict__`` of an instance makes each later attribute access slower, permanently, in CPython 3.11
+and 3.12, and an operation reads about fifty attributes of a client and its topology.
 """
 
 from __future__ import annotations

@@ -71,8 +71,6 @@ class PymongoLoop(Protocol):
 
     def _write(self) -> Any: ...
 
-    # What the subclass that takes the place of pymongo's class adds.
-
     # The attributes that the library's subclass adds.
     owner: AttemptOwner | None
     """Decides about the attempts; None if pymongo runs the loop alone."""
@@ -150,17 +148,14 @@ class DriverAttempts:
     """Seconds."""
 
     def first(self) -> Any:
-        """Make the first attempt, and once do what pymongo's ``run`` does before a write.
-
-        ``run`` must not be called for retries: it would allocate a new transaction number, and the
-        server would apply the write again.
-        """
+        """Make the first attempt, and once do what pymongo's ``run`` does before a write."""
         loop = self.loop
         if loop._is_read:
             return loop._read()
         session = self.session
         if loop._retryable and session is not None and not session.in_transaction:
-            # Allocates the transaction number that all attempts of this write use.
+            # Allocate the transaction number that all attempts of this write use. ``run`` would
+            # allocate a new one for each retry, and the server would apply the write again.
             session._start_retryable_write()
             if loop._bulk:
                 loop._bulk.started_retryable_write = True
@@ -187,13 +182,11 @@ class DriverAttempts:
         return loop.driver_func(*args)
 
     def _pin_to_router(self, connection: Connection) -> None:
-        """Pin a transaction to its router, if the connection is one to a mongos.
-
-        pymongo 4.20 decides by the server's description, which is Unknown for a moment after
-        another operation's network error. The commit could then go to any router, without the
-        recovery token that identifies the transaction there.
-        """
+        """Pin a transaction to its router, if the connection is one to a mongos."""
         session = self.session
+        # Ask the connection, not the server's description as pymongo 4.20 does. The description is
+        # Unknown for a moment after another operation's network error, and the commit could then go
+        # to any router, without the recovery token that identifies the transaction there.
         if not connection.is_mongos:
             return
         if self.command_name() != ABORT:
@@ -253,16 +246,14 @@ class DriverAttempts:
         return self.session is not None and bool(self.session.in_transaction)
 
     def kind(self) -> Kind:
-        """Return the kind of the operation for the retry rules.
-
-        pymongo's read flag is not enough: ``command()``, aggregates with a write stage, and getMore
-        use its read path as well, and other attributes tell them apart.
-        """
+        """Return the kind of the operation for the retry rules."""
         name = self.command_name()
         if name in ("commitTransaction", "abortTransaction"):
             return Kind.TRANSACTION_END
         if name in (KILL_CURSORS, END_SESSIONS):
             return Kind.CLEANUP
+        # pymongo's read flag is not enough from here on: ``command()``, aggregates with a write
+        # stage, and getMore use its read path as well.
         if self.loop._is_run_command:
             return Kind.COMMAND
         if not self.loop._is_read:
@@ -321,14 +312,14 @@ class DriverAttempts:
     def lost_its_txn_number(self, connection: Connection) -> bool:
         """Return True if pymongo would now send a retryable write as an ordinary one.
 
-        That happens if the server became Unknown or a secondary between selection and sending. A
-        standalone never supports retryable writes, and a direct connection always goes to the same
-        server, so these two do not count.
+        That happens if the server became Unknown or a secondary between selection and sending.
         """
         if self.loop._is_read or self.in_transaction() or not connection.supports_sessions:
             return False
         if self.topology_type() != "Single":
             return True
+        # A direct connection always goes to the same server, so only Unknown matters there. A
+        # standalone server never supports retryable writes, so nothing was lost.
         return (
             not connection.is_standalone
             and self.loop._server.description.server_type_name == "Unknown"
@@ -359,14 +350,13 @@ class DriverAttempts:
         """Return a method of pymongo to call after a failed attempt, or None. In async clients, a
         coroutine function.
 
-        Either the topology's method that marks a server as unknown until its next check. It is
-        needed if a statement of a write reports "not primary", which pymongo ignores, so that the
-        next attempt would go to the same server; but not for an error relayed by a router, which is
-        not the router's own state. Or the session's method that unpins it from its server after a
-        failed write, as in pymongo's own loop.
+        The method marks a server as unknown, or unpins a session from its server.
         """
         in_statement = failure.executed and not isinstance(failure.error, WriteConcernError)
         connection = self.connection
+        # pymongo ignores a "not primary" error in a statement of a write, so the next attempt would
+        # go to the same server. Mark the server as unknown until its next check. An error relayed
+        # by a router is not about the router itself.
         if (
             failure.reason is RetryReason.NOT_PRIMARY
             and in_statement
@@ -385,6 +375,7 @@ class DriverAttempts:
             return partial(topology.handle_error, self.loop._server.description.address, context)
         method: Callable[[], Any] | None = None
         if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
+            # As pymongo's own loop does, unpin the session after a failed write.
             is_write = not self.loop._is_read and self.session is not None
             # In async clients, ``_unpin`` is a coroutine function. The executor awaits it;
             # otherwise it would silently not run.
@@ -392,18 +383,17 @@ class DriverAttempts:
         return method
 
     def stays_pinned(self, failure: Failure) -> bool:
-        """Return True if a retry must go to the router on which the transaction began.
-
-        No other router knows the transaction. A commit or an abort that was not clearly rejected
-        may go to another one, because it carries a recovery token (Transactions, "When to unpin").
-        """
+        """Return True if a retry must go to the router on which the transaction began."""
         if not self.in_transaction():
             return False
+        # No other router knows the transaction.
         transaction = self.session._transaction
         if self.kind() is not Kind.TRANSACTION_END:
             was_not_sent = failure.stage is Stage.NOT_SENT and not transaction.starting()
             # Before the first command has completed, the transaction can still begin elsewhere.
             return bool(transaction.sharded and (transaction.has_completed_command or was_not_sent))
+        # A commit or an abort contains a recovery token, so it may go to another router unless it
+        # was clearly rejected (Transactions, "When to unpin").
         return (
             transaction.pinned_address is not None
             and failure.retryable_overload
@@ -413,15 +403,14 @@ class DriverAttempts:
     def cannot_be_pinned(self) -> bool:
         """Return True if a statement that was not sent can no longer reach the router of its
         transaction.
-
-        Either pymongo no longer knows a server with that address, or the router is behind a load
-        balancer and the connection to it is lost.
         """
         if not self.in_transaction() or self.kind() is Kind.TRANSACTION_END:
             return False
         transaction = self.session._transaction
         if not transaction.sharded or transaction.starting():
             return False
+        # Either pymongo no longer knows a server with the router's address, or the router is behind
+        # a load balancer and the connection to it is lost.
         return self.loop._server is None or self.topology_type() == "LoadBalanced"
 
     def _pin_again(self) -> None:
@@ -469,30 +458,27 @@ class DriverAttempts:
             self._rejected_in_transaction(failure)
 
     def _rejected_in_transaction(self, failure: Failure) -> None:
-        """Restore the state of a transaction after a rejected command, which was not run.
-
-        If the transaction had not begun, it must begin again. pymongo's own loop would forget all
-        earlier attempts to commit, including one whose reply was lost and which must be followed by
-        one with a majority. And pymongo 4.20 would send an abort with ``startTransaction``.
-        """
+        """Restore the state of a transaction after a rejected command, which was not run."""
         transaction = self.session._transaction
         if self.kind() is not Kind.TRANSACTION_END:
+            # If the transaction has not begun, it must begin again. Aborts are excluded, because
+            # pymongo 4.20 would send one with ``startTransaction``.
             if not transaction.has_completed_command:
                 transaction.set_starting()
         elif failure.stage is Stage.ANSWERED:
-            # A rejected commit does not count as an attempt, but earlier ones still do.
+            # A rejected commit does not count as an attempt. But earlier ones still do, unlike in
+            # pymongo's own loop: the reply of one may have been lost, and then the next must have a
+            # majority write concern.
             transaction.attempt -= 1
 
     def deprioritize(self, server: Server | None) -> None:
-        """Make the next selection avoid a server, if there is another one.
-
-        Not if that might return data that is too old: with avoided servers, pymongo 4.20 measures a
-        maximum staleness only against the primary, or the newest member, among the remaining
-        servers.
-        """
+        """Make the next selection avoid a server, if there is another one."""
         if server is None:
             return
         if getattr(self.loop._server_selector, "max_staleness", NO_LIMIT) != NO_LIMIT:
+            # With avoided servers, pymongo 4.20 measures staleness only against the primary, or the
+            # newest member, among the remaining servers. Without the primary, that might allow data
+            # that is too old.
             has_primary = self.topology_type() == "ReplicaSetWithPrimary"
             if not has_primary or server.description.is_writable:
                 return
@@ -568,11 +554,7 @@ def raise_pending(loop: PymongoLoop) -> None:
 
 
 def _forget_in_result(error: Exception) -> None:
-    """Remove the error of the failed attempt from the result of a client bulk write.
-
-    pymongo 4.17 to 4.20 store it there, unless the write carried a txnNumber and pymongo's own loop
-    would retry the error, and raise it at the end even though a retry succeeded.
-    """
+    """Remove the error of the failed attempt from the result of a client bulk write."""
     if not isinstance(error, ClientBulkWriteException):
         return
     result: Any = error.details
@@ -581,4 +563,6 @@ def _forget_in_result(error: Exception) -> None:
         name: copy.copy(value) if isinstance(value, (dict, list)) else value
         for name, value in result.items()
     }
+    # pymongo 4.17 to 4.20 store the error here, unless the write had a transaction number and
+    # pymongo's own loop would retry it. They raise it at the end, even if a retry has succeeded.
     result["error"] = None

@@ -70,7 +70,7 @@ def existing_clients() -> list[Any]:
 
 
 def is_closed(client: Client) -> bool:
-    """Return True once the application has closed it."""
+    """Return True if the application has closed the client."""
     return client._closed
 
 
@@ -81,16 +81,14 @@ LOOKUP = "_resolve"
 
 
 def lookup_may_succeed_later(error: BaseException, *, has_deadline: bool) -> bool:
-    """Return True if the lookup of a mongodb+srv URI failed without a definite answer.
-
-    Name servers failed, refused the query, or did not answer in time. A name or a record that does
-    not exist is a definite answer. Without a deadline, a lookup that timed out has already used all
-    of ``connectTimeoutMS``, and dnspython has asked repeatedly during that time.
-    """
+    """Return True if the lookup of a mongodb+srv URI failed without a definite answer."""
     # dnspython is optional. If a lookup was needed, pymongo has imported it.
     resolver = sys.modules.get("dns.resolver")
     if resolver is None or not isinstance(error, ConfigurationError):
         return False
+    # Name servers failed, refused the query, or did not answer in time. A name or a record that
+    # does not exist is a definite answer. Without a deadline, a lookup that timed out has used all
+    # of ``connectTimeoutMS``, in which dnspython has asked repeatedly.
     passing = (resolver.NoNameservers, *(resolver.Timeout,) * has_deadline)
     return isinstance(error.__cause__, passing)
 
@@ -233,11 +231,7 @@ def listeners_of(client: Client) -> list[Any]:
 
 
 def add_listeners(client: Client) -> None:
-    """Make the client call the library's listeners after its own.
-
-    The client's options show only the application's listeners, so that another client can be
-    created from its options or its ``repr``.
-    """
+    """Make the client call the library's listeners after its own."""
     options = client._options
     known = options.pool_options._event_listeners
     shown = known.event_listeners()
@@ -247,6 +241,8 @@ def add_listeners(client: Client) -> None:
     publishing = vars(monitoring._EventListeners([*own, *ours]))
     # Change the object in place, because pools already reference it.
     vars(known).update(silent)
+    # The client's options still show only the application's listeners, because the application may
+    # create another client from them.
     vars(known)["event_listeners"] = lambda: list(shown)
     changed = [name for name, value in silent.items() if publishing[name] != value]
     vars(client)[_EVENTS] = tuple(

@@ -96,6 +96,7 @@ def can_watch() -> bool:
     """Return True if Python and the kernel support these options. Tried on an unused socket."""
     try:
         with socket.socket() as unused:
+            # Try it out: some operating systems lack the options, and some sandboxes forbid them.
             _watch(unused, 1, is_monitor_pool=True)
     except (AttributeError, OSError):
         return False
@@ -135,13 +136,11 @@ def peer_is_gone(connection: Connection, seconds: int) -> bool:
 
 
 def ignore_transient_state(connection: Connection, hello: Hello[Any]) -> None:
-    """Correct a connection whose server was neither primary nor secondary during the handshake.
-
-    A member in that state, for example while it steps down, is usable again soon. The connection
-    must not lack sessions, and its pool must not lack unacknowledged writes.
-    """
+    """Correct a connection whose server was neither primary nor secondary during the handshake."""
     sessions = hello.logical_session_timeout_minutes is not None
     if sessions and hello.server_type in {SERVER_TYPE.RSOther, SERVER_TYPE.RSGhost}:
+        # A member in that state, for example while it steps down, is usable again soon. The
+        # connection would still lack sessions then, and its pool would lack unacknowledged writes.
         connection.supports_sessions = True
         pool = connection.pool_ref()
         if pool is not None:

@@ -79,7 +79,7 @@ def cursor_address(query: BatchRequest, address: Address) -> CursorAddress:
 def may_be_sent_twice(query: Query, cursor: FindCursor) -> bool:
     """Return True if any server could return the cursor's first batch.
 
-    It must use no session of the application, no connection of its own, and no plan of a single
+    It must not use a session of the application, a dedicated connection, or the plan of a single
     server.
     """
     return not (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PRIMARY = Primary().mode
 WRITABLE = writable_server_selector
-"""The driver's selector for writes."""
+"""pymongo's selector for writes."""
 
 
 def is_no_selector(selector: Selector | ServerFilter | None) -> bool:
@@ -68,15 +68,13 @@ def selecting(attempts: DriverAttempts) -> tuple[AnyClient, Selector | None]:
 
 
 def is_bound(attempts: DriverAttempts) -> bool:
-    """Return True if nothing was selected, because the operation is bound to a server.
-
-    A cursor's batch goes to the server of its cursor, and a transaction, including its end, to the
-    server of its first command.
-    """
-    # A cursor's batch has an address; a commit or an abort goes to the transaction's server.
+    """Return True if nothing was selected, because the operation is bound to a server."""
+    # A cursor's batch goes to the server of its cursor, whose address it has. A commit or an abort
+    # goes to the server of its transaction.
     if attempts.loop._address is not None or attempts.kind() is Kind.TRANSACTION_END:
         return True
     session = attempts.session
+    # Other commands of a transaction go to the server of the first one.
     return (
         session is not None and bool(session.in_transaction) and not session._transaction.starting()
     )

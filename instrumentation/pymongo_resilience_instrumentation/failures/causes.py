@@ -127,6 +127,7 @@ def symptom_at(
     symptom = symptom_of(text)
     if address[1] is None and symptom in _OF_UNIX_SOCKETS:
         return Symptom.UNIX_SOCKET
+    # The handshake has succeeded, so it is not a server without TLS that closes the connection.
     if symptom is Symptom.HANGS_UP and tls and not handshake:
         return Symptom.CLOSES_AFTER_TLS
     return symptom

@@ -176,10 +176,6 @@ def ended_by_client(error: Exception) -> bool:
 def expired(error: Exception) -> bool:
     """Return True if a timeout of pymongo or the server ended the operation, wherever it is in the
     error.
-
-    For errors from the server, only the code counts (Client Side Operations Timeout, "Error
-    Transformations"). A ``wtimeout`` that the server applies by default is not the operation's
-    timeout.
     """
     if isinstance(error, EncryptionError):
         cause = attribute(error, "cause")
@@ -187,6 +183,8 @@ def expired(error: Exception) -> bool:
         return cause is not error and isinstance(cause, PyMongoError) and expired(cause)
     if isinstance(error, OperationFailure):
         cause = _cause(error)
+        # Only the code counts (Client Side Operations Timeout, "Error Transformations"): a
+        # ``wtimeout`` that the server applies by default is not the operation's timeout.
         has_expired = MAX_TIME_EXPIRED in map(_code, _codes(error))
         return has_expired or (cause is not error and expired(cause))
     # Errors with a terminal cause have a class that pymongo raises only for timeouts.

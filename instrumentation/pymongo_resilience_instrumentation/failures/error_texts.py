@@ -64,9 +64,7 @@ def state_origin(
 ) -> None:
     """Add the origin of ``error`` to its attributes and to the end of its text.
 
-    The attributes are ``server``, ``attempts``, ``retry_reasons`` and ``retry_rule``. If a server
-    answered the only attempt, the text stays as it is, because it is the application's own error,
-    unless the rule declined a retry that is normally made.
+    The attributes are ``server``, ``attempts``, ``retry_reasons`` and ``retry_rule``.
 
     Args:
         error: The error; changed only once, because it may be raised again.
@@ -81,6 +79,8 @@ def state_origin(
     vars(error).update(
         server=server, attempts=attempts, retry_reasons=tuple(reasons), retry_rule=rule
     )
+    # A server's answer to the only attempt is the application's own error, so leave its text alone,
+    # unless a rule declined a retry that is normally made.
     if stage is Stage.ANSWERED and attempts == 1 and rule not in WITHHELD:
         return
     # pymongo's errors carry their text as the first argument.
@@ -119,6 +119,8 @@ def local_text(error: BaseException) -> str | None:
             return None
         text = error.args[0] if error.args else ""
         return redaction.without_secrets(text) if isinstance(text, str) else None
+    # pymongo's own errors may quote documents. All others were written on this machine: by the
+    # operating system, the TLS library, the resolver, or the socket class of a proxy.
     if redaction.quotes_documents(error) or any(map(redaction.quotes_documents, error.args)):
         return None
     try:

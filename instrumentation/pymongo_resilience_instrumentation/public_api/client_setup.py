@@ -98,9 +98,8 @@ class Constructor(Interceptor):
 def _look_up(runtime: Runtime, client: AnyClient, construct: Callable[[], None]) -> None:
     """Run the constructor for a mongodb+srv URI, and retry the DNS lookup.
 
-    The constructor of ``MongoClient`` ends with the lookup. If name servers fail, it is retried
-    until the configured timeout expires, or once without a timeout. An ``AsyncMongoClient`` does
-    the lookup in its first operation, which is retried as a whole.
+    The lookup is retried until the configured timeout expires, or once without a timeout. An
+    ``AsyncMongoClient`` does the lookup in its first operation, which is retried as a whole.
     """
     clock, timeout = runtime.executor.clock, (runtime.config.timeout_ms or 0) / 1000
     began, waited, attempts = clock.now(), 0.0, 0
@@ -109,8 +108,11 @@ def _look_up(runtime: Runtime, client: AnyClient, construct: Callable[[], None])
         remaining = timeout - max(waited, clock.now() - began)
         try:
             with driver.csot.within(remaining) if timeout else NO_DEADLINE:
+                # The lookup is the last step of the constructor of ``MongoClient``.
                 construct()
         except ConfigurationError as error:
+            # pymongo raises ConfigurationError if DNS does not answer the lookup for
+            # ``mongodb+srv``.
             attempts += 1
             delay = backoff.controlled(attempts)
             end_of_wait = max(waited, clock.now() - began) + delay
@@ -194,10 +196,8 @@ def carry_over(runtime: Runtime, client: AnyClient) -> bool:
 
 
 def _listeners(runtime: Runtime, client: AnyClient, tracing: Tracing) -> list[Any]:
-    """Return the listeners for a client: only those that are needed, because each one costs time.
-
-    There are no server or topology listeners. With one, ``close()`` would take half a second
-    longer, and an async client could no longer be created outside of a running event loop.
+    """Return the listeners for a client: only those that are needed, because each one costs
+    time.
     """
     spans = runtime.telemetry.command_spans if tracing.enabled else None
     metrics = runtime.telemetry.driver_metrics
@@ -213,4 +213,6 @@ def _listeners(runtime: Runtime, client: AnyClient, tracing: Tracing) -> list[An
         chosen.append(Heartbeats(flag, metrics))
         if metrics.wait_time is not None:
             chosen.append(Pools(flag, runtime.clients.of(client).attributes, metrics))
+    # There are no server or topology listeners. With one, ``close()`` would take half a second
+    # longer, and an async client could no longer be created outside of a running event loop.
     return chosen

@@ -183,14 +183,12 @@ def public_method(runtime: Runtime, owner: type, entry: PublicOperation) -> Publ
 
 
 def _is_called_by_application(name: str, target: Target) -> bool:
-    """Return True if an operation inside another one was called by the application.
-
-    pymongo itself never writes inside an operation, nor changes other collections. The application
-    does, from a listener or from the iterable that it inserts.
-    """
+    """Return True if an operation inside another one was called by the application."""
     operation = in_progress.current()
     if operation is None:
         return False
     if {name, operation.name} <= DEFINITIONS:
         return False
+    # pymongo itself never writes inside an operation, nor uses other collections. The application
+    # does, for example from a listener or from the iterable that it inserts.
     return name in WRITES or operation.call.target != target

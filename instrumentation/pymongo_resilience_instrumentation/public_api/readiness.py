@@ -1,5 +1,8 @@
-"""Whether a client is ready to write and to read, for ``readiness(client)``: from what its monitors
-have found and what the library knows. Nothing is sent, and nothing waits."""
+"""Determines whether a client is ready to write and to read, for ``readiness(client)``.
+
+It uses what the client's monitors have found and what the library knows. It sends nothing and does
+not wait.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LATE = 2.0
-"""Seconds. A server answers a check at least every ``heartbeatFrequencyMS``: one that is this late
-does not answer."""
+"""Seconds. A server answers a check at least every ``heartbeatFrequencyMS``. If an answer is late
+by this much, the server is not responding.
+"""
 MOST_PREFERENCES = 16
-"""Read preferences of one client whose history is kept."""
+"""The number of read preferences per client whose history is kept."""
 NOT_BEGUN = (
     "the client has not begun to look for its servers: call its aconnect(), or run an operation, "
     "when the application starts"
@@ -43,7 +47,7 @@ NOT_BEGUN = (
 def readiness(
     client: Client, preference: ReadPreference | None, grace: float, runtime: Runtime | None
 ) -> Readiness:
-    """Implement :func:`pymongo_resilience.readiness`; ``grace`` in seconds."""
+    """Implement :func:`pymongo_resilience.readiness`. ``grace`` is in seconds."""
     preference = client.read_preference if preference is None else preference
     if not hasattr(preference, "mongos_mode"):
         raise TypeError(f"an object of type {type(preference).__name__} is no read preference")
@@ -54,8 +58,11 @@ def readiness(
 
 
 class History:
-    """What is known of one client over time, by read preference. Thread- and task-safe without a
-    lock, which a forked child could find taken: each look replaces an immutable value."""
+    """The readiness of one client over time, by read preference.
+
+    Thread- and task-safe without a lock, because a forked child might inherit a lock that is held.
+    Each look replaces an immutable value.
+    """
 
     def __init__(self) -> None:
         self.latest: Readiness | None = None
@@ -82,7 +89,7 @@ class History:
         return answer
 
     def look_again(self, client: Client, runtime: Runtime) -> None:
-        """Note what has changed, for the read preferences that were asked for."""
+        """Record what has changed, for the read preferences that ``readiness`` was called with."""
         for preference in list(self._preferences.values()):
             self._look(client, preference, runtime)
 
@@ -94,6 +101,8 @@ class History:
         now, before = driver.csot.now(), self._states.get(key)
         state = ReadyState.first(look, now) if before is None else before.after(look, now)
         if before is None and len(self._states) >= MOST_PREFERENCES:
+            # An application that creates ever new preferences must not fill the memory. Forgetting
+            # all of them only restarts their grace periods.
             self._states.clear()
             self._preferences.clear()
         self._states[key], self._preferences[key] = state, preference
@@ -112,24 +121,27 @@ class History:
 
 
 histories: ByClient[History] = ByClient(lambda _: History())
-"""Of the clients that were asked for."""
+"""The histories of the clients that ``readiness`` was called with."""
 
 
 def look_at(
     client: Client, preference: ReadPreference, runtime: Runtime | None, detector: TerminalDetector
 ) -> Look:
-    """Look at what is known of the client's servers now."""
+    """Determine what the client's servers currently allow."""
     topology = driver.clients.topology_of(client)
     if driver.clients.is_closed(client):
         return Look(False, False, closed_text(client), is_hopeless=True)
     described = client.topology_description
     servers = described.server_descriptions()
     if not any(driver.clients.server_at(topology, at) is not None for at in servers) and servers:
+        # The topology has no servers before the client's first operation.
         return Look(False, False, NOT_BEGUN)
     breakers = {} if runtime is None else runtime.breakers_of(client)
     try:
         writes, reads = (_eligible(client, preference, writes=writes) for writes in (True, False))
     except ConfigurationError as error:
+        # pymongo refuses the read preference for this deployment, for example a maximum staleness
+        # that is too short.
         return Look(False, False, str(error), is_hopeless=True)
     writes = [at for at in writes if servers[at].is_writable]
     silent = _silent(client, servers)
@@ -156,7 +168,7 @@ def look_at(
 
 
 def _eligible(client: Client, preference: ReadPreference, *, writes: bool) -> list[Address]:
-    """Return the servers that an operation may go to by the rules of server selection."""
+    """Return the servers that an operation may use according to the rules of server selection."""
     verdicts = selection_explained.explain_selection(client, preference, {}, writes=writes)
     eligible = {each.address for each in verdicts if each.eligible}
     known = client.topology_description.server_descriptions()
@@ -164,10 +176,13 @@ def _eligible(client: Client, preference: ReadPreference, *, writes: bool) -> li
 
 
 def _silent(client: Client, servers: Mapping[Address, ServerDescription]) -> dict[Address, float]:
-    """Return the servers that have not answered a check when they should have, and when they last
-    did: their process may be stopped."""
+    """Return the servers that have not answered a check in time, and when each last did.
+
+    Such a server's process may be stopped.
+    """
     topology = driver.clients.topology_of(client)
     if client.topology_description.topology_type_name == "LoadBalanced":
+        # A load balancer is not monitored.
         return {}
     late = driver.csot.now() - driver.monitors.max_wait(topology) - LATE
     return {
@@ -209,8 +224,10 @@ def _why(
 
 
 class TopologyChange(Interceptor):
-    """A topology takes note of a server's new description: for clients that were asked for, so is
-    how long they have been ready."""
+    """Records how a server's new description changes the readiness of clients.
+
+    Only for clients that ``readiness`` was called with.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -227,6 +244,6 @@ class TopologyChange(Interceptor):
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """What to wrap of topologies, and with what."""
+    """Yield the methods of topologies to wrap, and their interceptors."""
     for owner in driver.clients.classes("topology", "Topology"):
         yield owner, driver.monitors.CHANGE, TopologyChange(runtime)

@@ -99,11 +99,9 @@ class PrimaryChange(Interceptor):
 
 
 def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
-    """Check the servers for which an attempt has waited long if it could go to another server.
+    """Check the servers for which an attempt has waited long, if it could go to another server.
 
-    Called once a second by the client's background task. An attempt on a frozen router would
-    otherwise take all the time of its operation. An attempt has no time limit of its own here: if
-    its server responds to the check, the operation is only slow, and continues.
+    Called once a second by the client's background task.
     """
     for attempt in runtime.attempts_in_flight():
         server = attempt.server
@@ -112,6 +110,8 @@ def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
         topology = driver.clients.topology_of(client)
         address = driver.selection.address(server)
         if driver.monitors.may_ask(topology, address, ASK_EVERY):
+            # An attempt on a frozen router would otherwise take all the time of its operation. If
+            # the server responds to the check, the operation is only slow, and continues.
             watcher.ask(LivenessCheck(runtime, topology, address, UNANSWERED))
 
 

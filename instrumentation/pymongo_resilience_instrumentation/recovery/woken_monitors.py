@@ -50,11 +50,9 @@ _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
-    """Yield the methods of monitors and topologies to wrap, and their interceptors.
-
-    Yields nothing if MongoDB's specifications decide and there is no timeout: the single retry that
-    they allow must not come sooner than pymongo's.
-    """
+    """Yield the methods of monitors and topologies to wrap, and their interceptors."""
+    # If MongoDB's specifications decide and there is no timeout, there is a single retry. It must
+    # not come sooner than pymongo's own.
     if isinstance(runtime.rules.strategy, MongoDB) and runtime.config.timeout_ms is None:
         return
     disabled = runtime.config.disabled_recovery
@@ -150,6 +148,7 @@ class CancelCheck(Interceptor):
     logs = False
 
     def succeeded(self, entered: Entered, result: T) -> T:
+        # A monitor that cannot be woken only finds out later that its server is gone.
         with suppress(Exception):
             driver.monitors.wake(entered.instance)
         return result

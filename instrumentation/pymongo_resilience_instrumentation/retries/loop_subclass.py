@@ -231,10 +231,8 @@ def _client_in_progress() -> Any:
 
 
 def _get_server(runtime: Runtime, select: Run) -> Run:
-    """Return the method that selects a server for an attempt, and asks its circuit breaker.
-
-    The breaker is asked here and not in the selector, because pymongo does not call the selector if
-    there is only one address or if the operation is bound to a server.
+    """Return the method that selects a server for an attempt and asks the server's circuit
+    breaker.
     """
 
     def get_server(loop: PymongoLoop) -> Any:
@@ -245,6 +243,8 @@ def _get_server(runtime: Runtime, select: Run) -> Run:
         with owner.limit_selection():
             server = select(loop)
         if runtime.admits:
+            # Ask the breaker here and not in a selector: pymongo calls no selector if there is only
+            # one address, or if the operation is bound to a server.
             owner.selected(server)
         return server
 

@@ -157,6 +157,7 @@ def _reply(
     try:
         reply: Reply = search.run(connection, session, client)
     except PyMongoError:
+        # Without an answer, the application gets the error of the insert.
         return None
     return reply
 

@@ -268,14 +268,13 @@ class RetryLoop:
     def limit_selection(self) -> AbstractContextManager[None]:
         """Return a context manager that limits server selection to the client's
         ``serverSelectionTimeoutMS``.
-
-        With a longer deadline, pymongo would wait until the deadline.
         """
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
         timeout, own = driver.csot.active_timeout(), self.attempts.server_selection_timeout
         if not timeout or timeout <= own:
             return NO_DEADLINE
+        # Under a longer deadline, pymongo would wait for a server until the deadline.
         return driver.csot.within(own)
 
     def selected(self, server: Server) -> None:
@@ -291,6 +290,8 @@ class RetryLoop:
             if (breakers := self.limits.breakers) is not None:
                 self.permit = breakers.admit(self.attempts, driver.selection.address(server))
         except CircuitBreakerOpenError:
+            # pymongo's loop does not know the server yet, but the error, the log and the next
+            # selection need it.
             self.attempts.note_server(server)
             raise
 
@@ -382,11 +383,7 @@ class RetryLoop:
         return RetryPlan(txn, stay_pinned, attempts.server if avoids else None)
 
     def _avoids_server(self, failure: Failure) -> bool:
-        """Return True if the next attempt should go to another server if possible.
-
-        By default, a read that prefers the primary or secondaries stays with an overloaded member:
-        elsewhere it would read older data, or overload the primary.
-        """
+        """Return True if the next attempt should go to another server if possible."""
         if (
             self.attempts.topology_type() == "Sharded"
             or failure.elsewhere
@@ -398,4 +395,6 @@ class RetryLoop:
         retargets = driver.clients.retargets_on_overload(self.client)
         if retargets is None:
             retargets = self.runtime.config.overload_retargeting
+        # By default, a read that prefers the primary or secondaries stays with its overloaded
+        # member. Elsewhere it would read older data, or overload the primary.
         return not self.attempts.prefers_members() if retargets is None else bool(retargets)

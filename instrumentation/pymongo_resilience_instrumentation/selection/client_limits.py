@@ -213,6 +213,7 @@ def breaker_error(
         "(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off turns circuit breakers off)",
         {"errorLabels": labels},
     )
+    # The constructor of pymongo's OperationFailure has no parameters for these attributes.
     vars(error).update(
         server=server,
         next_probe_in=next_probe_in,
@@ -246,8 +247,6 @@ class ServerSelector:
             return accepted
         try:
             return self._breakers.without_open(accepted)
-        # The topology's lock is held, so the internal error is not logged: a log handler might need
-        # the lock.
         except internal_error_types():
             # The topology's lock is held. The error is not logged, because a log handler might need
             # the same lock.

@@ -71,7 +71,7 @@ def finding(client: Client, address: Address) -> Symptom | None:
 
 
 def known_finding(client: Client, address: Address) -> Symptom | None:
-    """Return what a look has found out before; begin none."""
+    """Return what an earlier look has found, without starting a new one."""
     pool = driver.connections.pool_at(driver.clients.topology_of(client), address)
     last: Look | None = None if pool is None else driver.connections.last_look(pool)
     return None if last is None else last.symptom
@@ -102,6 +102,8 @@ def _speaks_tls(address: Address) -> bool:
     # Create the first handshake message in memory, because wrapping the socket would wait for the
     # whole handshake.
     handshake = _unchecked().wrap_bio(incoming, outgoing, server_hostname=address[0])
+    # The error only says that the server's answer would come next. The message is in ``outgoing``
+    # now.
     with suppress(ssl.SSLWantReadError):
         handshake.do_handshake()
     with closing(_connected(address)) as plain:
@@ -137,16 +139,14 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 
 def _refusal(address: Address, context: ssl.SSLContext, has_certificate: bool) -> Symptom | None:
-    """Return CLIENT_CERTIFICATE if the server refuses the client's certificate.
-
-    With TLS 1.3 the server refuses it after the handshake, and the alert is lost if the client is
-    writing at that time. A mongod sends no alert but may accept clients without a certificate, so
-    that is tried as well.
-    """
+    """Return CLIENT_CERTIFICATE if the server refuses the client's certificate."""
     try:
         with closing(_wrapped(address, context)) as connection:
             connection.settimeout(ALERT_S)
             with suppress(TimeoutError):
+                # With TLS 1.3, the server may refuse a certificate only after the client's
+                # handshake has ended, and the alert is lost if the client writes at that time. A
+                # server that sends nothing has accepted it.
                 if connection.recv(1):
                     return None
     except ssl.SSLError as error:
@@ -154,7 +154,8 @@ def _refusal(address: Address, context: ssl.SSLContext, has_certificate: bool) -
             return Symptom.CLIENT_CERTIFICATE
     except OSError:
         pass
-    # Try without the client's certificate. If the server accepts that, it refused the certificate.
+    # A mongod refuses a certificate without an alert, but may accept a client that has none. If it
+    # does, it has refused the certificate.
     if has_certificate and _says_hello(_wrapped(address, _unchecked())):
         return Symptom.CLIENT_CERTIFICATE
     return None

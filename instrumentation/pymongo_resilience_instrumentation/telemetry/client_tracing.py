@@ -1,10 +1,11 @@
-"""What holds for the spans of one client: read once, when it is made.
+"""The tracing options of one client, read once when it is created.
 
-``tracing={"enabled": ..., "query_text_max_length": ...}`` among the client's keywords wins over the
-two variables of MongoDB's specification.
-Source: OpenTelemetry (MongoDB driver specifications), "Tracing" and "MongoClient Options".
+``tracing={"enabled": ..., "query_text_max_length": ...}`` among the client's keyword arguments
+takes precedence over the two variables of MongoDB's specification. Source: OpenTelemetry (MongoDB
+driver specifications), "Tracing" and "MongoClient Options".
 
-What OpenTelemetry's own instrumentation of pymongo, or the driver, records is not recorded again.
+Spans that OpenTelemetry's own instrumentation of pymongo or pymongo itself records are not recorded
+twice.
 """
 
 from __future__ import annotations
@@ -27,25 +28,27 @@ OPTION = "tracing"
 ENABLED_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
 LENGTH_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
 KEPT = "_pymongo_resilience_tracing"
-"""A client's attribute."""
+"""The attribute of a client."""
 CONTRIB = "opentelemetry.instrumentation.pymongo"
 CONTRIB_IS_ACTIVE = (
-    "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
-    "pymongo-resilience only those of operations; to get both from here, uninstrument it "
-    "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
+    "opentelemetry-instrumentation-pymongo is active, so it records the command spans and "
+    "pymongo-resilience only those of operations. To get both from pymongo-resilience, "
+    "uninstrument it or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
 )
 
 
 class Tracing(NamedTuple):
-    """Immutable, so thread- and task-safe."""
+    """The tracing options of one client. Immutable, so thread- and task-safe."""
 
     enabled: bool = True
     query_text_max_length: int = 0
-    """Characters; 0 is no text at all."""
+    """Characters; 0 means no text at all."""
 
     @property
     def quotes(self) -> bool:
-        """Whether texts may leave that hold values of documents: of commands, and of errors."""
+        """True if texts that contain values of documents may be exported: those of commands and
+        errors.
+        """
         return self.query_text_max_length > 0
 
 
@@ -63,14 +66,21 @@ def tracing_of(client: Client) -> Tracing:
 
 
 def keep_for_existing(client: Client) -> None:
-    """One that was made without the instrumentation goes by the variables as they are now."""
+    """Give a client that was created without the instrumentation the options of the current
+    variables.
+    """
     if not hasattr(client, KEPT):
         setattr(client, KEPT, Tracing(*map(_of_variable, _KEYS)))
 
 
 def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """A client's keywords without ``tracing``, and its value. Raises pymongo's ConfigurationError
-    for a bad one; a driver that knows the option gets it, and refuses it itself."""
+    """Return a client's keyword arguments without ``tracing``, and its value.
+
+    A pymongo that has the option itself gets it, and checks it.
+
+    Raises:
+        pymongo.errors.ConfigurationError: If the value is invalid.
+    """
     options = kwargs.get(OPTION)
     options = {} if options is None else options
     if driver.clients.knows_tracing():
@@ -91,27 +101,35 @@ def _refuse(problem: str) -> NoReturn:
 
 
 def _of_variable(key: str) -> Any:
-    """A bad value is logged, and shows less: telemetry must not keep an application from making
-    its client."""
+    """Return an option's value from its variable.
+
+    An invalid value is logged and shows less, because telemetry must not prevent an application
+    from creating its client.
+    """
     variable, kind = _KEYS[key]
     text = os.environ.get(variable, "").strip()
     if not text:
         return getattr(DEFAULT, key)
     value = kind.read(text)
     if value is None:
-        logger.error("%s=%r: expected %s; nothing is shown", variable, text, kind.allowed)
+        logger.error(
+            "%s=%r: expected %s. Until it is corrected, it counts as 0 (off)",
+            variable,
+            text,
+            kind.allowed,
+        )
     return value or 0
 
 
 def settle(client: Client, options: Mapping[str, Any], warn: Callable[[str], None]) -> Tracing:
-    """What holds for a client that is being made, with these options: kept with it."""
+    """Return and store the options of a client that is being created."""
     tracing = Tracing(*(options[key] if key in options else _of_variable(key) for key in _KEYS))
     # Without the option and the variable, a driver's own tracing is off.
     asked = options.get("enabled") or os.environ.get(ENABLED_VARIABLE, "").strip()
     if tracing.enabled and asked and driver.clients.knows_tracing():
         warn(
-            "pymongo records the spans of this client itself: pymongo-resilience records none; "
-            "retries and metrics are not affected"
+            "pymongo records the spans of this client itself, so pymongo-resilience does not. "
+            "Retries and metrics are not affected"
         )
         tracing = Tracing(enabled=False)
     setattr(client, KEPT, tracing)
@@ -119,6 +137,6 @@ def settle(client: Client, options: Mapping[str, Any], warn: Callable[[str], Non
 
 
 def contrib_is_active() -> bool:
-    """Whether OpenTelemetry's own instrumentation of pymongo records spans now."""
+    """Return True if OpenTelemetry's own instrumentation of pymongo records spans now."""
     instrumentor = getattr(sys.modules.get(CONTRIB), "PymongoInstrumentor", None)
     return instrumentor is not None and bool(instrumentor().is_instrumented_by_opentelemetry)

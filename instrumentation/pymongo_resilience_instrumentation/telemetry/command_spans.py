@@ -1,12 +1,12 @@
-"""One span for each command sent, below the operation span of the operation it belongs to.
+"""Spans of commands, as children of the operation's span.
 
-With ``on_retry`` an operation that sends one command, and succeeds with it, shows on its own span
-what the command's would show; with ``never``, every operation does. A command that is part of no
-recorded operation has no span.
+With ``on_retry``, an operation that succeeds with a single command shows on its own span what the
+command's span would show; with ``never``, every operation does. A command outside of a recorded
+operation has no span.
 
 The application's hooks are called as opentelemetry-instrumentation-pymongo calls them:
 ``request_hook(span, CommandStartedEvent)``, ``response_hook(span, CommandSucceededEvent)`` and
-``failed_hook(span, CommandFailedEvent)``, in the thread or task of the operation.
+``failed_hook(span, CommandFailedEvent)``, in the operation's thread or task.
 """
 
 from __future__ import annotations
@@ -48,43 +48,48 @@ CommandEvent = (
 
 @dataclass(frozen=True)
 class CommandSpans:
-    """Whether and how commands are shown. As thread- and task-safe as the hooks."""
+    """Whether and how spans of commands are recorded. As thread- and task-safe as the hooks."""
 
     tracer: Tracer
     mode: str = ON_RETRY
-    """Of the option ``command_spans``."""
+    """The value of the option ``command_spans``."""
     hooks: Mapping[str, Hook] = field(default_factory=dict)
     _raised: set[str] = field(default_factory=set)
 
     def call_hook(self, name: str, span: Span, event: CommandEvent) -> None:
-        """What it raises is logged once, and never hurts the operation."""
+        """Call a hook. Its first error is logged, and never affects the operation."""
         if name in self.hooks:
             try:
                 in_progress.call_foreign(self.hooks[name], span, event)
             except Exception:
                 if name not in self._raised:
                     self._raised.add(name)
-                    logger.exception("the %s raised; later errors of it are not logged", name)
+                    logger.exception(
+                        "the %s raised an error, which affects no operation; further errors of "
+                        "this hook are not logged",
+                        name,
+                    )
 
 
 @dataclass(slots=True, eq=False)
 class SentCommand:
-    """One command, and what its span shows. It belongs to one thread or task."""
+    """One command, and the attributes of its span. Belongs to one thread or task."""
 
     _spans: CommandSpans
     event: monitoring.CommandStartedEvent
     around: Span
     """The operation's."""
     result: dict[str, Any]
-    """Attributes beside those of what was sent."""
+    """Attributes besides those of the command itself."""
     span: Span | None = None
-    """None while the operation's own span may show it."""
+    """None while the operation's own span may show the command."""
     started_ns: int = field(default_factory=time.time_ns)
     ended_ns: int = 0
 
     def start(self, state: SpanState) -> None:
-        """With a span of its own, unless it is the first one of its operation; the second one
-        starts the first one's, too."""
+        """Start its span, unless it is the first command of its operation. The second command also
+        starts the span of the first.
+        """
         state.commands[self.event.request_id] = self
         mode, first = self._spans.mode, state.only_command
         if mode == NEVER:
@@ -130,7 +135,7 @@ class SentCommand:
             self.record()
 
     def record(self) -> None:
-        """End its span, which is made now where there is none."""
+        """End its span, and create it first if there is none."""
         span = self.span or self.start_span()
         try:
             span.set_attributes(self.result)
@@ -141,7 +146,9 @@ class SentCommand:
             in_progress.call_foreign(wrap_foreign_error, span.end, self.ended_ns)
 
     def settle(self, error: BaseException | None, *, retried: bool) -> Mapping[str, Any]:
-        """Attributes to copy onto the operation's span when it ends with a single command."""
+        """Return the attributes to copy to the operation's span, if the operation ends with this
+        single command.
+        """
         if self._spans.mode != NEVER and (error is not None or retried):
             self.record()
             return {}
@@ -174,7 +181,7 @@ NAMING_A_COLLECTION = frozenset({
     "listIndexes", "mapReduce", "mapreduce", "planCacheClear", "reIndex", "update",
     "updateSearchIndex", "validate",
 })  # fmt: skip
-"""Others begin with a value: ``usersInfo`` with a user's name."""
+"""Other commands begin with a value, as ``usersInfo`` with the name of a user."""
 AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
 
 
@@ -182,7 +189,7 @@ AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"}
 def _constant_attributes(
     command: str, database: str, collection: str | None, address: Address, namespace: bool
 ) -> Mapping[str, Any]:
-    """What never changes for the same command on the same collection and server."""
+    """Return the attributes that are constant for a command, a collection and a server."""
     if command in AGAINST_ADMIN:
         database = "admin"
     shown = None if database == "admin" else collection
@@ -198,7 +205,11 @@ def _constant_attributes(
 def command_attributes(
     event: monitoring.CommandStartedEvent, result: Mapping[str, Any], *, namespace: bool
 ) -> dict[str, Any]:
-    """``result``: further ones; ``namespace``: those which an operation's span has, too."""
+    """Return the attributes of a command.
+
+    ``result`` are further attributes; ``namespace`` adds those that the operation's span has as
+    well.
+    """
     command, name = event.command, event.command_name
     collection: Any = None
     if name == "getMore" or name in NAMING_A_COLLECTION:
@@ -223,12 +234,12 @@ def command_attributes(
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _uuid_text(octets: bytes) -> str:
-    """Sessions are used again and again."""
+    """Return a UUID as text. Cached, because sessions are used again and again."""
     return str(uuid.UUID(bytes=octets))
 
 
 def cursor_of(event: monitoring.CommandStartedEvent, reply: Mapping[str, Any]) -> int | None:
-    """The cursor that the reply leaves open, else the one that the command read on or closed."""
+    """Return the cursor that the reply leaves open, or the one that the command read or closed."""
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
     found = cursor.get("id") if hasattr(cursor, "get") else None
     if not found and event.command_name == "getMore":
@@ -243,7 +254,7 @@ LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
 
 
 def text_of(command: Mapping[str, Any], length: int) -> str:
-    """A command as relaxed extended JSON of at most ``length`` characters.
+    """Return a command as relaxed extended JSON with at most ``length`` characters.
 
     Source: OpenTelemetry (MongoDB driver specifications), "db.query.text".
     """

@@ -1,6 +1,6 @@
-"""pymongo's events of commands and monitors, turned into spans and metrics.
+"""Listeners that turn pymongo's events of commands and monitors into spans and metrics.
 
-Each listener is a no-op while the library is switched off: a client keeps its listeners for life.
+While the library is off, they do nothing. A client keeps its listeners for its whole life.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from .span_state import SpanState
 
 @dataclass(eq=False, repr=False)
 class OurListener:
-    """Marks listeners of ours: a client made from another one's options must not get two."""
+    """Marks the library's listeners. A client that is created from another one's options must not
+    get them twice.
+    """
 
     enabled_flag: EnabledFlag
 
@@ -45,19 +47,23 @@ faulty: set[Any] = set()
 
 
 def contain(method: Callable[..., None], error: Exception) -> None:
-    """Log the first internal error of a listener's method. What a signal handler has raised there
-    the driver would drop: the operation in progress keeps it."""
+    """Log the first internal error of a listener's method.
+
+    pymongo would drop an exception that a signal handler raised there, so the current operation
+    keeps it.
+    """
     operation = in_progress.current()
     if not isinstance(error, internal_error_types()) and operation is not None:
         operation.interrupt(error)
     elif method not in faulty:
         faulty.add(method)
         where = method.__qualname__
-        logger.error("internal error in pymongo-resilience in %s", where, exc_info=error)
+        text = "internal error in pymongo-resilience in %s (please report it)"
+        logger.error(text, where, exc_info=error)
 
 
 def guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """A listener's method that does nothing while the library is switched off."""
+    """Return a listener's method that does nothing while the library is off."""
 
     @functools.wraps(method)
     def called(self: OurListener, *args: Any) -> None:
@@ -72,13 +78,13 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(eq=False, repr=False)
 class Commands(OurListener, monitoring.CommandListener):
-    """Notes which server an operation's command went to, and records its span."""
+    """Records which server a command of an operation was sent to, and the command's span."""
 
     spans: CommandSpans | None
     tracing: Tracing = DEFAULT
-    """The client's."""
+    """The client's tracing options."""
     beside_contrib: bool = False
-    """OpenTelemetry's own instrumentation listens to the client, too."""
+    """True if OpenTelemetry's own instrumentation listens to the client as well."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         try:
@@ -150,8 +156,10 @@ class Commands(OurListener, monitoring.CommandListener):
 
 
 NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())
-"""Async clients' monitors and background tasks have inherited the context of the first operation,
-whose trace theirs is not. The SDK takes an empty context for none (opentelemetry-sdk 1.45.2)."""
+"""The monitors and background tasks of async clients inherit the context of the first operation,
+but do not belong to its trace. The SDK treats an empty context like none (opentelemetry-sdk
+1.45.2), so this one contains an invalid span.
+"""
 
 
 @dataclass(eq=False, repr=False)

@@ -1,7 +1,7 @@
-"""Durations, retries, waits and heartbeats, recorded as they happen.
+"""Metrics of durations, retries, waits and heartbeats, recorded when they happen.
 
-An instrument that would record each operation, beside its duration, is None unless all are asked
-for. Durations are seconds.
+Instruments that would record each operation, besides its duration, are None unless all metrics are
+on. Durations are in seconds.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ def _seconds(meter: Meter, name: str, description: str) -> Histogram:
 
 
 class OperationMetrics(Observer):
-    """Records what one operation did, and counts the decisions."""
+    """Records what operations did, and counts decisions."""
 
     def __init__(
         self, meter: Meter, *, by_collection: bool = True, everything: bool = True
     ) -> None:
         self._by_collection = by_collection
         self._duration = _seconds(
-            meter, "db.client.operation.duration", "Duration of an operation, its retries included."
+            meter, "db.client.operation.duration", "Duration of an operation, including retries."
         )
         self._retries = meter.create_counter(
-            "pymongo_resilience.retries", "{decision}", "Failed attempts, by what was decided."
+            "pymongo_resilience.retries", "{decision}", "Decisions about failed attempts."
         )
         self._hedged = meter.create_counter(
-            "pymongo_resilience.hedged_reads", "{read}", "Reads sent to a second server as well."
+            "pymongo_resilience.hedged_reads", "{read}", "Reads also sent to a second server."
         )
         self._expired_requests = meter.create_counter(
             "pymongo_resilience.expired_requests",
@@ -83,15 +83,13 @@ class OperationMetrics(Observer):
         self._selection = _seconds(
             meter, "pymongo_resilience.server_selection.duration", "Waits of attempts for a server."
         )
-        self._backoff = _seconds(
-            meter, "pymongo_resilience.backoff", "Delay before an attempt is repeated."
-        )
+        self._backoff = _seconds(meter, "pymongo_resilience.backoff", "Delay before a retry.")
         self._attempts: Histogram | None = None
         if everything:
             self._attempts = meter.create_histogram(
                 semconv.ATTEMPTS,
                 "{attempt}",
-                "Attempts that one operation took.",
+                "Attempts of one operation.",
                 explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
             )
 
@@ -141,23 +139,25 @@ class OperationMetrics(Observer):
 
 
 def error_type(error: BaseException) -> str:
-    """The server's name of its code, else the exception's class; one name for missed deadlines."""
+    """Return the server's name of the error code, or else the exception's class. All missed
+    deadlines have the same name.
+    """
     if isinstance(error, OperationTimeoutError):
         return TIMED_OUT
     return code_name(error) or qualified_name(error)
 
 
 class DriverMetrics:
-    """The instruments of what pools and monitors report."""
+    """The instruments for pools and monitors."""
 
     def __init__(self, meter: Meter, *, everything: bool = True) -> None:
         self.wait_time = self.use_time = None
         if everything:
             self.wait_time = _seconds(
-                meter, "db.client.connection.wait_time", "Time until the pool gave a connection."
+                meter, "db.client.connection.wait_time", "Time to get a connection from the pool."
             )
             self.use_time = _seconds(
-                meter, "db.client.connection.use_time", "Time that a connection was taken."
+                meter, "db.client.connection.use_time", "Time for which a connection is in use."
             )
         self.create_time = _seconds(
             meter, "db.client.connection.create_time", "TCP, TLS, hello and authentication."
@@ -168,7 +168,7 @@ class DriverMetrics:
             "New connections that an overloaded server rejected.",
         )
         self.timeouts = meter.create_counter(
-            "db.client.connection.timeouts", "{timeout}", "Waits for a connection, out of time."
+            "db.client.connection.timeouts", "{timeout}", "Waits for a connection that timed out."
         )
         self.heartbeat = _seconds(
             meter, "pymongo_resilience.heartbeat.duration", "Duration of a monitor's hello."

@@ -1,7 +1,6 @@
-"""What observes operations, and the observer that every ``instrument()`` has.
+"""The interface of observers of operations, and the observer that is always present.
 
-The timeline of an operation that ran out of time, or was slow, is on its error, its span and in the
-log.
+If an operation timed out or was slow, its timeline is on its error and its span, and in the log.
 """
 
 from __future__ import annotations
@@ -22,24 +21,30 @@ from pymongo_resilience_instrumentation.timeouts.bounded_waits import WaitKind
 
 
 class Observer:
-    """Shows some of what operations do. Thread- and task-safe: what changes is on the operation."""
+    """Observes operations. Thread- and task-safe, because all changing state is on the
+    operation.
+    """
 
     def begins(self, operation: Operation) -> None:
-        """It is in progress, under its deadline."""
+        """Called when the operation is current and its deadline active."""
 
     def on_event(self, event: Event, /) -> None:
-        """A decision on the operation in progress, or on what it has found out of a server."""
+        """Called with a decision about the current operation, or with what it found out about a
+        server.
+        """
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
-        """``error``: the one that the application gets."""
+        """Called at the end, with the error that the application gets."""
 
 
 class Timelines(Observer):
-    """Shows where the time of an operation went."""
+    """Shows how an operation spent its time."""
 
     def __init__(self, slow_ms: int | None) -> None:
         self._slow_ms = slow_ms
-        """Operations that take as long are shown, whatever they end with; None is off."""
+        """Operations that take at least this long are shown, however they end; None turns
+        that off.
+        """
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
         is_slow = self._slow_ms is not None and operation.seconds * 1000 >= self._slow_ms
@@ -64,7 +69,7 @@ class Timelines(Observer):
 
 
 def _phases(operation: Operation) -> tuple[Phase, ...]:
-    """They add up to how long the operation took."""
+    """Return the phases, which add up to the duration of the operation."""
     outcome, waits = operation.outcome, operation.limits.waits or []
     began = driver.csot.now() - operation.elapsed()
     runs, shown = [], 0

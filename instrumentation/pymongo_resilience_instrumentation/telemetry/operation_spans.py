@@ -1,4 +1,4 @@
-"""One span for each operation of the public API."""
+"""Spans of operations of the public API."""
 
 from __future__ import annotations
 
@@ -36,22 +36,25 @@ EVENTS = {
     WaitKind.CONNECTION: "connection.waited",
 }
 SHOWN_WAITS = 32
-"""The last of an operation. An SDK keeps the last 128 events of a span; decisions need a place,
-too."""
+"""Maximum number of waits on a span, the last ones. An SDK keeps the last 128 events of a span, and
+decisions need room as well.
+"""
 
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _operation_attributes(
     operation: str, database: str, collection: str | None
 ) -> tuple[str, Mapping[str, str]]:
-    """The span's name, and what never changes for the same operation on the same collection."""
+    """Return the span's name and the attributes that are constant for an operation and a
+    collection.
+    """
     name = f"{operation} {namespace_text(database, collection)}"
     attributes = {semconv.DB_OPERATION_NAME: operation, "db.operation.summary": name}
     return name, semconv.namespace_attributes(database, collection) | attributes
 
 
 class OperationSpans(Observer):
-    """Starts and ends the operation span, and writes the decisions on it."""
+    """Starts and ends the operation's span, and adds the decisions to it."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -67,9 +70,9 @@ class OperationSpans(Observer):
         if transaction is not None:
             parent = trace.set_span_in_context(transaction.span, outer)
         database, collection = operation.call.target
-        # A transaction's end has no database of its own.
+        # The end of a transaction belongs to no database; it is sent to ``admin``.
         name, attributes = _operation_attributes(operation.name, database or "admin", collection)
-        # What samplers and processors send meanwhile is no part of the operation.
+        # Commands of samplers and span processors are not part of the operation.
         span = in_progress.call_foreign(
             wrap_foreign_error, self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
         )

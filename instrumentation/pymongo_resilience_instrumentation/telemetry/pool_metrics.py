@@ -1,6 +1,8 @@
-"""What pools of connections are measured by, beside the gauges: the time to make a connection, and
-waits without one. With ``metrics="all"`` also how long operations wait for and use connections,
-which takes the driver's events of pools: it publishes three for each operation.
+"""Metrics of connection pools besides the gauges: the time to create a connection, and waits
+without success.
+
+With ``metrics="all"``, also how long operations wait for and use connections. That needs pymongo's
+pool events, three for each operation.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ def wrapped(clients: Clients, metrics: DriverMetrics) -> Iterator[Row]:
 
 
 def _context() -> Context | None:
-    """What a measurement leads to: the caller's span, of an operation alone."""
+    """Return the context of a measurement: the caller's, if it is in an operation."""
     return None if in_progress.current() else NO_CONTEXT
 
 
 def connected(
     clients: Clients, telemetry: Telemetry, pool: Pool, seconds: float, error: BaseException | None
 ) -> None:
-    """A pool has made a connection (TCP, TLS, hello and authentication), or failed to."""
+    """Record that a pool has created a connection (TCP, TLS, hello and authentication) or failed
+    to.
+    """
     metrics = telemetry.driver_metrics
     if metrics is None or not telemetry.records or not (error is None or is_rejection(error)):
         return
@@ -58,26 +62,29 @@ def connected(
 
 
 class CheckoutTimeout(Interceptor):
-    """A pool's method that raises for an operation which waited for a connection in vain."""
+    """Counts waits for a connection that timed out, at the pool's method that raises the error."""
 
     def __init__(self, clients: Clients, metrics: DriverMetrics) -> None:
         self._clients = clients
         self._metrics = metrics
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        # pymongo reports no event if the wait is interrupted, so count here.
         if not in_progress.in_foreign_call():
             self._metrics.timeouts.add(1, self._clients.attributes(args[0]) or {})
 
 
 @dataclass(eq=False, repr=False)
 class Pools(OurListener, monitoring.ConnectionPoolListener):
-    """Measures how long connections are waited for and used."""
+    """Measures how long connections are awaited and used."""
 
     pool_name: Callable[[Address], dict[str, Any]]
-    """The attributes of the client's pool at an address."""
+    """Returns the attributes of the client's pool for an address."""
     metrics: DriverMetrics
     _taken: dict[tuple[Address, int], tuple[float, Operation | None]] = field(default_factory=dict)
-    """When each connection was, and in which operation, by the driver's number of it."""
+    """When and in which operation each connection was checked out, by pymongo's number of the
+    connection.
+    """
 
     @guarded
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:

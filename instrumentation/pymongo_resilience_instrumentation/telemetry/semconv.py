@@ -1,5 +1,7 @@
-"""Names and attributes that several modules share: each name of the telemetry is in its code once,
-and what shows an error of an operation, a command or a transaction."""
+"""Names and attributes that several modules use, and the attributes of errors.
+
+Each name of the telemetry appears in the code only once.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ EVENT_SCHEDULED = "retry.scheduled"
 EVENT_DECLINED = "retry.declined"
 
 DURATION_BOUNDARIES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
-"""Seconds; the SDK's defaults would put every value under five seconds in one bucket."""
+"""Seconds. With the SDK's defaults, all values under five seconds would be in one bucket."""
 ATTEMPT_BOUNDARIES = (1, 2, 3, 4, 6, 11, 21)
 KNOWN_NAMES = 1024
-"""Operations on more collections than this are recorded as well, without the cache."""
+"""Size of caches. Operations on more collections are recorded as well, without the cache."""
 
 
 def namespace_attributes(database: str, collection: str | None) -> dict[str, Any]:
@@ -58,8 +60,11 @@ def address_attributes(address: Address) -> dict[str, Any]:
 
 
 def error_attributes(error: BaseException, quotes: bool = False) -> dict[str, Any]:
-    """The exception as attributes: class, code and code name, and the frames without their source.
-    ``quotes``: with the server's text, which carries document values."""
+    """Return the attributes of an exception: class, code, code name, and the stack without source
+    lines.
+
+    With ``quotes``, the message is the server's text, which contains values of documents.
+    """
     message = safe_message(error)
     with suppress(Exception):  # str(error) may raise
         message = str(error) if quotes else message
@@ -73,7 +78,7 @@ def error_attributes(error: BaseException, quotes: bool = False) -> dict[str, An
 def end_span(
     span: Span, error: BaseException | None, quotes: bool = False, ended_ns: int | None = None
 ) -> None:
-    """With what it ended with; ended in any case, whatever the error is like."""
+    """Set the error on a span, and end it even if that fails."""
     try:
         if error is not None and span.is_recording():
             attributes = error_attributes(error, quotes)

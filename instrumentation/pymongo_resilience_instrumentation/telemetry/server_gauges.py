@@ -1,6 +1,8 @@
-"""Servers, circuit breakers, pools and retry budgets of living clients, read on collection.
+"""Gauges of servers, circuit breakers, pools and retry budgets of living clients, read on
+collection.
 
-A client that cannot be read, a half-made one say, is logged and hides no other.
+If a client cannot be read, for example because it is only partly created, that is logged, and the
+other clients are still shown.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ Observe = Callable[[Any], Iterator[Observation]]
 
 
 class ServerGauges:
-    """An SDK keeps the first callback of an instrument for good, so there is one of these for each
-    provider, and each ``instrument()`` shows its own clients through it."""
+    """The gauges of one provider.
+
+    An SDK keeps the first callback of an instrument forever. So there is one object for each
+    provider, and each ``instrument()`` shows its clients through it.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self.show(None)
@@ -36,8 +41,9 @@ class ServerGauges:
                 meter.create_observable_gauge(name, callbacks, unit, description)
 
     def show(self, clients: Clients | None, *, pools: bool = True) -> None:
-        """Show these from now on, or nothing; ``pools``: also what needs names of the driver's
-        pools."""
+        """Show the clients from now on, or nothing. ``pools`` also shows what needs private names
+        of pymongo's pools.
+        """
         self._clients, self._pools = clients, pools
 
     def _observe(self, name: str, observe: Observe, _: CallbackOptions) -> Iterable[Observation]:
@@ -57,7 +63,7 @@ _by_provider: weakref.WeakKeyDictionary[Any, ServerGauges] = weakref.WeakKeyDict
 
 
 def server_gauges(meter: Meter, provider: MeterProvider | None) -> ServerGauges:
-    """The gauges of a provider, made once; ``provider`` is None for the global one."""
+    """Return the gauges of a provider, created once. ``provider`` is None for the global one."""
     key = ServerGauges if provider is None else provider
     if key not in _by_provider:
         _by_provider[key] = ServerGauges(meter)
@@ -128,7 +134,7 @@ def _readiness(client: ClientState) -> Iterator[Observation]:
 
 
 ADDED_UP = ("{connection}", "{request}")
-"""Units of what adds up over pools."""
+"""Units of values that are summed over pools."""
 OF_POOLS = (_connections, _pending)
 ROWS: tuple[tuple[str, str, str, Observe], ...] = (
     ("pymongo_resilience.server.rtt", "s", "Average round-trip time of a server.", _rtt),
@@ -137,19 +143,26 @@ ROWS: tuple[tuple[str, str, str, Observe], ...] = (
         partial(_rtt, name="min_round_trip_time"),
     ),
     # For the unit "1" exporters to Prometheus end the name in "_ratio".
-    ("pymongo_resilience.server.state", "{server}", "1 for the type of a server.", _state),
+    ("pymongo_resilience.server.state", "{server}", "1 for the current type of a server.", _state),
     (
-        "pymongo_resilience.circuit_breaker.state", "{server}", "1 for a breaker's state.",
+        "pymongo_resilience.circuit_breaker.state", "{server}",
+        "1 for the current state of a circuit breaker.",
         _breaker_state,
     ),
     ("db.client.connection.count", "{connection}", "Connections of a pool by state.", _connections),
-    ("db.client.connection.pending_requests", "{request}", "Operations that wait.", _pending),
-    ("db.client.connection.max", "{connection}", "How many a pool may have.", _size),
-    ("db.client.connection.idle.max", "{connection}", "How many may be idle: all.", _size),
     (
-        "db.client.connection.idle.min", "{connection}", "How many a pool keeps open.",
+        "db.client.connection.pending_requests", "{request}",
+        "Operations waiting for a connection.", _pending,
+    ),
+    ("db.client.connection.max", "{connection}", "Maximum size of a pool.", _size),
+    ("db.client.connection.idle.max", "{connection}", "Maximum of idle connections.", _size),
+    (
+        "db.client.connection.idle.min", "{connection}", "Connections that a pool keeps open.",
         partial(_size, largest=False),
     ),
     ("pymongo_resilience.ready", "{client}", "1 for a client that is ready.", _readiness),
-    ("pymongo_resilience.retry_budget.tokens", "{token}", "What a client has left.", _tokens),
+    (
+        "pymongo_resilience.retry_budget.tokens", "{token}",
+        "Tokens left in a client's retry budget.", _tokens,
+    ),
 )  # fmt: skip

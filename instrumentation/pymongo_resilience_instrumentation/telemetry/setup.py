@@ -1,4 +1,4 @@
-"""What one ``instrument()`` shows, as its configuration asks for."""
+"""Creates the observers that one ``instrument()`` needs for its configuration, and calls them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from .server_gauges import ServerGauges, server_gauges
 
 SCOPE = "pymongo_resilience"
 API = ("opentelemetry.trace", "opentelemetry.metrics")
-"""Where the providers are from that record nothing."""
+"""Modules of the providers that record nothing."""
 LOOKS_EVERY = 0.05
-"""Seconds between two looks for an SDK: each asks the environment."""
+"""Seconds between two checks for an SDK, because each reads the environment."""
 
 
 class Telemetry:
-    """Calls the observers of operations, and has what is shown of clients. Thread- and
-    task-safe."""
+    """Calls the observers of operations, and holds what is shown of clients. Thread- and
+    task-safe.
+    """
 
     command_spans: CommandSpans | None = None
     driver_metrics: DriverMetrics | None = None
@@ -41,7 +42,7 @@ class Telemetry:
         self._listeners = Broadcast([EventLog(), *settings.listeners])
         self._timelines = Timelines(config.slow_ms)
         self.recorders: list[Observer] = []
-        """Those of the observers that an SDK records for."""
+        """The observers for which there is an SDK."""
         self.records = False
         """Whether there are ``recorders``."""
         self.records_spans = False
@@ -65,13 +66,14 @@ class Telemetry:
             self._without_sdk[spans] = lambda: tracers or trace.get_tracer_provider()
         self._observers = tuple(self._without_sdk)
         self.looks_at = 0.0 if self._observers else NEVER
-        """When an SDK is looked for next, on the clock of ``Operation.started``: one may be set up
-        at any time."""
+        """When to check for an SDK next, on the clock of ``Operation.started``. It may be set up at
+        any time.
+        """
         self.shows_healthy = config.slow_ms is not None
         """Whether an observer wants to know of operations that end without an error."""
 
     def look_for_sdk(self, now: float) -> None:
-        """Have an SDK record spans, metrics, or both, from when it is set up."""
+        """Start to record spans, metrics, or both, if an SDK for them was set up."""
         self.looks_at = now + LOOKS_EVERY
         try:
             modules = {
@@ -80,7 +82,10 @@ class Telemetry:
             }
         except Exception:  # a provider that the environment names and that cannot be loaded
             self.looks_at = NEVER
-            logger.exception("OpenTelemetry has no provider: nothing is recorded")
+            logger.exception(
+                "OpenTelemetry could not load a provider, so no spans and metrics are recorded. "
+                "Check OTEL_PYTHON_TRACER_PROVIDER and OTEL_PYTHON_METER_PROVIDER"
+            )
             return
         for observer, module in modules.items():
             # OpenTelemetry's API alone records nothing.
@@ -94,7 +99,10 @@ class Telemetry:
         self.shows_healthy = self.shows_healthy or self.records
 
     def on_event(self, event: Event, /) -> None:
-        """Of the engine: what the application's listeners send meanwhile is not reported."""
+        """Pass an event to the observers, then to the application's listeners.
+
+        Operations of those listeners are not reported.
+        """
         for observer in (self._timelines, *self._observers):
             try:
                 observer.on_event(event)
@@ -103,7 +111,7 @@ class Telemetry:
         in_progress.call_foreign(self._listeners.on_event, event)
 
     def end(self, operation: Operation, error: BaseException | None) -> None:
-        """An internal error of one observer does not keep the others from ending."""
+        """End an operation for all observers, even if one of them has an internal error."""
         if operation.ended_ns is not None and operation.span is not None:
             # What is measured leads to its trace; the context is the deferred work's own.
             context.attach(trace.set_span_in_context(operation.span))
@@ -119,7 +127,7 @@ class Telemetry:
 
 
 def end_spans(operation: Operation) -> None:
-    """End what an internal error has left open."""
+    """End the spans that an internal error has left open."""
     commands = () if operation.shown is None else operation.shown.commands.values()
     for span in (*(each.span for each in commands), operation.span):
         if span is not None and span.is_recording():

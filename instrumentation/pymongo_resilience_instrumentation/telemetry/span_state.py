@@ -1,4 +1,4 @@
-"""What the span of one operation needs until the operation ends."""
+"""The state of an operation's span until the operation ends."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ if TYPE_CHECKING:
 class SpanState:
     """The span of an operation, and the commands that were sent for it.
 
-    Written by ``telemetry/`` alone, in the thread or task of the operation.
+    Written only by ``telemetry/``, in the operation's thread or task.
     """
 
     span: Span
     commands: dict[int, SentCommand] = field(default_factory=dict)
-    """Those in flight, by request id."""
+    """The commands in flight, by request ID."""
     only_command: SentCommand | None = None
-    """The one that the operation's own span may show."""
+    """The command that the operation's own span may show."""
     shows_each_command: bool = False
-    """Each command has a span of its own; see the option ``command_spans``."""
+    """Each command has its own span; see the option ``command_spans``."""
     withholds: bool = False
-    """A command with credentials was sent: no text of an error may leave."""
+    """A command with credentials was sent, so no text of an error may be exported."""
 
     def for_another_try(self) -> SpanState:
-        """Return the state of a try that runs beside others, below the same span. There are several
-        commands, so each has a span of its own."""
+        """Return the state of a try that runs beside another one, with the same parent span.
+
+        There are several commands then, so each has its own span.
+        """
         return SpanState(self.span, shows_each_command=self.shows_each_command)
 
     def show_each_command(self) -> None:
-        """Give each command a span of its own from now on."""
+        """Give each command its own span from now on."""
         self.shows_each_command, self.only_command = True, None

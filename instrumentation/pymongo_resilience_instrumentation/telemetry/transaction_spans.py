@@ -1,7 +1,7 @@
-"""The span of a transaction: from ``start_transaction`` to the end of its commit or abort.
+"""The span of a transaction, from ``start_transaction`` to the end of its commit or abort.
 
-A commit whose result is unknown may be called again and leaves it open; what ends it then is that
-call, the session's next transaction, ``end_session()``, or the end of the process.
+A commit with an unknown result may be called again, so it leaves the span open. Then that call, the
+session's next transaction, ``end_session()``, or the end of the process ends it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A private attribute of the session: it must live exactly as long.
+# A private attribute of the session, so that the span lives exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
-"""The label of a commit that may have happened or not."""
+"""The label of a commit that may or may not have been applied."""
 
 open_spans: set[TransactionSpan] = set()
-"""Of this process. Each change is one step, so thread- and task-safe."""
+"""The open spans of this process. Each change is a single step, so thread- and task-safe."""
 
 
 class TransactionSpan(Observer):
-    """One transaction's, which observes its commit or abort. Ended once."""
+    """The span of one transaction. Observes its commit or abort, and ends once."""
 
     def __init__(self, span: Span, session: Session, quotes: bool) -> None:
         self.span = span
@@ -62,7 +62,7 @@ class TransactionSpan(Observer):
             defer(partial(self.end, ended_ns=time.time_ns()))
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
-        """After its commit or abort."""
+        """Called after the commit or abort."""
         if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
             self._unknown = True
         else:
@@ -74,8 +74,13 @@ class TransactionSpan(Observer):
         error: BaseException | None = None,
         ended_ns: int | None = None,
     ) -> None:
-        """``operation``: a commit or an abort; None where the transaction was left without either.
-        ``ended_ns``: since the epoch; None is now."""
+        """End the span.
+
+        Args:
+            operation: The commit or abort; None if the transaction was left without either.
+            error: The error of the commit or abort.
+            ended_ns: Nanoseconds since the epoch; None means now.
+        """
         if self in open_spans:
             open_spans.discard(self)
             session = self._session()
@@ -99,18 +104,20 @@ class TransactionSpan(Observer):
 
 
 def span_of(session: Session) -> TransactionSpan | None:
-    """That of the transaction which the session is in, or whose commit is called again."""
+    """Return the span of the transaction that the session is in, or whose commit is called
+    again.
+    """
     found: TransactionSpan | None = getattr(session, _SPAN, None)
     return found if found in open_spans else None
 
 
 def parent_of(session: Session) -> TransactionSpan | None:
-    """What an operation with the session is in, where that is a transaction."""
+    """Return the span of the transaction that an operation with the session belongs to, if any."""
     return span_of(session) if session.in_transaction else None
 
 
 class StartTransaction(Interceptor):
-    """Nothing is sent, and nothing may fail but what fails in the driver."""
+    """Wraps ``start_transaction``. Sends nothing, and fails only if pymongo does."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._start_span = partial(
@@ -143,7 +150,7 @@ class StartTransaction(Interceptor):
 
 
 def end_all() -> None:
-    """No span stays open: the process exits, or the instrumentation ends."""
+    """End all spans, because the process exits or the instrumentation ends."""
     run_deferred()
     for each in list(open_spans):
         each.end()
@@ -153,8 +160,11 @@ at_exit.append(end_all)
 
 
 class EndSession(Interceptor):
-    """A session's ``end_session()``, and the end of its block. The abort of an open transaction
-    ends its span; what is left is a commit whose result is unknown."""
+    """Wraps ``end_session()`` of sessions and the end of their blocks.
+
+    The abort of an open transaction ends its span. A commit with an unknown result is left, whose
+    span ends here.
+    """
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
         # A session of the driver's own, which ends inside of an operation, has no such span.

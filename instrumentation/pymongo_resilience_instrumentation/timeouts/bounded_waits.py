@@ -391,14 +391,11 @@ class Connect(Interceptor):
     async def send_async(
         self, connecting: _Waiting, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
-        """Limit the TLS handshake and the resolver's thread as well.
-
-        pymongo leaves the TLS handshake to asyncio, whose limit is 60 seconds. A cancellation that
-        arrives together with the socket is not lost.
-        """
+        """Limit the TLS handshake and the resolver's thread as well, and keep cancellations."""
         task, seconds = asyncio.current_task(), connecting.seconds
         before = 0 if task is None else task.cancelling()
         try:
+            # pymongo leaves the TLS handshake to asyncio, whose own limit is 60 seconds.
             async with asyncio.timeout(None if seconds is None else seconds + GRACE):
                 interface = await original(*args, **kwargs)
         except TimeoutError as error:
@@ -442,11 +439,7 @@ class Lookup(Interceptor):
 
 
 def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
-    """Return a wrapper of pymongo's async send that does not lose a cancellation.
-
-    Before CPython 3.12, ``asyncio.wait_for`` drops a cancellation that arrives together with the
-    result. pymongo uses it to send; under a deadline, for every command.
-    """
+    """Return a wrapper of pymongo's async send that does not lose a cancellation."""
 
     async def wrapper(
         original: Function, _pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -459,6 +452,8 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
         try:
             if seconds is not None and seconds <= 0:
                 raise TimeoutError
+            # pymongo uses ``asyncio.wait_for`` here. Before CPython 3.12, that drops a cancellation
+            # that arrives together with the result.
             async with asyncio.timeout(seconds):
                 await conn.write(buf)
         except TimeoutError as error:

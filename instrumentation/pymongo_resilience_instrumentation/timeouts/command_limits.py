@@ -105,9 +105,8 @@ def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
 def limit(enabled_flag: EnabledFlag) -> Wrapper:
     """Return a wrapper of ``Connection.apply_timeout``, which sets ``maxTimeMS``.
 
-    It refuses a command with less than a millisecond left. A timeout of 0 that the application sets
-    removes the older limits. If each batch has its own timeout, a cursor's first command gets only
-    the application's limit. An attempt may have a shorter limit.
+    If each batch has its own timeout, a cursor's first command gets only the application's limit.
+    An attempt may have a shorter limit.
     """
     active_timeout, current_operation = driver.csot.TIMEOUT.get, in_progress.current_or_ended
     warned: ByClient[bool] = ByClient(lambda _: True)
@@ -160,6 +159,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
                     _warn_once(warned, operation)
                 _apply_other_limits(connection, command, own, timeout, operation)
         except ExecutionTimeout:
+            # Raised on purpose, because too little time is left to send the command.
             raise
         except internal_error_types():
             logger.exception("internal error in pymongo-resilience while limiting a command")
@@ -219,6 +219,7 @@ def _keep_configured_limit(command: Command, own: int | None, operation: Operati
     if own is None and operation.loop is not None:
         own = driver.sessions.max_commit_time_ms(operation.loop.session)
     remaining_ms = command.get(LIMIT)
+    # A limit of 0 means no limit.
     if isinstance(own, int | float) and own and (not remaining_ms or own <= remaining_ms):
         command[LIMIT] = own
         return own

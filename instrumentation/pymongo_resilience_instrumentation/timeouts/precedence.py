@@ -21,8 +21,8 @@ one. "By iteration" means that the timeout applies to commands but does not end 
 stream, or a GridFS stream. If the installed pymongo does not support CSOT, only the client's own
 timeout exists.
 
-Inside of an incoming request with a deadline, an operation also ends when the request does,
-whatever the table gives it. A cursor or stream keeps none of that.
+Inside of an incoming request with a deadline, an operation ends no later than the request, whatever
+its timeout is. This does not apply to a cursor or stream after the request.
 
 Source: Client Side Operations Timeout, "timeoutMS", "Convenient Transactions API" and "Cursors".
 """
@@ -106,8 +106,9 @@ class TimeoutRules:
             _end_with_request(limits)
 
     def _set_by_table(self, call: Call, limits: Limits) -> None:
-        """Do the same for an operation outside of ``with_transaction``, without regard to the
-        incoming request."""
+        """Set the timeout of an operation outside of ``with_transaction``, ignoring the incoming
+        request.
+        """
         if (self._observes or not self.csot_available) and self._is_pymongos(call, limits):
             return
         block, bound = call.block_policy, call.bound_policy
@@ -234,11 +235,11 @@ def limit_to(
 
 
 def _end_with_request(limits: Limits) -> None:
-    """Have the operation end when the incoming request does, unless it ends earlier anyway."""
+    """Make the operation end together with the incoming request, unless it ends earlier anyway."""
     expires_at = blocks.expires_at()
     if expires_at is None:
         return
-    # Tests may replace one of the two clocks: only differences are compared.
+    # Tests may replace one of the two clocks, so compare only differences.
     now = driver.csot.now()
     request_ends = now + expires_at - CLOCK.now()
     deadline = limits.deadline
@@ -254,7 +255,8 @@ def _end_with_request(limits: Limits) -> None:
     limits.without_request = limits.timeout, limits.source
     if limits.source is TimeoutSource.NONE:
         limits.source = TimeoutSource.REQUEST
-    # Even if the request is over: the driver then raises its error before it sends anything.
+    # If the request's time is over, this is still positive. pymongo then raises its error before it
+    # sends anything.
     limits.timeout = max(request_ends - now, SHORTEST)
     limits.deadline = driver.csot.ActiveTimeout(limits.timeout, request_ends, limits.source)
 

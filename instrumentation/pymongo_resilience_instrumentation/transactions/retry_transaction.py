@@ -41,6 +41,7 @@ def run(
     with client.start_session(**of_session) as session, ReopenedIfInterrupted(session) as ending:
 
         def callback(_: AnySession) -> Any:
+            # pymongo looks for labels only on the error itself, and not on its cause.
             with _labelled_for_the_driver():
                 return ending.note(body(session))
 

@@ -30,7 +30,7 @@ class ThreadWorkers:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Start anew in a forked child, which has none of the threads."""
+        """Start without threads in a forked child, which inherits none."""
         self._free = threading.Semaphore(MAX_THREADS)
 
     def start(self, function: Callable[[], object]) -> bool:

@@ -1,13 +1,14 @@
-"""The test bed: a real server on this machine, a deployment in front of it, and faults.
+"""The test bed: a real server on this machine, proxies in front of it, and faults.
 
-For the tests of this library, its demonstration, and applications that want to see how they fare::
+Used by the tests of this library, by its demonstration, and by applications that want to test their
+own behavior::
 
     with ReplicaSet() as replica_set:
         client = MongoClient(replica_set.uri)
         replica_set.inject(CutAfter("insert", times=2))
         replica_set.inject(Election(gap=12.0))
 
-Needs the extra ``testbed``. Everything listens on 127.0.0.1 alone.
+Requires the extra ``testbed``. Everything listens on 127.0.0.1 only.
 """
 
 from .command_faults import (

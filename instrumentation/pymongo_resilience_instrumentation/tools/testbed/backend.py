@@ -1,10 +1,10 @@
-"""The one server behind all members, and what it lacks to stand in for a replica set.
+"""The one server behind all members of a deployment, with corrections for SecantusDB.
 
-Some shortcomings of SecantusDB are corrected here, so that a retry finds what it would find on
-mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which changes under a
-deadline, and only when the first one has finished; and it accepts a transaction number older than
-the session's last one, and leaves NoSuchTransaction without its label. A mongod gets everything as
-it was sent.
+SecantusDB behaves differently from mongod in some ways that matter for retries. It recognizes a
+repeated write only if its ``maxTimeMS`` is the same, which changes under a deadline, and only after
+the first one has finished. It accepts a transaction number older than the session's last one. Its
+error NoSuchTransaction lacks a label. These differences are corrected here. A mongod gets every
+command exactly as it was sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import wire
 from .wire import Document, Message
 
 _VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})
-"""What may differ between two attempts of one write."""
+"""Fields that may differ between two attempts of the same write."""
 
 _NO_SUCH_TRANSACTION: Final = 251
 
@@ -39,11 +39,13 @@ class Session:
     _last_write: bytes | None = None
 
     def refusal(self, request: Message, *, emulated: bool) -> Document | None:
-        """The error for a transaction number that another write of the session has, and with an
-        emulated server for one before the session's last one, as mongod has it.
+        """Return the error for a wrong transaction number, or None.
 
-        No driver should ever get the first one: mongod would answer with the record of the other
-        write, and lose this one.
+        A number is wrong if another write of the session has used it. With an emulated server, a
+        number older than the session's last one is wrong as well, as on mongod.
+
+        No driver should ever get the first error: mongod would answer with the result of the other
+        write, and this write would be lost.
         """
         number = request.body["txnNumber"]
         if emulated and number < self.number:
@@ -57,8 +59,9 @@ class Session:
         return wire.error(20, "IllegalOperation", text)
 
     def note(self, request: Message) -> bool:
-        """Remember what the request makes of the session; true if the same write, or the same end
-        of a transaction, was executed before."""
+        """Record the effect of a request on the session. Return True if the same write, commit or
+        abort has been executed before.
+        """
         number, write = request.body["txnNumber"], _write(request)
         if number < self.number:
             return False
@@ -73,9 +76,11 @@ class Session:
 
 
 class Backend:
-    """The server as all members of a deployment see it; belongs to one event loop.
+    """The server as all members of a deployment see it. Belongs to one event loop.
 
-    :param address: host and port of the server.
+    Args:
+        address: Host and port of the server.
+        tls: For a server with TLS.
     """
 
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
@@ -84,35 +89,45 @@ class Backend:
         self._watches = False
         self._sessions: dict[bytes, Session] = {}
         self.is_emulated = False
-        """The server is SecantusDB, and corrected."""
+        """The server is SecantusDB, so its behavior is corrected."""
         self.repeats = 0
-        """How many writes, and ends of transactions, arrived again after they were executed."""
+        """The number of writes, commits and aborts that arrived again after they had been
+        executed.
+        """
 
     def session(self, request: Message) -> Session | None:
-        """The session whose transaction number the request carries, if it carries one."""
+        """Return the session of a request that contains a transaction number, otherwise None."""
         lsid = request.body.get("lsid")
         if not self._watches or "txnNumber" not in request.body or lsid is None:
             return None
         return self._sessions.setdefault(bytes(lsid["id"]), Session(lsid))
 
     def forget(self, request: Message) -> None:
-        """Drop the sessions that an ``endSessions`` names."""
+        """Remove the sessions that an ``endSessions`` command names."""
         for lsid in request.body.get("endSessions", ()):
             self._sessions.pop(bytes(lsid["id"]), None)
 
     async def connect(self) -> Upstream:
-        """A connection of its own to the server; raises ``OSError``."""
+        """Open a separate connection to the server.
+
+        Raises:
+            OSError: The server cannot be reached.
+        """
         return Upstream(self, *await asyncio.open_connection(*self.address, ssl=self._tls))
 
     async def examine(self) -> None:
-        """Find out which server it is; raises ``OSError`` where there is none."""
+        """Find out which kind of server it is.
+
+        Raises:
+            OSError: The server cannot be reached.
+        """
         async with await self.connect() as upstream:
             reply = await upstream.ask({"buildInfo": 1, "$db": "admin"})
             self.is_emulated = "secantusVersion" in reply
             self._watches = True
 
     async def abort_transactions(self) -> None:
-        """Abort every open transaction, as the end of a primary's term does."""
+        """Abort every open transaction, as happens when a primary steps down."""
         aborted = [session for session in self._sessions.values() if session.in_transaction]
         if not aborted:
             return
@@ -136,7 +151,9 @@ class Upstream:
     _request_ids: itertools.count[int] = field(default_factory=itertools.count)
 
     async def execute(self, request: Message) -> Message | None:
-        """The server's reply, or the first of several; ``None`` where none is due."""
+        """Return the server's reply, or the first of several; None if the request expects no
+        reply.
+        """
         if request.command_name == "endSessions":
             self.backend.forget(request)
         session = self.backend.session(request)
@@ -157,11 +174,11 @@ class Upstream:
             return reply.with_body({**reply.body, "errorLabels": ["TransientTransactionError"]})
 
     async def following(self) -> Message:
-        """The reply that follows one with ``more_to_come``."""
+        """Return the reply that follows a reply with ``more_to_come``."""
         return await wire.read_message(self.reader)
 
     async def ask(self, body: Document) -> Document:
-        """The reply to a command of the test bed's own."""
+        """Send a command of the test bed itself, and return the reply."""
         reply = await self._exchange(wire.command(body, next(self._request_ids)))
         return reply.body if reply is not None else {}
 
@@ -178,7 +195,9 @@ class Upstream:
 
 
 def _write(request: Message) -> bytes:
-    """What the write consists of; a commit is the same one with another write concern."""
+    """Return the content that identifies a write. A commit with another write concern is the same
+    one.
+    """
     if request.command_name in wire.ENDS_TRANSACTION:
         return request.command_name.encode()
     body = {key: value for key, value in request.body.items() if key not in _VOLATILE}

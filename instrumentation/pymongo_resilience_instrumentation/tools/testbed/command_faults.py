@@ -1,4 +1,4 @@
-"""Faults of commands: cut before or after the server executed them, refused, corrupted, shed."""
+"""Faults of single commands: cut off before or after execution, refused, corrupted, or rejected."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
     "saslContinue",
     "saslStart",
 }
-"""What a driver sends on its own account, and what arms the server's own failpoints."""
+"""Commands that drivers send by themselves, and the one that sets the server's own failpoints."""
 _REJECTED: Final = ("SystemOverloadedError", "RetryableError", "NoWritesPerformed")
 _OVERLOAD: Final = {462: ("IngressRequestRateLimitExceeded", _REJECTED), 473: ("", _REJECTED[:1])}
-"""Name and labels by the code. An error without RetryableError must not be retried."""
+"""Code name and labels for each code. An error without RetryableError must not be retried."""
 
 
 class OnCommand(Interception):
-    """Acts a number of times on commands of one name, or on all that an application sends.
+    """Base of the faults that act on commands, a limited number of times.
 
-    :param command: the name, for example ``"insert"``; ``None`` for every application command. That
-        of a method, as ``"insert_one"``, is a ``ValueError``.
-    :param times: after how many it is over.
+    Args:
+        command: The name of the command, such as ``"insert"``, or None for every command of the
+            application. The name of a method, such as ``"insert_one"``, raises ValueError.
+        times: How often the fault acts before it ends.
     """
 
     def __init__(self, command: str | None = None, times: int = 1) -> None:
@@ -55,7 +56,7 @@ class OnCommand(Interception):
         self.times = whole("times", times)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
-        """Give the verdict if this is the command that is meant."""
+        """Return the verdict if the fault applies to this command."""
         if not self._matches(request.command_name):
             return None
         self.injected += 1
@@ -65,36 +66,39 @@ class OnCommand(Interception):
         if self._command is None:
             return name not in DRIVER_COMMANDS
         if self._command in HELLO_COMMANDS:
-            # Which of its names a driver uses depends on the server's version.
+            # The command has two names; the server's version decides which one a driver uses.
             return name in HELLO_COMMANDS
         return name == self._command
 
     @abstractmethod
     def verdict(self, request: Message) -> Verdict:
-        """What happens to the request."""
+        """Decide what happens to the request."""
 
 
 class CutBefore(OnCommand):
-    """Cuts the connection before the server executes the command."""
+    """Closes the connection before the server executes the command."""
 
     def verdict(self, request: Message) -> Verdict:
         return Cut()
 
 
 class CutAfter(OnCommand):
-    """Cuts the connection after the server executed the command, so that its reply is lost."""
+    """Closes the connection after the server has executed the command, so that the reply is
+    lost.
+    """
 
     def verdict(self, request: Message) -> Verdict:
         return CutAfterReply()
 
 
 class Fail(OnCommand):
-    """Refuses the command with an error of the server's; nothing of it is executed.
+    """Answers the command with an error of the server, without executing it.
 
-    :param code: for example 11600.
-    :param labels: the ``errorLabels``; none by default. Inside of a transaction
-        TransientTransactionError takes the place of RetryableWriteError, as on mongod.
-    :param more: further fields of the reply, for example ``{"baseBackoffMS": 50}``.
+    Args:
+        code: The error code, such as 11600.
+        labels: The ``errorLabels``; none by default. In a transaction, TransientTransactionError
+            replaces RetryableWriteError, as on mongod.
+        more: Further fields of the reply, such as ``{"baseBackoffMS": 50}``.
     """
 
     def __init__(
@@ -126,7 +130,9 @@ class Fail(OnCommand):
 
 
 class NotPrimary(Fail):
-    """Refuses the command as a member that is no longer primary, while hello still says it is."""
+    """Answers the command as a member that is no longer primary, although its hello still
+    says so.
+    """
 
     def __init__(self, command: str | None = None, times: int = 1) -> None:
         labels = ["RetryableWriteError"]
@@ -136,11 +142,12 @@ class NotPrimary(Fail):
 
 
 class FailWriteConcern(OnCommand):
-    """Lets the server execute the command, and adds a write concern error to its reply.
+    """Lets the server execute the command, and adds a write concern error to the reply.
 
-    Not inside of a transaction: there, only the commit has a write concern.
+    Does not act inside of a transaction, where only the commit has a write concern.
 
-    :param code: for example 64, or 91 for a member that shuts down.
+    Args:
+        code: The error code, such as 64, or 91 for a member that is shutting down.
     """
 
     def __init__(
@@ -164,10 +171,13 @@ class FailWriteConcern(OnCommand):
 
 
 class FailStatement(OnCommand):
-    """Answers a write as mongod does where its statement fails: ``ok`` is 1, and the error is in
-    ``writeErrors``, without a label. In an election its code is 189. Nothing is executed.
+    """Answers a write as mongod does if its statement fails, without executing it.
 
-    :param code: for example 189 or 112.
+    ``ok`` is 1, and the error is in ``writeErrors``, without a label. During an election, mongod
+    uses the code 189.
+
+    Args:
+        code: The error code, such as 189 or 112.
     """
 
     def __init__(self, command: str | None = None, times: int = 1, *, code: int) -> None:
@@ -180,9 +190,11 @@ class FailStatement(OnCommand):
 
 
 class Corrupt(OnCommand):
-    """Lets the server execute the command, and sends other bytes than its reply.
+    """Lets the server execute the command, and sends other bytes instead of its reply.
 
-    :param rewritten: from the reply to what is sent; hellos are corrupted by naming ``hello``.
+    Args:
+        rewritten: A function from the reply to the bytes to send. To corrupt hellos, use the
+            command ``hello``.
     """
 
     def __init__(
@@ -198,16 +210,17 @@ class Corrupt(OnCommand):
 
 
 class Overload(Fail):
-    """Rejects the command with the overload labels of its code; nothing of it is executed.
+    """Rejects the command with an overload error, without executing it.
 
-    The reply is the one of the ingress request rate limiter of MongoDB 8.2 and newer: it has no
-    ``topologyVersion``, inside a transaction it has no label of transactions, and the connection
-    stays open.
+    The reply is that of the ingress request rate limiter of MongoDB 8.2 and newer. It has no
+    ``topologyVersion``, and no transaction labels even in a transaction. The connection stays open.
 
-    :param command: the name, for example ``"insert"`` or ``"saslStart"``. ``None`` rejects whatever
-        comes, hello and login of new connections included, as the server does.
-    :param base_backoff: how long the server asks clients to wait at first (seconds), if at all.
-    :param code: 462 with all labels; 473 with SystemOverloadedError alone.
+    Args:
+        command: The name, such as ``"insert"`` or ``"saslStart"``. None rejects everything,
+            including hello and login on new connections, as the server does.
+        base_backoff: How long clients are asked to wait before their first retry, in seconds, or
+            None.
+        code: 462 with all labels, or 473 with only SystemOverloadedError.
     """
 
     decides_on_arrival: ClassVar[bool] = True
@@ -234,12 +247,12 @@ class Overload(Fail):
 
 
 class _Tokens(Interception):
-    """A token bucket. Its subclasses say what takes a token."""
+    """A token bucket. Subclasses decide what takes a token."""
 
     def __init__(self, rate: float, burst: float | None, seconds: float | None) -> None:
         super().__init__(seconds)
         self._rate = positive("rate", rate)
-        # Less than one token would never admit anything.
+        # A bucket for less than one token would never admit anything.
         self._burst = max(1.0, rate) if burst is None else positive("burst", burst)
         if self._burst < 1:
             raise refused("burst", burst, "a finite number of at least 1")
@@ -248,10 +261,12 @@ class _Tokens(Interception):
 
     @abstractmethod
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
-        """Take a token for what the limit is about."""
+        """Take a token for what the limit applies to."""
 
     def _take(self, cost: float = 0.0) -> bool:
-        """Take one token. Without one, take ``cost`` for the rejection and return False."""
+        """Take one token and return True. Without a token, take ``cost`` for the rejection and
+        return False.
+        """
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._refilled) * self._rate)
         self._refilled = now
@@ -264,23 +279,25 @@ class _Tokens(Interception):
 
 
 class RateLimit(_Tokens):
-    """Admits so many commands per second, like the ingress request rate limiter of MongoDB 8.2 and
-    newer, and rejects the others as :class:`Overload` does. It lasts until the deployment is
-    cleared, or for ``seconds``.
+    """Admits a number of commands per second, and rejects the others as :class:`Overload` does.
 
-    *Every* command takes a token: the hello and the login of a new connection, ``ping``,
-    ``killCursors``, ``endSessions``, commits and aborts. A hello that is awaited takes its token
-    when it arrives; the replies that stream after it are free.
+    Behaves like the ingress request rate limiter of MongoDB 8.2 and newer. It lasts for
+    ``seconds``, or until the deployment is cleared.
 
-    :param rate: commands per second.
-    :param burst: how many may come at once, at first and after a pause: at least 1; by default a
-        second's worth.
-    :param base_backoff: as with :class:`Overload`.
-    :param seconds: how long it lasts; ``None``: until it is cleared.
-    :param rejection_cost: how much of a token a rejection takes. MongoDB's limiter takes nothing;
-        a server whose processor is the bottleneck pays for each rejection.
-    :param exempt: names of applications (``appname``) whose connections are not limited. As on the
-        server, their first hello is: the name is known once it has been answered.
+    *Every* command takes a token: hello and login on a new connection, ``ping``, ``killCursors``,
+    ``endSessions``, commits and aborts. An awaitable hello takes its token when it arrives. The
+    replies that stream after it are free.
+
+    Args:
+        rate: Commands per second.
+        burst: How many commands may arrive at once, at the beginning and after a pause, at least 1.
+            By default the rate of one second.
+        base_backoff: As for :class:`Overload`.
+        seconds: How long the limit lasts; None means until the deployment is cleared.
+        rejection_cost: How much of a token a rejection takes. MongoDB's limiter takes nothing; a
+            server that is limited by its processor does work for each rejection.
+        exempt: Values of ``appname`` whose connections are not limited. As on the server, their
+            first hello still is, because the name is only known afterwards.
     """
 
     decides_on_arrival: ClassVar[bool] = True
@@ -310,13 +327,16 @@ class RateLimit(_Tokens):
 
 
 class ConnectionRateLimit(_Tokens):
-    """Admits so many new connections per second and closes the others at their first message, like
-    the connection establishment rate limiter of MongoDB 8.2 and newer.
+    """Admits a number of new connections per second, and closes the others at their first message.
 
-    :param rate: connections per second.
-    :param burst: as with :class:`RateLimit`.
-    :param seconds: how long it lasts; ``None``: until it is cleared.
-    :param rejects: answer the first hello as :class:`Overload` does instead of closing.
+    Behaves like the connection establishment rate limiter of MongoDB 8.2 and newer.
+
+    Args:
+        rate: Connections per second.
+        burst: As for :class:`RateLimit`.
+        seconds: How long the limit lasts; None means until the deployment is cleared.
+        rejects: Answer the first hello as :class:`Overload` does, instead of closing the
+            connection.
     """
 
     def __init__(
@@ -331,15 +351,16 @@ class ConnectionRateLimit(_Tokens):
         self._verdict: Verdict = Answer(Overload().document) if rejects else Cut()
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
-        """Take a token for a new connection; without one, end or reject it."""
+        """Take a token for a new connection. If there is none, close or reject the connection."""
         is_new = connection.hellos == connection.commands == 0
         return self._verdict if is_new and not self._take() else None
 
 
 class Slow(Interception):
-    """Holds back every reply to an application's command, while hellos are as fast as ever.
+    """Delays every reply to a command of the application. Hellos are not delayed.
 
-    :param seconds: for how long each reply is held back.
+    Args:
+        seconds: The delay of each reply.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -1,12 +1,13 @@
-"""HTTP control of a running deployment, for applications in any language. On 127.0.0.1 alone.
+"""HTTP control of a running deployment, for applications in any language. Listens on 127.0.0.1
+only.
 
     GET /            the URI, the kinds of faults, the drills
     POST /faults     {"fault": "CutAfter", "command": "insert", "times": 2, "on": "primary"}
-    GET /faults      what was injected, and how often each has struck
-    DELETE /faults   ends all; ?strict=true answers 409 where one never struck
+    GET /faults      the injected faults, and how often each of them has acted
+    DELETE /faults   end all faults; with ?strict=true, answer 409 if one of them has never acted
     POST /drills     {"drill": "overload-pulse"}
 
-A web page that a browser shows must not reach it: requests that name an origin or another host are
+A web page in a browser must not be able to use it. Requests that name an origin or another host are
 refused, and so is a body that is not application/json.
 """
 
@@ -35,14 +36,15 @@ KINDS: Final[dict[str, Callable[..., Fault]]] = {
     if inspect.isclass(kind) and issubclass(kind, Fault) and not inspect.isabstract(kind)
     if kind.__module__ == module.__name__ and kind is not command_faults.Corrupt
 }
-"""A function cannot be sent, so Corrupt is left out."""
+"""Without Corrupt, because its function cannot be sent."""
 _LONGEST_BODY: Final = 65536
 
 
 class Control(Running):
     """Serves until it is stopped. Thread-safe.
 
-    :param port: 0 for a free one.
+    Args:
+        port: The port, or 0 for a free one.
     """
 
     def __init__(self, deployment: Deployment, port: int = 0) -> None:
@@ -59,7 +61,11 @@ class Control(Running):
         return f"http://{HOST}:{self._server.server_address[1]}"
 
     def start(self) -> None:
-        """Raises TestbedError if the port is taken."""
+        """Start to serve.
+
+        Raises:
+            TestbedError: The port is in use.
+        """
         handler = type("Handler", (_Handler,), {"control": self})
         try:
             self._server = ThreadingHTTPServer((HOST, self._port), handler)
@@ -74,7 +80,11 @@ class Control(Running):
             self._server = None
 
     def answer(self, method: str, target: str, body: Any) -> tuple[HTTPStatus, Any]:
-        """Raises ValueError for what cannot be."""
+        """Return the answer to a request.
+
+        Raises:
+            ValueError: The request is invalid.
+        """
         parts = urlsplit(target)
         match method, parts.path.rstrip("/"):
             case "GET", "":
@@ -124,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Standard error is for what strikes."""
+        """Log nothing: standard error is for the faults that act."""
 
     def do_GET(self) -> None:
         try:

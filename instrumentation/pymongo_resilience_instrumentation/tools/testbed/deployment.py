@@ -1,4 +1,4 @@
-"""A deployment: members in front of one server, each with an address, and a thread for them."""
+"""A deployment: members in front of one server, each with its own address, and their thread."""
 
 from __future__ import annotations
 
@@ -29,30 +29,34 @@ _REPLICATION_FIELDS: Final = (
 _NOT_RUNNING: Final = "the deployment is not running: use it in a with block"
 
 Target = Literal["all", "primary", "secondary"] | int
-"""Whom a fault strikes: every member, those with a role at that moment, or one by its index."""
+"""The members to which a fault applies: all, those that have a role at that moment, or one by its
+index.
+"""
 
 
 class Deployment(Running):
-    """The base of all deployments: a context manager around members that serve.
+    """Base of all deployments: a context manager around members that serve.
 
-    It runs in a daemon thread of its own; all methods may be called from any thread but that one.
+    It runs in a daemon thread. All methods may be called from any thread except that one.
 
-    :param server: host and port of a running server; without one, an embedded server is started
-        and stopped together with the deployment: SecantusDB, or what ``EmbeddedServer`` is to start
-        instead, for example ``"mongod"``.
-    :param members: how many addresses there are.
-    :param port: of the first member; those of the others follow it. Without one, all are free ones.
+    Args:
+        server: Host and port of a running server. Otherwise, an embedded server is started and
+            stopped together with the deployment: SecantusDB, or another one that ``EmbeddedServer``
+            knows, such as ``"mongod"``.
+        members: The number of addresses.
+        port: The port of the first member; the other members have the following ports. By default
+            all ports are free ones.
     """
 
     default_members: ClassVar[int]
     most_members: ClassVar[int | None] = None
     roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ()
     kind: ClassVar[Kind] = "replica-set"
-    """What an embedded mongod is."""
+    """The kind of an embedded mongod."""
     passes_hellos: ClassVar[bool] = False
-    """Members have a server each, whose hellos they pass on."""
+    """True if each member has its own server and passes on that server's hellos."""
     elects: ClassVar[bool] = False
-    """A fault can make it elect a primary."""
+    """True if a fault can make the deployment elect a primary."""
 
     def __init__(
         self,
@@ -83,7 +87,11 @@ class Deployment(Running):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The members; raises :class:`TestbedError` when the deployment does not run."""
+        """The members.
+
+        Raises:
+            TestbedError: The deployment is not running.
+        """
         if not self._members:
             raise TestbedError(_NOT_RUNNING)
         return self._members
@@ -95,13 +103,13 @@ class Deployment(Running):
 
     @property
     def uri(self) -> str:
-        """What clients connect to: all members, and what else they must know."""
+        """The URI for clients, with all members and the necessary options."""
         addresses = ",".join(member.host_and_port for member in self.members)
         return f"mongodb://{addresses}/{self._parameters}"
 
     @property
     def server_address(self) -> tuple[str, int]:
-        """Host and port of the server itself, past all members and faults."""
+        """Host and port of the server itself, without proxies and faults."""
         if self._address is not None:
             return self._address
         if self._embedded is None:
@@ -114,39 +122,53 @@ class Deployment(Running):
         return described(self.server_address)
 
     def inject(self, fault: Fault, on: Target = "all") -> Future[None]:
-        """Let a fault strike; when this returns, it is in force.
+        """Inject a fault. It is active when this method returns.
 
-        Returns a future that is done when the fault has run its course: when an interception has
-        struck as often as it should, or its time is over. Without such an end, and in any case,
-        it is done when the deployment is cleared or stopped. Raises ``ValueError`` for a target
-        that this deployment has not, and for a fault that does not go with it.
+        Args:
+            fault: A new instance. Each instance can be injected once.
+            on: The members to which the fault applies.
+
+        Returns:
+            A future that is done when the fault has ended: when it has acted as often as it should,
+            or its time is over. Otherwise, it is done when the deployment is cleared or stopped.
+
+        Raises:
+            ValueError: The deployment has no such members, or the fault does not suit it.
         """
         done: Future[None] = self._call(self.strike(fault, on)).result(_STOP_TIMEOUT)
         self._since_clear.append(fault)
         return done
 
     def play(self, scenario: Scenario) -> Future[None]:
-        """Begin a scenario; returns a future that is done when all its faults are.
+        """Start a scenario.
 
-        Interceptions are not waited for: what they are meant for may never come. The future is
-        done, too, when the deployment is cleared or stopped before that.
+        Returns:
+            A future that is done when all faults of the scenario have ended, or the deployment is
+            cleared or stopped. Faults that wait for a command are not waited for, because that
+            command may never come.
         """
         return self._call(self._play(scenario))
 
     def clear(self, *, strict: bool = False) -> None:
-        """End all faults, and scenarios that would bring more, and repair what they did.
+        """End all faults and scenarios, and repair what they did.
 
-        ``strict``: then raises :class:`TestbedError` for every fault that was given to ``inject``
-        since the last time, and never struck; those of scenarios need not.
+        Args:
+            strict: Raise an error for faults that have never acted. This applies to the faults
+                given to ``inject`` since the last call, not to those of scenarios.
+
+        Raises:
+            TestbedError: With ``strict``, a fault has never acted.
         """
         self._call(self._clear()).result(_STOP_TIMEOUT)
         idle = [fault for fault in self._since_clear if not fault.struck]
         self._since_clear.clear()
         if strict and idle:
-            raise TestbedError(f"never struck: {', '.join(map(repr, idle))}")
+            raise TestbedError(
+                f"never struck: {', '.join(map(repr, idle))} (check their commands and targets)"
+            )
 
     def injected(self) -> Counter[str]:
-        """How often each kind of fault acted since the start, by the name of its class."""
+        """How often each kind of fault has acted since the start, by the name of its class."""
         counts: Counter[str] = Counter()
         for fault in tuple(self._struck):
             counts[type(fault).__name__] += fault.injected
@@ -154,17 +176,20 @@ class Deployment(Running):
 
     @property
     def repeats(self) -> int:
-        """How many writes, and ends of transactions, arrived again after they were executed."""
+        """The number of writes, commits and aborts that arrived again after they had been
+        executed.
+        """
         return self.members[0].backend.repeats
 
     async def strike(self, fault: Fault, on: Target = "all") -> Future[None]:
-        """``inject``, for those who are in the deployment's event loop already."""
+        """Inject a fault from within the deployment's event loop. Otherwise like ``inject``."""
         if not isinstance(fault, Fault):
             raise refused("fault", fault, 'a fault, for example CutAfter("insert")')
         targets = self.targets(on)
         self._struck.append(fault)
         task = self._begin(fault.strike(self, targets))
-        # One turn of the loop: what the fault does before it first waits is done when this returns.
+        # Run the event loop once, so that the part of the fault before its first ``await`` is done
+        # when this method returns.
         await asyncio.sleep(0)
         if task.done():
             task.result()
@@ -172,7 +197,11 @@ class Deployment(Running):
         return done
 
     def targets(self, on: Target) -> Sequence[Member]:
-        """The members that ``on`` names at this moment; raises ``ValueError`` if it cannot."""
+        """Return the members that ``on`` names at this moment.
+
+        Raises:
+            ValueError: The deployment has no such members.
+        """
         if on == "all":
             return self.members
         if isinstance(on, int) and not isinstance(on, bool) and 0 <= on < len(self.members):
@@ -183,14 +212,17 @@ class Deployment(Running):
     async def take_down(
         self, members: Sequence[Member], cause: Fault, *, orderly: bool = False
     ) -> None:
-        """Stop members as processes stop, which ends their transactions."""
+        """Stop members as if their processes stopped, which ends their transactions."""
         for member in members:
             member.shut_down(cause)
-        # The members do not know which transactions are theirs; a server may abort any.
+        # The members do not know whose transactions they are. Aborting all of them is allowed: a
+        # server may abort any transaction.
         await members[0].backend.abort_transactions()
 
     async def bring_up(self, members: Sequence[Member], cause: Fault) -> None:
-        """Let members listen again that ``cause`` has taken down, unless others keep them down."""
+        """Let members that ``cause`` has taken down listen again, unless another cause keeps them
+        down.
+        """
         for member in members:
             await member.listen(cause)
 
@@ -199,22 +231,23 @@ class Deployment(Running):
         return ""
 
     def describe(self, member: Member, hello: Document) -> None:
-        """Turn the server's reply to a hello into the member's own, in place."""
+        """Change the server's reply to a hello, in place, so that it describes the member."""
         for field in _REPLICATION_FIELDS:
             hello.pop(field, None)
 
     def refusal(self, member: Member, request: Message) -> Document | None:
-        """The error with which the member refuses a request, or ``None``."""
+        """Return the error with which the member refuses a request, or None."""
         return None
 
     def addition(self, member: Member, request: Message) -> Document:
-        """What the member adds to the server's reply."""
+        """Return what the member adds to the server's reply."""
         return {}
 
     def start(self) -> None:
-        """Listen on 127.0.0.1.
+        """Start to listen on 127.0.0.1.
 
-        Raises :class:`TestbedError` if a port is taken, or the server does not start.
+        Raises:
+            TestbedError: A port is in use, or the server does not start.
         """
         if self._thread is not None:
             raise TestbedError("the deployment is running already")
@@ -222,7 +255,7 @@ class Deployment(Running):
             if self._embedded is not None:
                 self._embedded.start()
             self._loop = asyncio.new_event_loop()
-            # Not in the caller's thread, whose own loop may be running.
+            # Not in the caller's thread, where another event loop may be running.
             self._thread = threading.Thread(
                 target=self._serve, name="pymongo_resilience_testbed", daemon=True
             )
@@ -233,7 +266,7 @@ class Deployment(Running):
             raise
 
     def stop(self) -> None:
-        """Close every address and connection; harmless when it does not run."""
+        """Close all addresses and connections. Does nothing if the deployment is not running."""
         serves = self._thread is not None and self._thread.is_alive()
         try:
             if serves:
@@ -262,7 +295,7 @@ class Deployment(Running):
             await member.listen()
 
     async def _backends(self) -> Sequence[Backend]:
-        """The server behind each member: one for all."""
+        """Return the server behind each member, here one for all."""
         backend = Backend(self.server_address)
         await backend.examine()
         return [backend] * self._count

@@ -1,7 +1,7 @@
-"""Drills: named scenarios of what operators practise, each over within about ten seconds.
+"""Drills: named scenarios that operators practice. Each takes at most about ten seconds.
 
-For ``pymongo-resilience testbed --drill NAME``, the control of a running test bed, and the fixture
-``mongo_faults``.
+For ``pymongo-resilience testbed --drill NAME``, for the control of a running test bed, and for the
+fixture ``mongo_faults``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .scenario import Scenario, Strike, strike
 
 DRILLS: Final[Mapping[str, Scenario]] = {
     "rolling-maintenance": Scenario().after(0.2, RollingRestart, downtime=1.0, pause=0.5, gap=0.5),
-    # The region of the primary: the others elect one, and what was sent there is never answered.
+    # The region of the primary is lost: the other members elect a primary, and what was sent to the
+    # lost one is never answered.
     "regional-black-hole": Scenario()
     .after(0.2, BlackHole, 4.0, on="primary")
     .after(1.0, Election, gap=1.0),
@@ -29,11 +30,15 @@ DRILLS: Final[Mapping[str, Scenario]] = {
         [(pause, strike(Restart, downtime=0.3, gap=0.2, on=2)) for pause in (0.2, 1.0, 1.0, 1.0)]
     ),
 }
-"""Written for a replica set of three; ``drill`` fits them to others."""
+"""Written for a replica set of three members. ``drill`` adapts them to other deployments."""
 
 
 def named(name: str) -> Scenario:
-    """Raises ValueError for a name that there is not."""
+    """Return the drill with this name.
+
+    Raises:
+        ValueError: There is no such drill.
+    """
     scenario = DRILLS.get(name) if isinstance(name, str) else None
     if scenario is None:
         raise refused("drill", name, f"one of {', '.join(DRILLS)}")
@@ -41,14 +46,16 @@ def named(name: str) -> Scenario:
 
 
 def drill(name: str, deployment: Deployment) -> Scenario:
-    """``named``, for this deployment."""
+    """Return the drill with this name, adapted to a deployment."""
     scenario = named(name)
     steps = [(pause, fitted(each, deployment)) for pause, each in scenario.steps]
     return Scenario([each for each in steps if deployment.elects or each[1].kind is not Election])
 
 
 def fitted(struck: Strike, deployment: Deployment) -> Strike:
-    """Other members act as primaries where there is no replica set of three."""
+    """Replace roles in a scenario by members that exist in a deployment other than a replica set of
+    three.
+    """
     return replace(struck, on=_fitting(struck.on, deployment))
 
 

@@ -1,7 +1,7 @@
-"""What every fault is: something that strikes members of a deployment, and counts its blows.
+"""Base classes of faults. A fault acts on members of a deployment and counts how often it does.
 
-An interception is a fault in the traffic: it is asked about every request and every hello that
-passes a member, in the thread of the deployment, and answers with a verdict.
+An interception is a fault in the traffic. The deployment calls it, in its thread, for every request
+and every hello that passes a member, and it returns a verdict.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
 
 
 class Fault(ABC):
-    """The base of all faults. An instance strikes once: make a new one for each injection."""
+    """Base of all faults. An instance can be injected once: create a new one for each injection."""
 
     _text: str
 
@@ -32,25 +32,24 @@ class Fault(ABC):
 
     def __init__(self) -> None:
         self.injected = 0
-        """What a fault adds to each time it acts; read it as ``struck``."""
+        """Incremented each time the fault acts. Read it as ``struck``."""
 
     @property
     def struck(self) -> int:
-        """How often it has struck; may be read from any thread."""
+        """How often the fault has acted. May be read from any thread."""
         return self.injected
 
     def __repr__(self) -> str:
-        """As it was made: ``CutAfter('insert', times=2)``."""
+        """Return the call that creates an equal fault, such as ``CutAfter('insert', times=2)``."""
         return self._text
 
     @abstractmethod
     async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
-        """Do the harm to members of a ``Deployment``, in its event loop, and repair it at the end.
+        """Act on members of a deployment, in its event loop, and repair the damage at the end.
 
-        Cancelled when the deployment is cleared: whatever must be repaired belongs into a
-        ``finally`` clause. What is done before the first ``await`` is in force when
-        ``Deployment.inject`` returns, and what is raised before it, ``Deployment.inject`` raises.
-        It returns when the fault has run its course.
+        The method is cancelled when the deployment is cleared, so repairs belong into a ``finally``
+        clause. ``Deployment.inject`` returns after the part before the first ``await``, and raises
+        what that part raises. The method returns when the fault has ended.
         """
 
 
@@ -61,26 +60,26 @@ def call_text(
     return f"{kind.__name__}({', '.join(shown)})"
 
 
-# What arguments may be: each of these returns the value, or raises a ``ValueError`` that names the
-# argument, the value, and what is allowed. Booleans are no numbers here.
+# Checks of arguments. Each returns the value, or raises a ValueError that names the argument, the
+# value, and what is allowed. A boolean does not count as a number.
 
 
 def positive(name: str, value: float) -> float:
-    """A finite number greater than 0: how long or how often anything can be."""
+    """Return a finite number greater than 0."""
     if not is_finite(value) or value <= 0:
         raise refused(name, value, "a finite number greater than 0")
     return value
 
 
 def not_negative(name: str, value: float) -> float:
-    """A finite number of at least 0."""
+    """Return a finite number of at least 0."""
     if not is_finite(value) or value < 0:
         raise refused(name, value, "a finite number of at least 0")
     return value
 
 
 def whole(name: str, value: int, *, least: int = 1, most: int | None = None) -> int:
-    """A whole number within bounds."""
+    """Return a whole number within bounds."""
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
     if not valid or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
@@ -89,7 +88,7 @@ def whole(name: str, value: int, *, least: int = 1, most: int | None = None) -> 
 
 
 def refused(name: str, value: object, allowed: str) -> ValueError:
-    """The error for an argument that cannot be."""
+    """Return the error for an invalid argument."""
     return ValueError(f"{name} is {value!r}, but must be {allowed}")
 
 
@@ -99,24 +98,26 @@ def is_finite(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Close the connection; the server never sees the request."""
+    """Close the connection. The server never receives the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutAfterReply:
-    """Let the server execute the request and close the connection instead of its reply."""
+    """Let the server execute the request, and close the connection instead of sending the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Do not answer for so many seconds, then close; the server never sees the request."""
+    """Do not answer for this many seconds, then close the connection. The server never receives the
+    request.
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Send this document; the server never sees the request."""
+    """Send this document. The server never receives the request."""
 
     document: Document
 
@@ -137,7 +138,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Forward the request and hold its reply back for so many seconds."""
+    """Forward the request, and delay its reply by this many seconds."""
 
     seconds: float
 
@@ -146,21 +147,24 @@ Verdict = Cut | CutAfterReply | Hang | Answer | Amend | Rewrite | Delay
 
 
 class Interception(Fault):
-    """A fault in the traffic of a member: acts on nothing until a subclass says otherwise.
+    """A fault in the traffic of members. The base class acts on nothing.
 
-    One instance given to several members counts for all of them together.
+    An instance that applies to several members counts for all of them together.
 
-    :param seconds: how long it lasts; ``None``: until the deployment is cleared.
+    Args:
+        seconds: How long the fault lasts; None means until the deployment is cleared.
     """
 
     parts_members: ClassVar[bool] = False
-    """It strikes what the members of a set say to each other, too."""
+    """True if the fault also applies to the traffic between the members of a set."""
     decides_on_arrival: ClassVar[bool] = False
-    """It decides about a hello that is awaited when it arrives, not when it is answered."""
+    """True if the fault decides about an awaitable hello when it arrives, and not when it is
+    answered.
+    """
     until = math.inf
-    """When it is over at the latest, on the monotonic clock."""
+    """The latest end of the fault, on the monotonic clock."""
     times: float = math.inf
-    """After how many strikes it is over."""
+    """How often the fault acts before it ends."""
 
     def __init__(self, seconds: float | None = None) -> None:
         super().__init__()
@@ -169,18 +173,18 @@ class Interception(Fault):
 
     @property
     def is_over(self) -> bool:
-        """A member forgets an interception that is over."""
+        """Return True if the fault has ended, so that members can forget it."""
         return self.injected >= self.times or time.monotonic() >= self.until
 
     def on_request(self, request: Message, connection: Any) -> Verdict | None:
-        """Decide about one request of a ``Connection``; ``None`` leaves it to the next fault."""
+        """Decide about one request on a connection. None leaves the decision to the next fault."""
         return None
 
     def on_hello(self, reply: Document) -> None:
         """Change the reply to a hello, in place."""
 
     async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
-        """Take a place behind the interceptions in force, until it is over."""
+        """Add this interception after the active ones, until it has ended."""
         self.until = min(self.until, time.monotonic() + self._lasts)
         self._acted = asyncio.Event()
         for member in targets:
@@ -192,6 +196,6 @@ class Interception(Fault):
                 await asyncio.wait_for(self._acted.wait(), None if math.isinf(left) else left)
 
     def acted(self) -> None:
-        """A member has done what this one decided: it may be over now."""
+        """Called when a member has carried out a decision of this fault, which may end it."""
         if self._acted is not None:
             self._acted.set()

@@ -1,8 +1,8 @@
-"""The faults that random scenarios choose from: each recipe makes one fault.
+"""The faults that random scenarios choose from. Each recipe creates one fault.
 
-Every fault ends within two seconds, whether it has struck or not: an operation
-with a deadline of twenty can outlast each of them, and a few together. None cuts more than three
-handshakes in a row: drivers take those for overload, of which they repeat five in all.
+Every fault ends within two seconds, whether it has acted or not, so an operation with a deadline of
+twenty seconds can outlast several of them. No fault cuts more than three handshakes in a row,
+because drivers treat these as overload, which they retry at most five times.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ Recipe = Callable[[random.Random], Strike]
 
 WRITES: Final = ("insert", "update", "findAndModify", "commitTransaction")
 COMMANDS: Final = (*WRITES, "find", None)
-"""Commands to aim at; ``None`` is any."""
+"""Commands to which a fault may apply; None means any command."""
 WITHIN: Final = 2.0
-"""Seconds after which a fault waits no longer for a command to strike."""
+"""Seconds after which a fault no longer waits for a command."""
 TRANSIENT_CODES: Final = (6, 7, 89, 91, 189, 262, 9001, 11600, 11602)
-"""What mongod answers to a retryable write that it did not execute, and may be asked again."""
+"""Codes with which mongod answers a retryable write that it did not execute and that may be sent
+again.
+"""
 
 
 def cut_before(rng: random.Random) -> Strike:
@@ -61,7 +63,7 @@ def cut_at_handshake(rng: random.Random) -> Strike:
 
 
 def reset(rng: random.Random) -> Strike:
-    """All connections of a member, or of all."""
+    """All connections of one member, or of all members, are reset."""
     return strike(Reset, on=_anyone(rng))
 
 
@@ -76,48 +78,48 @@ def black_hole(rng: random.Random) -> Strike:
 
 
 def pool_clearing_storm(rng: random.Random) -> Strike:
-    """All connections of the primary, two or three times within a second."""
+    """All connections of the primary are reset, two or three times within a second."""
     return strike(PoolClearingStorm, times=rng.randint(2, 3), every=0.25, on="primary")
 
 
 def election(rng: random.Random) -> Strike:
-    """No primary for a second or two."""
+    """There is no primary for one or two seconds."""
     return strike(Election, gap=_tenths(rng, 3, 20))
 
 
 def restart(rng: random.Random) -> Strike:
-    """A member goes and comes back, the primary too."""
+    """A member, possibly the primary, stops and comes back."""
     return strike(Restart, downtime=_tenths(rng, 3, 15), gap=_tenths(rng, 1, 8), on=_anyone(rng))
 
 
 def silent_primary(rng: random.Random) -> Strike:
-    """The primary falls silent for a second or two, and another one is elected."""
+    """The primary does not respond for one or two seconds, and another one is elected."""
     return strike(SilentPrimary, _tenths(rng, 8, 20), gap=_tenths(rng, 1, 5))
 
 
 def not_primary(rng: random.Random) -> Strike:
-    """Commands reach a member that is no longer primary, and does not say so in hello."""
+    """Commands reach a member that is no longer primary but still says in its hello that it is."""
     return _command(NotPrimary, rng, WRITES, times=rng.randint(1, 3))
 
 
 def overload(rng: random.Random) -> Strike:
-    """Some commands are shed, at times with a hint how long to wait."""
+    """Some commands are rejected, sometimes with a hint how long to wait."""
     hint = rng.choice((None, None, 0.05))
     return _command(Overload, rng, COMMANDS, times=rng.randint(1, 12), base_backoff=hint)
 
 
 def rate_limit(rng: random.Random) -> Strike:
-    """The primary admits fewer commands than there are for a while."""
+    """For a while, the primary admits fewer commands than it gets."""
     return strike(RateLimit, rng.randint(50, 200), seconds=_tenths(rng, 5, 20), on="primary")
 
 
 def server_error(rng: random.Random) -> Strike:
-    """Commands are refused after which a retry may succeed."""
+    """Commands are refused with an error after which a retry may succeed."""
     return _command(Fail, rng, WRITES, times=rng.randint(1, 4), **_transient(rng))
 
 
 def write_concern_error(rng: random.Random) -> Strike:
-    """Writes are executed, and answered after which a retry may succeed."""
+    """Writes are executed but answered with an error after which a retry may succeed."""
     return _command(FailWriteConcern, rng, WRITES, times=rng.randint(1, 3), **_transient(rng))
 
 
@@ -131,11 +133,13 @@ NETWORK: Final[Sequence[Recipe]] = (
     black_hole,
     pool_clearing_storm,
 )
-"""Faults of the network alone; the one that distinguishes lost from doubled twice as often."""
+"""Faults of the network alone. The fault that shows whether writes are lost or applied twice is
+listed twice.
+"""
 FAILOVER: Final[Sequence[Recipe]] = (election, restart, silent_primary, not_primary)
-"""Elections, restarts, and members that are late to notice."""
+"""Elections, restarts, and members that notice a change late."""
 SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_concern_error)
-"""Overload, and errors of the server's own."""
+"""Overload, and errors of the server itself."""
 
 
 def _command(
@@ -156,5 +160,5 @@ def _anyone(rng: random.Random) -> Target:
 
 
 def _tenths(rng: random.Random, low: int, high: int) -> float:
-    """A number of seconds between two numbers of tenths."""
+    """Return a random number of seconds between two numbers of tenths."""
     return rng.randint(low, high) / 10

@@ -1,4 +1,4 @@
-"""One member of a deployment: an address of its own, connections, and what intercepts them."""
+"""One member of a deployment: its address, its connections, and the faults that intercept them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ _log = logging.getLogger(__name__)
 class Member:
     """A listening address in front of the backend. Everything here runs in one event loop.
 
-    :param index: the member's place in the deployment, from 0.
-    :param role: the deployment, which describes the member in hellos, and refuses requests for it.
-    :param port: where it listens; 0 for a free one. Raises :class:`TestbedError` if it is taken.
+    Args:
+        index: The member's position in the deployment, from 0.
+        role: The deployment, which describes the member in hellos and refuses requests for it.
+        port: The port to listen on, or 0 for a free one.
+
+    Raises:
+        TestbedError: The port is in use.
     """
 
     def __init__(self, index: int, backend: Backend, role: Any, port: int = 0) -> None:
@@ -39,16 +43,16 @@ class Member:
         self.role = role
         self.interceptions: list[Interception] = []
         self.cursors: set[int] = set()
-        """Cursors that were opened here since the last start; a restart loses them."""
+        """Cursors that were opened here since the last start. A restart loses them."""
         self.connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._down: set[Fault] = set()
-        """Who keeps the address closed: it is open again when the last one has ended."""
+        """The causes that keep the address closed. It opens again when the last one has ended."""
         self.cleared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the faults of now are cleared; then there is a new one."""
+        """Done when the current faults are cleared; then a new future replaces it."""
         self._listener: asyncio.Server | None = None
-        # Bound and not listening while the member is down: the port stays ours, and the kernel
-        # refuses connections to it.
+        # While the member is down, the socket is bound but does not listen. So no other process can
+        # take the port, and the kernel refuses connections to it.
         self._reserved: socket.socket | None = _bound(port)
         self.address: tuple[str, int] = self._reserved.getsockname()
         self.changed: asyncio.Future[None]
@@ -56,7 +60,7 @@ class Member:
 
     @property
     def host_and_port(self) -> str:
-        """``host:port``, as hello and error texts name it."""
+        """``host:port``, as in hellos and error messages."""
         return "{}:{}".format(*self.address)
 
     @property
@@ -68,18 +72,21 @@ class Member:
         return {"processId": self._process_id, "counter": Int64(self._counter)}
 
     def announce(self) -> None:
-        """What hello says has changed: tell every client that awaits it."""
+        """Tell every client that waits for a hello that the member's state has changed."""
         self._counter += 1
         self.changed.set_result(None)
         self.changed = asyncio.get_running_loop().create_future()
 
     async def listen(self, cause: Fault | None = None) -> None:
-        """Accept connections, at the same address as ever, unless others than ``cause`` refuse."""
+        """Accept connections at the same address as before, unless another cause than ``cause``
+        refuses them.
+        """
         if cause is not None:
             self._down.discard(cause)
         if self._down or self._reserved is None:
             return
-        # In two steps, so that a cancellation cannot come between the socket and its owner.
+        # In two steps, so that a cancellation cannot happen before the socket has an owner that
+        # closes it.
         self._listener = await asyncio.start_server(
             self._accept, sock=self._reserved, backlog=1024, start_serving=False
         )
@@ -92,7 +99,9 @@ class Member:
             self._reserved.listen()
 
     def refuse(self, cause: Fault) -> None:
-        """Stop accepting: the kernel refuses new connections. What is open stays."""
+        """Stop accepting, so that the kernel refuses new connections. Open connections stay
+        open.
+        """
         self._down.add(cause)
         if self._listener is not None:
             self._listener.close()
@@ -116,7 +125,7 @@ class Member:
         self._begin_incarnation()
 
     async def close(self) -> None:
-        """Close the address and every connection, for good."""
+        """Close the address and every connection for good."""
         for address in (self._listener, self._reserved):
             if address is not None:
                 address.close()
@@ -126,13 +135,15 @@ class Member:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def active(self) -> list[Interception]:
-        """The interceptions in force, in the order of their injection."""
+        """Return the active interceptions, in the order of their injection."""
         self.interceptions[:] = [each for each in self.interceptions if not each.is_over]
         return list(self.interceptions)
 
     @contextlib.contextmanager
     def noticing(self) -> Iterator[None]:
-        """Around what a member does with one request: interceptions that are over then hear it."""
+        """Wrap the handling of one request. If an interception ends in it, the interception is
+        notified.
+        """
         active = list(self.interceptions)
         try:
             yield
@@ -142,13 +153,13 @@ class Member:
                     each.acted()
 
     def clear(self) -> None:
-        """Forget all interceptions, and let go what they hold."""
+        """Remove all interceptions and release the requests that they hold."""
         self.interceptions.clear()
         self.cleared.set_result(None)
         self.cleared = asyncio.get_running_loop().create_future()
 
     def describe(self, hello: dict[str, Any]) -> None:
-        """Make the server's reply to a hello the member's own, in place."""
+        """Change the server's reply to a hello, in place, into that of the member."""
         hello.pop("compression", None)
         if not self.role.passes_hellos:
             hello["topologyVersion"] = self.version
@@ -164,10 +175,11 @@ class Member:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._listener is None:
-            # Accepted a moment before the member went down.
+            # The connection was accepted just before the member went down.
             writer.transport.abort()
             return
-        # A task of our own: those that asyncio starts complain loudly when they are cancelled.
+        # Start the task here: for a task that asyncio starts, it prints an error when the task is
+        # cancelled.
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""Faults of the network and of members: connections cut, elections, restarts, clocks."""
+"""Faults of the network and of members: cut connections, elections, restarts, clocks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ _YEARS: Final = 10 * 365 * 86_400
 
 
 class CutAtHandshake(Interception):
-    """Cuts new connections at their first hello: the application's, as far as that can be known.
+    """Closes new connections of the application at their first hello.
 
-    At its first hello a monitor's connection looks like any other. But a monitor keeps its
-    connection open: while one is open, a new connection is taken for the application's; while none
-    is, for the monitor's, and let through. The second connection of a streaming monitor, which
-    measures round trips, is cut like the application's: it counts, and does no harm.
+    At its first hello, a monitor's connection looks like any other. But a monitor keeps its
+    connection open, so while one is open, a new connection is assumed to be the application's.
+    While none is open, a new connection is assumed to be the monitor's, and is not closed. The
+    second connection of a streaming monitor, which measures round-trip times, is closed like the
+    application's. It counts, but does no harm.
     """
 
     def __init__(self, times: int = 1) -> None:
@@ -57,7 +58,9 @@ class CutAtHandshake(Interception):
 
 
 class Refuse(Fault):
-    """Resets all connections, monitors' too, and has new ones refused for so many seconds."""
+    """Resets all connections, including those of monitors, and refuses new ones for a number of
+    seconds.
+    """
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -75,10 +78,11 @@ class Refuse(Fault):
 
 
 class PoolClearingStorm(Fault):
-    """Resets every connection again and again, so that clients clear their pools each time.
+    """Resets every connection repeatedly, so that clients clear their pools each time.
 
-    :param times: how often.
-    :param every: seconds between two resets.
+    Args:
+        times: How often.
+        every: Seconds between two resets.
     """
 
     def __init__(self, times: int = 5, every: float = 0.1) -> None:
@@ -96,17 +100,19 @@ class PoolClearingStorm(Fault):
 
 
 class Reset(PoolClearingStorm):
-    """Resets every open connection once, monitors' too, whatever is under way on it."""
+    """Resets every open connection once, including those of monitors, even in the middle of a
+    command.
+    """
 
     def __init__(self) -> None:
         super().__init__(times=1)
 
 
 class BlackHole(Interception):
-    """Swallows every request and hello for so many seconds; then their connections are closed.
+    """Drops every request and hello for a number of seconds, then closes their connections.
 
-    Nothing that was dropped is ever executed. New connections are accepted, and get no answer. A
-    client that awaits a hello does not learn of a change either.
+    What was dropped is never executed. New connections are accepted but get no answer. A client
+    that waits for a hello does not learn about changes either.
     """
 
     parts_members: ClassVar[bool] = True
@@ -120,11 +126,12 @@ class BlackHole(Interception):
 
 
 class Latency(Interception):
-    """Delays every reply, hellos too, until the deployment is cleared.
+    """Delays every reply, including those to hellos, until the deployment is cleared.
 
-    :param seconds: the least delay.
-    :param jitter: how much is added at most (seconds), evenly distributed.
-    :param seed: the random seed of the jitter.
+    Args:
+        seconds: The minimum delay.
+        jitter: The maximum additional delay in seconds, evenly distributed.
+        seed: The random seed of the jitter.
     """
 
     parts_members: ClassVar[bool] = True
@@ -141,12 +148,14 @@ class Latency(Interception):
 
 
 class Election(Fault):
-    """The primary steps down; after a gap without any, the next member is elected.
+    """The primary steps down. After a gap without a primary, the next member is elected.
 
-    In the gap writes, and reads that ask for the primary, are refused as secondaries refuse them.
-    Open transactions are aborted. Connections stay. A set of one member elects itself.
+    During the gap, writes and reads that require the primary are refused as secondaries refuse
+    them. Open transactions are aborted. Connections stay open. A set of one member elects that
+    member again.
 
-    :param gap: seconds without a primary.
+    Args:
+        gap: Seconds without a primary.
     """
 
     def __init__(self, gap: float = 1.0) -> None:
@@ -164,12 +173,13 @@ class Election(Fault):
 
 
 class SilentPrimary(BlackHole):
-    """The primary answers nothing for so many seconds; another member is elected meanwhile.
+    """The primary does not respond for a number of seconds, while another member is elected.
 
-    What it is sent is never executed, and never answered.
+    What is sent to it in this time is never executed and never answered.
 
-    :param seconds: for how long it is silent; then its connections are closed.
-    :param gap: seconds until another member is elected.
+    Args:
+        seconds: How long it does not respond. Then its connections are closed.
+        gap: Seconds until another member is elected.
     """
 
     def __init__(self, seconds: float, gap: float = 0.5) -> None:
@@ -199,16 +209,18 @@ class SilentPrimary(BlackHole):
 
 
 class Restart(Fault):
-    """Members stop as processes do, and are back after a while; a primary is replaced meanwhile.
+    """Members stop as processes do and come back after a while. A primary is replaced in the
+    meantime.
 
-    Connections are reset and new ones refused; cursors and the topology version are lost. A
-    primary steps down with it, and after the gap the next member that is up is elected. Open
-    transactions are aborted, unless only secondaries restart; where routers do, those of the
-    other routers too.
+    Connections are reset and new ones are refused. Cursors and the topology version are lost. A
+    primary steps down, and after the gap the next running member is elected. Open transactions are
+    aborted, unless only secondaries restart. If routers restart, the transactions of the other
+    routers are aborted as well.
 
-    :param downtime: seconds until the members are back.
-    :param gap: seconds without a primary, when one of the members was it.
-    :param orderly: processes of a real set are asked to end, and not killed.
+    Args:
+        downtime: Seconds until the members are back.
+        gap: Seconds without a primary, if one of the members was primary.
+        orderly: Processes of a real replica set are asked to end instead of being killed.
     """
 
     def __init__(self, downtime: float = 0.5, gap: float = 0.2, *, orderly: bool = False) -> None:
@@ -240,11 +252,12 @@ class Restart(Fault):
 
 
 class RollingRestart(Fault):
-    """Restarts the targets one after the other, as an upgrade does.
+    """Restarts the members one after the other, as during an upgrade.
 
-    :param downtime: seconds until a member is back.
-    :param pause: seconds between two members.
-    :param gap: seconds without a primary, when its turn comes.
+    Args:
+        downtime: Seconds until a member is back.
+        pause: Seconds between two members.
+        gap: Seconds without a primary, when the primary restarts.
     """
 
     def __init__(self, downtime: float = 0.5, pause: float = 0.5, gap: float = 0.2) -> None:
@@ -262,16 +275,17 @@ class RollingRestart(Fault):
 
 
 class SkewedClock(Interception):
-    """Shifts the date of the last write in hello, until the deployment is cleared.
+    """Shifts the date of the last write in hellos, until the deployment is cleared.
 
-    Clients learn it with their next heartbeat.
+    Clients see it with their next heartbeat.
 
-    :param seconds: by how much; negative for a member that seems to lag behind.
+    Args:
+        seconds: By how much. Negative for a member that seems to lag behind.
     """
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        # Dates must stay within those that hello can tell.
+        # The shifted date must be one that a hello can contain.
         if not is_finite(seconds) or abs(seconds) > _YEARS:
             raise refused("seconds", seconds, f"a number from {-_YEARS} to {_YEARS}")
         self._shift = timedelta(seconds=seconds)
@@ -291,6 +305,7 @@ class SkewedClock(Interception):
 def _replica_set(deployment: Deployment, fault: Fault) -> ReplicaSet:
     if not isinstance(deployment, ReplicaSet) or not deployment.elects:
         raise ValueError(
-            f"{type(fault).__name__} strikes a ReplicaSet alone, not a {type(deployment).__name__}"
+            f"{type(fault).__name__} needs a ReplicaSet, because it makes the members elect a "
+            f"primary; this is a {type(deployment).__name__}"
         )
     return deployment

@@ -1,4 +1,4 @@
-"""Server processes, which end with this one, and commands that go to them past pymongo."""
+"""Server processes that end together with this process, and commands to them without pymongo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .running import TestbedError
 HOST: Final = "127.0.0.1"
 PROGRAM = Path(__file__).with_name("server_process.py")
 _PORTS: Final = range(20_000, 32_000)
-"""Below those that the system gives to outgoing connections."""
+"""Below the ports that the operating system uses for outgoing connections."""
 _STOP_TIMEOUT: Final = 5.0
 _KILLED_WITHIN: Final = 10.0
 _RETRY_INTERVAL: Final = 0.02
@@ -31,12 +31,13 @@ _REPLY_TIMEOUT: Final = 10.0
 
 
 class Process:
-    """A server in a process of its own, which ends with this one.
+    """A server process that ends together with this process.
 
-    Whatever ends this process, a kill included, also removes the folder around ``folder``.
+    However this process ends, even if it is killed, the folder around ``folder`` is removed.
 
-    :param folder: for the log.
-    :param command: of a mongod or a mongos, without its port; SecantusDB has none.
+    Args:
+        folder: The folder for the log.
+        command: The command of a mongod or mongos, without its port; empty for SecantusDB.
     """
 
     def __init__(self, folder: Path, *command: str) -> None:
@@ -53,13 +54,17 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """It was started, and has not ended."""
+        """True if the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, deadline: float, credentials: tuple[str, str] | None = None) -> None:
-        """Returns when it listens; raises TestbedError with the last lines of its log.
+        """Start the process, and return when it listens.
 
-        :param credentials: user and password of a SecantusDB with access control.
+        Args:
+            credentials: User and password of a SecantusDB with access control.
+
+        Raises:
+            TestbedError: The process does not start. The message contains the end of its log.
         """
         with contextlib.nullcontext() if self._port or not self._command else _lock():
             if self._command:
@@ -67,7 +72,8 @@ class Process:
                 command = [*self._command, "--port", str(self._port)]
                 self._pid = self._launch(command, "null", deadline)
             else:
-                # Through the pipe: others can read arguments and environment of a process.
+                # Pass credentials through the pipe, because other users can read the arguments and
+                # the environment of a process.
                 self._port = self._launch([], json.dumps(credentials), deadline)
             while self._port and self.runs and time.monotonic() < deadline:
                 with contextlib.suppress(OSError):
@@ -77,27 +83,30 @@ class Process:
         why = "has ended" if time.monotonic() < deadline else "did not listen in time"
         log = (self._folder / "log.txt").read_text(errors="replace")[-2000:].strip()
         name = self._command[0] if self._command else "SecantusDB"
-        raise TestbedError(f"{name} {why}" + f"; its last words:\n{log}" * bool(log))
+        raise TestbedError(f"{name} {why}" + f". The end of its log:\n{log}" * bool(log))
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGSTOP, SIGCONT, SIGKILL or SIGTERM to a mongod; harmless where it has ended."""
+        """Send SIGSTOP, SIGCONT, SIGKILL or SIGTERM to a mongod. Does nothing if it has ended."""
         if self.runs:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, number)
 
     def wait(self, timeout: float) -> None:
-        """Until it has ended; kills it after so many seconds."""
+        """Wait until the process has ended, and kill it after this many seconds."""
         if self._process is not None:
             try:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self.signal(signal.SIGKILL)
-                # Closing its standard input before removes the folder, with all members' data.
+                # Only now may standard input be closed, because that removes the folder with the
+                # data of all members.
                 self._process.wait(_KILLED_WITHIN)
             self.stop()
 
     def stop(self) -> None:
-        """Close its standard input and wait; kill it where that is not enough, or on a Ctrl-C."""
+        """Close the process's standard input and wait. Kill it if that is not enough, or on
+        Ctrl-C.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -111,7 +120,7 @@ class Process:
                 raise
 
     def _launch(self, command: list[str], line: str, deadline: float) -> int:
-        """The number that the child prints; 0 where it dies before."""
+        """Return the number that the child prints, or 0 if it ends before."""
         with (self._folder / "log.txt").open("a") as log:
             self._process = process = subprocess.Popen(  # noqa: S603 - our own program
                 [sys.executable, "-P", str(PROGRAM), str(self._folder.parent), *command],
@@ -119,14 +128,14 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Ctrl-C goes to the parent alone, which then closes the pipe.
+                # Only the parent gets Ctrl-C. It then closes the pipe.
                 start_new_session=True,
             )
         timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
         timer.daemon = True
         timer.start()
         try:
-            # A child that has died already has no answer.
+            # A child that has already died does not answer.
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(f"{line}\n")  # type: ignore[union-attr]
                 process.stdin.flush()  # type: ignore[union-attr]
@@ -138,25 +147,37 @@ class Process:
 def ask(
     address: tuple[str, int], body: dict[str, Any], timeout: float = _REPLY_TIMEOUT
 ) -> dict[str, Any]:
-    """The reply to one command, past pymongo, which may be instrumented; raises ``OSError``."""
+    """Return the reply to one command, sent without pymongo, which may be instrumented.
+
+    Raises:
+        OSError: The server cannot be reached.
+    """
     with socket.create_connection(address, timeout=timeout) as connection:
         return wire.exchange(connection, body)
 
 
 def wait_until_writable(address: tuple[str, int], deadline: float) -> None:
-    """Raises TestbedError where it takes longer."""
+    """Wait until the server accepts writes.
+
+    Raises:
+        TestbedError: It takes too long.
+    """
     while True:
         with contextlib.suppress(OSError):
             if ask(address, {"isMaster": 1, "$db": "admin"}, timeout=1.0).get("ismaster"):
                 return
         if time.monotonic() > deadline:
-            raise TestbedError("the server did not become writable in time")
+            raise TestbedError(
+                "the server did not accept writes in time: raise startup_timeout, or see its log"
+            )
         time.sleep(_RETRY_INTERVAL)
 
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """One process at a time looks for a port: a mongod cannot say which one the system gave it."""
+    """Let only one process at a time look for a free port, because a mongod cannot report which
+    port the operating system gave it.
+    """
     import fcntl  # noqa: PLC0415 - POSIX alone, like what is done with mongod
 
     path = Path(tempfile.gettempdir(), f"pymongo_resilience_ports_{os.getuid()}.lock")

@@ -1,4 +1,4 @@
-"""Proxies before real members: of a deployment that exists, or of a replica set of mongods."""
+"""Proxies in front of real members: of an existing deployment, or of a replica set of mongods."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .server import SET_NAME, EmbeddedServer, initiate, program
 from .wire import Document, Message
 
 _ANSWER_WITHIN: Final = 2.0
-"""Seconds; a member that takes longer is not taken for the primary."""
+"""Seconds. A member that takes longer is not considered the primary."""
 _STEPPED_DOWN: Final = 10
-"""Seconds for which a primary that stepped down does not stand for election."""
+"""Seconds during which a primary that has stepped down does not run for election."""
 _SETTINGS: Final = {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500}
-"""A primary that hears of no majority within its election timeout steps down."""
+"""A primary that gets no answer from a majority within its election timeout steps down."""
 _RETRY_INTERVAL: Final = 0.05
 _SHUTDOWN_TIMEOUT: Final = 20.0
 
 
 class PassThrough(ReplicaSet):
-    """The base of deployments that decide themselves who is primary, and what they refuse."""
+    """Base of deployments that elect their primary and refuse requests by themselves."""
 
     passes_hellos: ClassVar[bool] = True
 
@@ -44,15 +44,15 @@ class PassThrough(ReplicaSet):
         return None
 
     def describe(self, member: Member, hello: Document) -> None:
-        """Leave it as it is."""
+        """Leave the reply unchanged."""
 
     async def strike(self, fault: Fault, on: Target = "all") -> Future[None]:
-        """The same, once it is known who is primary."""
+        """Find the primary first, then inject the fault."""
         await self.find_primary()
         return await super().strike(fault, on)
 
     async def find_primary(self) -> Member | None:
-        """Ask all members."""
+        """Ask all members which of them is the primary."""
         hellos = await asyncio.gather(*(_hello(each.backend) for each in self.members))
         primaries = (
             each
@@ -63,19 +63,21 @@ class PassThrough(ReplicaSet):
         return self._primary
 
     def _elect(self) -> None:
-        """Leave that to the members."""
+        """Leave elections to the members."""
 
 
 class InFrontOf(PassThrough):
-    """Proxies on this machine before a deployment that exists: faults for a staging environment.
+    """Proxies on this machine in front of an existing deployment, for faults in a staging
+    environment.
 
-    Only what carries a fault is touched, and hellos, which name the proxies in the place of the
-    members. Clients log in to the deployment itself, through the proxies, with credentials of their
-    own. To the deployment the proxies speak TLS where the URI says so, with its certificates; on
-    this machine they do not.
+    Only traffic to which a fault applies is changed, and hellos, which name the proxies instead of
+    the members. Clients log in to the deployment itself, through the proxies, with their own
+    credentials. The connections from the proxies to the deployment use TLS, with its certificates,
+    if the URI says so. The connections to the proxies on this machine do not.
 
-    :param uri: the members, TLS and its files, ``mongodb+srv`` as well; what else it holds, the
-        credentials above all, is not used.
+    Args:
+        uri: The members, and the TLS options with their files; may be ``mongodb+srv``. All other
+            parts of the URI, in particular credentials, are not used.
     """
 
     elects: ClassVar[bool] = False
@@ -84,8 +86,10 @@ class InFrontOf(PassThrough):
         try:
             parsed = parse_uri(uri, warn=False)
         except (PyMongoError, ValueError) as error:
-            # Its text may hold the credentials.
-            raise ValueError(f"in-front-of is no URI: {type(error).__name__}") from None
+            # The text of the original error may contain the credentials.
+            raise ValueError(
+                f"in-front-of is not a valid MongoDB URI ({type(error).__name__}): expected mongodb://..."
+            ) from None
         self._seeds: list[tuple[str, int]] = [
             (host, number or 27017) for host, number in parsed["nodelist"]
         ]
@@ -95,7 +99,9 @@ class InFrontOf(PassThrough):
 
     @property
     def server_description(self) -> str:
-        """The number of members; it may ask for a login to say its version."""
+        """The number of members. Their version is not asked for, because that may require a
+        login.
+        """
         return f"in front of {len(self.members)} members"
 
     @property
@@ -110,7 +116,9 @@ class InFrontOf(PassThrough):
         hellos = await asyncio.gather(*(_hello(Backend(seed, tls)) for seed in self._seeds))
         found = next((hello for hello in hellos if "setName" in hello), None)
         if not any(hellos):
-            raise TestbedError("no member of the deployment answers")
+            raise TestbedError(
+                "no member of the deployment answers: check addresses and TLS options in the URI"
+            )
         if found is None:
             return [Backend(seed, tls) for seed in self._seeds]
         self._set_name = found["setName"]
@@ -118,7 +126,7 @@ class InFrontOf(PassThrough):
         return [Backend(_address(name), tls) for name in names]
 
     def describe(self, member: Member, hello: Document) -> None:
-        """Name the proxies in the place of the members; one that joined later has none."""
+        """Name the proxies instead of the members. A member that joined later has no proxy."""
         proxies = {
             "{}:{}".format(*each.backend.address): each.host_and_port for each in self.members
         }
@@ -133,14 +141,18 @@ class InFrontOf(PassThrough):
 
 
 class RealReplicaSet(PassThrough):
-    """Some mongods that replicate and elect, each behind a proxy: the members know each other by
-    the proxies' addresses, so faults of the network part them as well.
+    """Several mongods that replicate and elect, each behind a proxy.
 
-    Faults do what they say: ``Election`` has the primary step down, ``Restart`` kills processes,
-    ``RollingRestart`` ends them in good order, ``SilentPrimary`` stops one with SIGSTOP. Who is
-    elected, and when, is the members' affair; ``gap`` is not used.
+    The members know each other by the addresses of the proxies, so faults of the network also
+    separate them from each other.
 
-    :param server: ``"mongod"`` or ``"mongod=PATH"``; by default what the variable says.
+    The faults act on the processes: ``Election`` makes the primary step down, ``Restart`` kills
+    processes, ``RollingRestart`` ends them in an orderly way, and ``SilentPrimary`` stops one with
+    SIGSTOP. The members decide who is elected, and when; ``gap`` is not used.
+
+    Args:
+        server: ``"mongod"`` or ``"mongod=PATH"``. By default the value of the variable
+            PYMONGO_RESILIENCE_TESTBED_SERVER.
     """
 
     most_members: ClassVar[int | None] = 7
@@ -171,7 +183,7 @@ class RealReplicaSet(PassThrough):
         return f"{super().server_description}, {len(self.members)} members"
 
     def start(self) -> None:
-        """Start the members, and return once they have a primary."""
+        """Start the members, and return when they have a primary."""
         super().start()
         try:
             addresses = [each.address for each in self.members]
@@ -182,7 +194,7 @@ class RealReplicaSet(PassThrough):
             raise
 
     async def step_down(self, cause: Fault) -> None:
-        """Have the primary step down."""
+        """Make the primary step down."""
         primary = await self.find_primary()
         if primary is None:
             return
@@ -211,14 +223,14 @@ class RealReplicaSet(PassThrough):
             process = self._processes[member.index]
             if not process.runs:
                 deadline = time.monotonic() + self._startup_timeout
-                # It looks for itself in the set's configuration as it starts, once.
+                # A mongod looks for itself in the set's configuration only once, when it starts.
                 member.keep_waiting(cause)
                 await asyncio.to_thread(process.start, deadline)
             await member.listen(cause)
         await self._settle()
 
     async def silence(self, member: Member, seconds: float) -> None:
-        """Stop a process for a while; it notices nothing."""
+        """Stop a process for a while, without its noticing."""
         process = self._processes[member.index]
         try:
             process.signal(signal.SIGSTOP)
@@ -227,7 +239,7 @@ class RealReplicaSet(PassThrough):
             process.signal(signal.SIGCONT)
 
     async def _settle(self) -> None:
-        """Wait until there is a primary, and all other members follow it."""
+        """Wait until there is a primary and all other members follow it."""
         deadline = time.monotonic() + self._startup_timeout
         while time.monotonic() < deadline:
             if await self.find_primary() is not None:
@@ -238,7 +250,9 @@ class RealReplicaSet(PassThrough):
                 if serving >= len(self.members):
                     return
             await asyncio.sleep(_RETRY_INTERVAL)
-        raise TestbedError("the members have no primary")
+        raise TestbedError(
+            "the members have elected no primary in time: look at the logs of the mongods"
+        )
 
     async def _backends(self) -> Sequence[Backend]:
         return [Backend(each.address) for each in self._processes]
@@ -250,7 +264,7 @@ def _address(name: str) -> tuple[str, int]:
 
 
 async def _hello(backend: Backend) -> Document:
-    """Nothing where the member does not answer."""
+    """Return the member's hello, or an empty one if it does not answer."""
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(_ANSWER_WITHIN), await backend.connect() as upstream:
             return await upstream.ask({"isMaster": 1, "$db": "admin"})
@@ -258,9 +272,13 @@ async def _hello(backend: Backend) -> Document:
 
 
 def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """TLS as a URI's options say, whose names are in lower case, and as pymongo makes it.
+    """Return the TLS settings for a URI's options, as pymongo would create them.
 
-    Raises OSError where a file cannot be read.
+    Args:
+        options: The options of the URI, with lowercase names.
+
+    Raises:
+        OSError: A file cannot be read.
     """
 
     def is_on(*names: str) -> bool:

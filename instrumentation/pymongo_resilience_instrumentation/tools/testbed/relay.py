@@ -1,4 +1,4 @@
-"""A client's connection to a member: read a request, decide, execute, reply."""
+"""A client's connection to a member: reads a request, decides, executes it, replies."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 
 _AWAITING: Final = ("topologyVersion", "maxAwaitTimeMS")
 _STATE_CHANGES: Final = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
-"""Codes after which a driver looks at the member anew (SDAM, "not writable primary" errors)."""
+"""Codes after which a driver checks the member again. Source: Server Discovery and Monitoring, "not
+writable primary" errors.
+"""
 _WITHOUT_THE_SERVER: Final = (Answer, Cut, Hang)
 _MILLISECOND: Final = 0.001
 
 
 class _Hangup(Exception):  # noqa: N818 (an end, not an error)
-    """The connection ends here."""
+    """Ends the connection."""
 
 
 @dataclass
 class _Delay:
-    """So many seconds, or until the faults that asked for it are cleared."""
+    """A delay in seconds, which ends early if the faults that caused it are cleared."""
 
     cleared: asyncio.Future[None]
     seconds: float = 0.0
@@ -41,34 +43,36 @@ class _Delay:
 
 @dataclass(eq=False)
 class Connection:
-    """Serves one client until either side closes."""
+    """Serves one client until one side closes the connection."""
 
     member: Member
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     hellos: int = 0
-    """How many hellos were answered."""
+    """The number of hellos that were answered."""
     commands: int = 0
-    """How many other commands were received."""
+    """The number of other commands that were received."""
     application: str | None = None
-    """The ``appname`` of its client, known once a hello that states it has been answered."""
+    """The client's ``appname``, known after the first answered hello."""
     _is_internal: bool = False
-    """It is another member's."""
+    """True if the client is another member."""
     _request_ids: itertools.count[int] = field(default_factory=itertools.count)
     _upcoming: asyncio.Task[Message] | None = None
 
     @property
     def siblings(self) -> Collection[Connection]:
-        """The open connections of the same member, this one included."""
+        """The open connections of the same member, including this one."""
         return self.member.connections
 
     @property
     def is_monitor(self) -> bool:
-        """It has said hello and nothing else: a monitor, or an application's unused connection."""
+        """True if the connection has only sent hellos: a monitor's, or an unused one of the
+        application.
+        """
         return self.hellos > 0 and self.commands == 0
 
     async def run(self) -> None:
-        """Relay until the connection ends; raises what ``wire.read_message`` raises."""
+        """Relay until the connection ends. Raises what ``wire.read_message`` raises."""
         try:
             async with await self.member.backend.connect() as upstream:
                 while True:
@@ -99,7 +103,8 @@ class Connection:
         if not isinstance(verdict, _WITHOUT_THE_SERVER):
             refusal = self.member.role.refusal(self.member, request) or self._lost(request)
             if refusal is not None:
-                # Lost as well, where the reply is: nothing is executed either way.
+                # If the reply is to be lost, this one is lost as well. The command is not
+                # executed in either case.
                 verdict = Cut() if isinstance(verdict, CutAfterReply) else Answer(refusal)
         if await self._is_settled(request, verdict, delay):
             return
@@ -115,7 +120,8 @@ class Connection:
             if addition:
                 reply = reply.with_body({**addition, **reply.body})
             if request.opcode == wire.OP_QUERY:
-                # A mongod's ``_isSelf``, by which it finds itself in its set, is a query as well.
+                # The command ``_isSelf``, with which a mongod finds itself in its set, is also an
+                # OP_QUERY message.
                 reply = wire.reply_to(request, reply.body, next(self._request_ids))
             if isinstance(verdict, Amend):
                 reply = reply.with_body(self._dated({**reply.body, **verdict.fields}))
@@ -125,11 +131,13 @@ class Connection:
             reply = await upstream.following() if reply.more_to_come else None
 
     async def _answer_hello(self, request: Message, upstream: Upstream) -> None:
-        """Answer a hello; one that is awaited, when there is news or its time is up.
+        """Answer a hello. An awaitable hello is answered when something has changed or its time is
+        over.
 
-        A client that allows it gets a stream of replies until it closes or sends something else
-        (SDAM monitoring, "Streaming protocol"). A server is asked for one reply at a time: without
-        waiting where the member knows the news itself, else as long as the client would wait.
+        A client that allows it gets a stream of replies until it closes the connection or sends
+        something else (Server Monitoring, "Streaming protocol"). The server is asked for one reply
+        at a time: without waiting if the member itself knows about changes, otherwise for as long
+        as the client would wait.
         """
         known: Any = request.body.get("topologyVersion")
         milliseconds: Any = request.body.get("maxAwaitTimeMS")
@@ -162,7 +170,7 @@ class Connection:
                 shown = dict(reply.body)
                 self.member.describe(shown)
                 reply = wire.reply_to(request, shown, next(self._request_ids))
-                # An error, of a server that shuts down for example, ends the stream.
+                # An error ends the stream, for example that of a server that shuts down.
                 streams = streams and "topologyVersion" in shown
                 await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
                 self.hellos += 1
@@ -174,7 +182,9 @@ class Connection:
     async def _unless_the_client_stirs(
         self, execution: Coroutine[Any, Any, Message | None]
     ) -> Message | None:
-        """The reply; the connection ends where the client closes it, or sends something else."""
+        """Return the reply. End the connection if the client closes it or sends something else
+        before.
+        """
         reply = asyncio.ensure_future(execution)
         try:
             await asyncio.wait({reply, self._listening()}, return_when=asyncio.FIRST_COMPLETED)
@@ -185,7 +195,9 @@ class Connection:
             reply.cancel()
 
     async def _news(self, known: Document, milliseconds: float) -> bool:
-        """Wait for another topology version than ``known``; false if the client stirs first."""
+        """Wait for another topology version than ``known``. Return False if the client sends
+        something before.
+        """
         upcoming = self._listening()
         if known == self.member.version:
             news: set[asyncio.Future[Any]] = {upcoming, self.member.changed}
@@ -194,7 +206,9 @@ class Connection:
         return not upcoming.done()
 
     def _listening(self) -> asyncio.Task[Any]:
-        """The client's next request, which is read already while it awaits a hello."""
+        """Return the task that already reads the client's next request while the client waits for a
+        hello.
+        """
         if self._upcoming is None:
             self._upcoming = asyncio.ensure_future(wire.read_message(self.reader))
         return self._upcoming
@@ -202,10 +216,12 @@ class Connection:
     def _decide(
         self, request: Message, *, arriving: bool | None = None
     ) -> tuple[Verdict | None, _Delay]:
-        """The first verdict that is not a delay, and the sum of the delays before it.
+        """Return the first verdict that is not a delay, and the sum of the delays before it.
 
-        ``arriving``: whether an awaited hello has just arrived, or is about to be answered; each
-        interception is asked at one of the two moments. None for every other request.
+        Args:
+            arriving: For an awaitable hello, whether it has just arrived or is about to be
+                answered. Each interception is asked at one of the two moments. None for every other
+                request.
         """
         delay = _Delay(self.member.cleared)
         for interception in self.member.active():
@@ -221,7 +237,9 @@ class Connection:
         return None, delay
 
     async def _is_settled(self, request: Message, verdict: Verdict | None, delay: _Delay) -> bool:
-        """Act on a verdict for which the server need not see the request."""
+        """Carry out a verdict for which the server does not need to see the request. Return True
+        for such a verdict.
+        """
         if isinstance(verdict, Cut):
             raise _Hangup
         if isinstance(verdict, Hang):
@@ -241,11 +259,11 @@ class Connection:
         await self.writer.drain()
 
     def _dated(self, document: Document) -> Document:
-        """The error with a new topology version, if it reports a change of the member's state.
+        """Add a new topology version to an error that reports a change of the member's state.
 
-        As on mongod: with it a driver knows that the error is news, and that the hello which
-        follows at once is not older. What a secondary refuses has its version already: it changes
-        nothing.
+        As on mongod, the version shows a driver that the error is new, and that the following hello
+        is not older. An error with which a secondary refuses a request has its version already,
+        because nothing has changed.
         """
         if "topologyVersion" in document or self.member.role.passes_hellos:
             return document
@@ -256,7 +274,7 @@ class Connection:
         return {**document, "topologyVersion": self.member.version}
 
     def _lost(self, request: Message) -> Document | None:
-        """What a restarted member says of a cursor from before."""
+        """Return the error of a restarted member for a cursor from before the restart."""
         if request.command_name != "getMore" or self.member.role.passes_hellos:
             return None
         number = request.body["getMore"]

@@ -1,4 +1,4 @@
-"""Deployments in front of one server: a replica set, a sharded cluster, a standalone."""
+"""Deployments in front of one server: a replica set, a sharded cluster, a standalone server."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _WRITES: Final = frozenset({
 })  # fmt: skip
 _TRANSACTION_WRITES: Final = frozenset({"bulkWrite", "delete", "findAndModify", "insert", "update"})
 _TOKEN: Final = {"recoveryShardId": "shard0"}
-"""With it a commit can be finished through any router."""
+"""The recovery token, with which any router can finish a commit."""
 
 
 class ReplicaSet(Deployment):
-    """Three members, or as many as ``members`` says; the first one is the first primary.
+    """A replica set of three members, or of ``members``. The first one is the first primary.
 
-    Secondaries serve reads that allow it, always with the newest data, and refuse writes. A member
-    is tagged ``{"member": "0"}`` and so on.
+    Secondaries serve reads that allow it, always with the newest data, and refuse writes. Members
+    have the tags ``{"member": "0"}`` and so on.
     """
 
     default_members: ClassVar[int] = 3
     most_members: ClassVar[int | None] = 50
-    """As MongoDB has it."""
+    """MongoDB's own limit."""
     roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ("primary", "secondary")
 
     elects: ClassVar[bool] = True
@@ -45,17 +45,19 @@ class ReplicaSet(Deployment):
     """When the latest term began, on the monotonic clock."""
     _primary: Member | None = None
     _gaps: set[Fault]
-    """Who wants no primary: there is one again when the last gap has ended."""
+    """The causes that want no primary. One is elected when the last gap has ended."""
     _term = 0
     _next_index = 0
 
     @property
     def primary(self) -> Member | None:
-        """The present primary; ``None`` in the gap of an election."""
+        """The current primary, or None in the gap of an election."""
         return self._primary
 
     def targets(self, on: Target) -> Sequence[Member]:
-        """The members that ``on`` names at this moment; none in a gap has the role of primary."""
+        """Return the members that ``on`` names at this moment. In a gap, no member is the
+        primary.
+        """
         if on == "primary":
             return () if self._primary is None else (self._primary,)
         if on == "secondary":
@@ -63,7 +65,7 @@ class ReplicaSet(Deployment):
         return super().targets(on)
 
     async def step_down(self, cause: Fault) -> None:
-        """End the primary's term; there is none until :meth:`end_gap`."""
+        """End the primary's term. There is no primary until :meth:`end_gap`."""
         self._gaps.add(cause)
         if self._primary is None:
             return
@@ -72,26 +74,30 @@ class ReplicaSet(Deployment):
         await self.members[0].backend.abort_transactions()
 
     def end_gap(self, cause: Fault) -> None:
-        """Elect a primary, unless others than ``cause`` still want none; harmless if repeated."""
+        """Elect a primary, unless another cause than ``cause`` still wants none. May be called
+        repeatedly.
+        """
         self._gaps.discard(cause)
         self._elect()
 
     async def take_down(
         self, members: Sequence[Member], cause: Fault, *, orderly: bool = False
     ) -> None:
-        """Stop members as processes stop; a primary's term ends, and its transactions."""
+        """Stop members as if their processes stopped. If one is the primary, its term and its
+        transactions end.
+        """
         for member in members:
             member.shut_down(cause)
         if self._primary in members:
             await self.step_down(cause)
 
     async def bring_up(self, members: Sequence[Member], cause: Fault) -> None:
-        """Listen again, and elect a primary where all members were down when it was due."""
+        """Listen again, and elect a primary if an election was due while all members were down."""
         await super().bring_up(members, cause)
         self._elect()
 
     def _elect(self) -> None:
-        """Begin a term of the next member that is up; of none, where none is."""
+        """Begin a term of the next running member, or of none if all members are down."""
         if self._primary is not None or self._gaps:
             return
         order = (*self.members[self._next_index :], *self.members[: self._next_index])
@@ -125,7 +131,9 @@ class ReplicaSet(Deployment):
             hello["electionId"] = ObjectId(f"7fffffff{self._term:016x}")
 
     def refusal(self, member: Member, request: Message) -> Document | None:
-        """What a secondary says to writes, and to reads that ask for the primary."""
+        """Return the error with which a secondary refuses writes, and reads that require the
+        primary.
+        """
         if member is self._primary:
             return None
         name, mode = request.command_name, request.body.get("$readPreference", {}).get("mode")
@@ -140,7 +148,7 @@ class ReplicaSet(Deployment):
             refused["errorLabels"] = ["TransientTransactionError"]
         elif "txnNumber" in request.body:
             refused["errorLabels"] = ["RetryableWriteError"]
-        # With it, drivers know whether the error is newer than their last hello.
+        # The version tells drivers whether the error is newer than their last hello.
         return refused | {"topologyVersion": member.version}
 
     @property
@@ -158,18 +166,19 @@ class ReplicaSet(Deployment):
 
 
 class ShardedCluster(Deployment):
-    """Two routers, or as many as ``members`` says, which serve the same data.
+    """A sharded cluster of two routers, or of ``members``, that serve the same data.
 
-    A router knows the transactions that were begun through it, as a mongos does: a later command of
-    one that arrives at another router fails with NoSuchTransaction, as does the abort. So does a
-    commit, unless it has the recovery token that the replies to a transaction's writes carry.
+    As a mongos does, a router knows only the transactions that were begun through it. Later
+    commands of a transaction that arrive at another router fail with NoSuchTransaction, as does an
+    abort. A commit fails as well, unless it contains the recovery token from the replies to the
+    transaction's writes.
     """
 
     default_members: ClassVar[int] = 2
     most_members: ClassVar[int | None] = 50
     kind: ClassVar[Kind] = "sharded"
     _begun: dict[tuple[ObjectId, bytes], int]
-    """By one run of a router and a session's identifier: the number of its last transaction."""
+    """The number of the last transaction, by run of a router and by session identifier."""
 
     async def _open(self) -> None:
         self._begun = {}
@@ -180,7 +189,7 @@ class ShardedCluster(Deployment):
         hello["msg"] = "isdbgrid"
 
     def refusal(self, member: Member, request: Message) -> Document | None:
-        """What a mongos says to a command of a transaction that it does not know."""
+        """Return the error of a mongos for a command of a transaction that it does not know."""
         body = request.body
         if "autocommit" not in body:
             return None
@@ -196,13 +205,13 @@ class ShardedCluster(Deployment):
         return error(251, "NoSuchTransaction", text, "TransientTransactionError")
 
     def addition(self, member: Member, request: Message) -> Document:
-        """The recovery token, in the reply to a write of a transaction."""
+        """Return the recovery token for the reply to a write of a transaction."""
         is_write = request.is_inside_transaction and request.command_name in _TRANSACTION_WRITES
         return {"recoveryToken": _TOKEN} if is_write else {}
 
 
 class Standalone(Deployment):
-    """A single server, which knows no transaction numbers: drivers do not retry writes on it."""
+    """A single server without transaction numbers, on which drivers do not retry writes."""
 
     default_members: ClassVar[int] = 1
     most_members: ClassVar[int | None] = 1

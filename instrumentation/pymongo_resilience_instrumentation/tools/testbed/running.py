@@ -1,4 +1,4 @@
-"""What is started and stopped, explicitly or by a ``with`` block."""
+"""Objects that are started and stopped, explicitly or by a ``with`` block."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Self
 
 
 class TestbedError(RuntimeError):
-    """The test bed cannot run here; the message says what to do."""
+    """The test bed cannot run here. The message says what to do."""
 
     __test__ = False  # pytest must not take the name for a test class
 
 
 class Running(ABC):
-    """A context manager over ``start`` and ``stop``, for ``with`` and for ``async with``.
+    """A context manager around ``start`` and ``stop``, for ``with`` and for ``async with``.
 
-    Both work inside of a running event loop as well; ``async with`` lets it run meanwhile.
+    Both also work in a running event loop. ``async with`` does not block it.
     """
 
     @abstractmethod
     def start(self) -> None:
-        """Begin; raises if it cannot, and leaves nothing behind then."""
+        """Start. If that raises an error, nothing is left running."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End; harmless when it does not run."""
+        """Stop. Does nothing if it is not running."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -48,7 +48,9 @@ class Running(ABC):
 
 
 async def _in_a_thread(function: Callable[[], None]) -> None:
-    """Raises what it raises; a cancellation once it is over, since a thread cannot be cancelled."""
+    """Call a function in a thread and raise what it raises. A cancellation is raised when the
+    function has ended, because a thread cannot be cancelled.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(function))
     cancelled = None
     while not running.done():

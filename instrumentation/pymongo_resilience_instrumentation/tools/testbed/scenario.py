@@ -1,4 +1,6 @@
-"""A scenario: what strikes when, and whom; written out, or random from a seed."""
+"""A scenario: which faults are injected when, and on which members; fixed, or random from a
+seed.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ _ROLES: Final = ("all", "primary", "secondary")
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault that is made when its time has come, and whom it strikes then."""
+    """A fault that is created when its time has come, and the members to which it then applies."""
 
     kind: Callable[..., Fault]
     arguments: Sequence[Any] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     on: Target = "all"
     within: float | None = None
-    """An interception that has not met its requests within so many seconds is forgotten."""
+    """Seconds after which an interception that has not acted yet is removed."""
 
     def __str__(self) -> str:
         return f"{call_text(self.kind, self.arguments, self.options)} on {self.on}"
 
     def fault(self) -> Fault:
-        """A new fault of this description; its time begins to count."""
+        """Return a new fault of this description. Its time starts now."""
         fault = self.kind(*self.arguments, **self.options)
         if self.within is not None and isinstance(fault, Interception):
             fault.until = time.monotonic() + self.within
@@ -44,9 +46,10 @@ def strike(
     within: float | None = None,
     **options: object,
 ) -> Strike:
-    """``strike(CutAfter, "update", times=3, on="primary")``.
+    """Return a strike, as in ``strike(CutAfter, "update", times=3, on="primary")``.
 
-    Raises ``ValueError`` for arguments that the fault does not take.
+    Raises:
+        ValueError: The fault does not accept these arguments.
     """
     if within is not None:
         positive("within", within)
@@ -55,13 +58,14 @@ def strike(
     if not is_index and on not in _ROLES:
         allowed = ", ".join(repr(role) for role in _ROLES)
         raise refused("on", on, f"{allowed}, or the index of a member")
-    # Made once for nothing: a scenario must not end in its middle for a wrong argument.
+    # Create the fault once without using it, so that a wrong argument raises an error here and
+    # not in the middle of the scenario.
     made.fault()
     return made
 
 
 class Scenario:
-    """Faults in their order, each so many seconds after the one before::
+    """Faults in order, each a number of seconds after the one before::
 
         scenario = (
             Scenario()
@@ -71,12 +75,12 @@ class Scenario:
         )
         deployment.play(scenario)
 
-    Immutable; one scenario may be played on several deployments. ``str()`` lists it line by line.
+    Immutable. One scenario may be played on several deployments. ``str()`` lists it line by line.
     """
 
     def __init__(self, steps: Sequence[tuple[float, Strike]] = ()) -> None:
         self.steps = tuple(steps)
-        """Seconds since the step before, and what strikes then."""
+        """Seconds since the step before, and the strike."""
 
     def after(
         self,
@@ -87,16 +91,17 @@ class Scenario:
         within: float | None = None,
         **options: object,
     ) -> Self:
-        """The same scenario with one more fault at its end.
+        """Return the same scenario with one more fault at its end.
 
-        :param within: an interception that has not met its requests by then is forgotten.
+        Args:
+            within: Remove an interception that has not acted within this many seconds.
         """
         pause = not_negative("seconds", seconds)
         struck = strike(kind, *arguments, on=on, within=within, **options)
         return type(self)((*self.steps, (pause, struck)))
 
     def then(self, other: Scenario) -> Self:
-        """The same scenario, and after its last fault the other one."""
+        """Return this scenario, followed by another one."""
         return type(self)((*self.steps, *other.steps))
 
     @classmethod
@@ -108,10 +113,11 @@ class Scenario:
         *,
         every: float = 0.5,
     ) -> Self:
-        """Faults for so many seconds, thrown from a seed: the same seed, the same scenario.
+        """Return random faults for a number of seconds. The same seed gives the same scenario.
 
-        :param recipes: each makes a random strike; they are equally likely.
-        :param every: seconds between two faults, on average.
+        Args:
+            recipes: Functions that each create a random strike. They are equally likely.
+            every: Seconds between two faults, on average.
         """
         if not recipes:
             raise refused(
@@ -127,7 +133,7 @@ class Scenario:
         return cls(steps)
 
     async def run(self, deployment: Deployment) -> None:
-        """``Deployment.play``, in its event loop; raises what a fault raised."""
+        """Play the scenario, in the deployment's event loop. Raises what a fault raises."""
         begun: list[asyncio.Future[None]] = []
         for pause, each in self.steps:
             await asyncio.sleep(pause)

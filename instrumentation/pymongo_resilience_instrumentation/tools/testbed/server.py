@@ -1,4 +1,4 @@
-"""A real server in processes of its own, for tests and demonstrations."""
+"""A real server in its own processes, for tests and demonstrations."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ _STORAGE: Final = ("--oplogSize", "64")
 
 
 class EmbeddedServer(Running):
-    """SecantusDB, or a mongod of yours, on a free port of 127.0.0.1.
+    """SecantusDB, or an installed mongod, on a free port of 127.0.0.1.
 
     A context manager::
 
         with EmbeddedServer() as server:
             client = MongoClient(server.uri)
 
-    The data lives in a temporary directory that is removed at the end. The child process ends
-    with the ``with`` block and also when this process dies without leaving it. Not thread-safe;
-    share the running server, not its start and stop.
+    The data is in a temporary directory, which is removed at the end. The child process ends with
+    the ``with`` block, and also if this process ends without leaving the block. Not thread-safe:
+    share the running server, but start and stop it from one thread.
 
-    :param server: ``"mongod"``, which is looked for in the PATH, or ``"mongod=/path/to/mongod"``:
-        a replica set of one member. By default what the variable PYMONGO_RESILIENCE_TESTBED_SERVER
-        says, and without it SecantusDB, ``"secantus"``.
-    :param kind: what a mongod is: ``"sharded"`` is two of them behind the mongos that lies beside
-        the mongod, and a replica set where there is none; ``"members"`` are ``members`` of them
-        that are no replica set yet. SecantusDB has one kind.
-    :param cache_gb: gigabytes that the cache of each mongod may take; a transaction that changes
-        more than fits into it fails.
-    :param startup_timeout: seconds until a server that does not answer is an error.
-    :param user: with ``password``, switches access control on; this user may do everything, and
-        others nothing. Without the two the server has no access control.
+    Args:
+        server: ``"mongod"``, which is searched for in the PATH, or ``"mongod=/path/to/mongod"``,
+            for a replica set of one member; or ``"secantus"`` for SecantusDB. By default the value
+            of the variable PYMONGO_RESILIENCE_TESTBED_SERVER, otherwise SecantusDB.
+        kind: The kind of a mongod deployment. ``"sharded"`` is two of them behind the mongos next
+            to the mongod, or a replica set if there is none. ``"members"`` is ``members`` of them
+            that do not form a replica set yet. SecantusDB has one kind.
+        cache_gb: Size of the cache of each mongod, in gigabytes. A transaction that changes more
+            than fits into it fails.
+        startup_timeout: Seconds after which a server that does not answer is an error.
+        user: With ``password``, turns access control on. This user may do everything, others
+            nothing. Without the two there is no access control.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class EmbeddedServer(Running):
         password: str | None = None,
     ) -> None:
         if (user is None) != (password is None):
-            raise ValueError("user and password go together: give both, or neither")
+            raise ValueError("user and password must be given together, or not at all")
         if kind == "sharded" and user is not None:
-            raise refused("kind", kind, "another one with access control")
+            raise refused("kind", kind, "another kind: this one does not support access control")
         self._cache_gb = positive("cache_gb", cache_gb)
         self._startup_timeout = positive("startup_timeout", startup_timeout)
         self._credentials = None if user is None or password is None else (user, password)
@@ -85,7 +86,11 @@ class EmbeddedServer(Running):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port; raises :class:`TestbedError` when the server does not run."""
+        """Host and port.
+
+        Raises:
+            TestbedError: The server is not running.
+        """
         if self._address is None:
             raise TestbedError("the embedded server is not running: use it in a with block")
         return self._address
@@ -94,7 +99,7 @@ class EmbeddedServer(Running):
     def uri(self) -> str:
         """``mongodb://host:port/`` of the server itself, without a proxy.
 
-        With access control it holds the user and the password: do not log it.
+        With access control it contains the user and the password: do not log it.
         """
         host, port = self.address
         if self._credentials is None:
@@ -103,10 +108,13 @@ class EmbeddedServer(Running):
         return f"mongodb://{user}:{password}@{host}:{port}/"
 
     def start(self) -> None:
-        """Start the child process and return once it answers, a mongod once it takes writes.
+        """Start the child process, and return when it answers; for a mongod, when it accepts
+        writes.
 
-        Raises :class:`TestbedError` if it runs already, if SecantusDB is not installed, or if it
-        does not answer in time; the message then holds the end of the child's standard error.
+        Raises:
+            TestbedError: It is already running, SecantusDB is not installed, or it does not answer
+                in time. In the last case the message contains the end of the child's standard
+                error.
         """
         if self._executable is None and importlib.util.find_spec("secantus") is None:
             raise TestbedError(
@@ -126,14 +134,15 @@ class EmbeddedServer(Running):
                 wait_until_writable(self._address, deadline)
             if self._executable is not None and self._credentials is not None:
                 user, password = self._credentials
-                # The first user may be made without a login, from this machine alone.
+                # The server allows creating the first user without a login, but only from this
+                # machine.
                 _succeed(self._address, {"createUser": user, "pwd": password, "roles": ["root"]})
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """End the child process and remove its data; harmless when it does not run."""
+        """End the child process and remove its data. Does nothing if it is not running."""
         directory, self._directory, self._address = self._directory, None, None
         try:
             while self.processes:
@@ -149,7 +158,7 @@ class EmbeddedServer(Running):
         return process.address
 
     def _mongod(self, executable: Path, folder: Path, deadline: float) -> tuple[str, int]:
-        """Start all its processes; returns the address that clients connect to."""
+        """Start all processes, and return the address that clients connect to."""
 
         def begin(name: str, *options: str) -> tuple[str, int]:
             data = folder / name / "data"
@@ -188,9 +197,11 @@ class EmbeddedServer(Running):
 
 
 def program(server: str | None) -> Path | None:
-    """The mongod that ``server`` or the variable names; None for SecantusDB.
+    """Return the path of the mongod that ``server`` or the variable names, or None for SecantusDB.
 
-    Raises ``ValueError`` for what is neither, TestbedError where there is no such program.
+    Raises:
+        ValueError: The value is neither.
+        TestbedError: There is no such program.
     """
     name = "server" if server is not None else SERVER_VARIABLE
     value = os.environ.get(SERVER_VARIABLE) if server is None else server
@@ -202,28 +213,30 @@ def program(server: str | None) -> Path | None:
     found = shutil.which(path or "mongod")
     if found is None:
         raise TestbedError(
-            f"{name} is {value!r}, but {path!r} is no program that can be run"
+            f"{name} is {value!r}, but {path!r} is not an executable program"
             if path
             else f"{name} is 'mongod', but there is no mongod in the PATH: "
-            "install MongoDB, or say mongod=/path/to/mongod"
+            "install MongoDB, or use mongod=/path/to/mongod"
         )
     return Path(found).absolute()
 
 
 def _mongos_beside(executable: Path) -> Path:
-    """The mongos of a mongod, whether there is one or not."""
+    """Return the path of the mongos next to a mongod, which may not exist."""
     return executable.with_name(executable.name.replace("mongod", "mongos"))
 
 
 def _data_folder(*, in_memory: bool) -> Path:
-    """A new one: in TMPDIR, or in memory where there is room: a mongod flushes its files often."""
+    """Create a folder in TMPDIR, or in memory if there is enough, because a mongod flushes its
+    files often.
+    """
     may = in_memory and "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK)
     has_room = may and shutil.disk_usage(_MEMORY).free > _ROOM
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY if has_room else None))
 
 
 def initiate(name: str, members: Sequence[tuple[str, int]], **settings: Any) -> None:
-    """Make servers a replica set."""
+    """Make a replica set of several servers."""
     hosts = [{"_id": index, "host": "{}:{}".format(*each)} for index, each in enumerate(members)]
     config: dict[str, Any] = {"_id": name, "members": hosts, "settings": settings}
     if name == "config":
@@ -238,7 +251,11 @@ def _succeed(address: tuple[str, int], body: dict[str, Any]) -> None:
 
 
 def described(address: tuple[str, int]) -> str:
-    """Name and version of the server at an address; raises ``OSError`` where there is none."""
+    """Return name and version of the server at an address.
+
+    Raises:
+        OSError: There is no server.
+    """
     info = ask(address, {"buildInfo": 1, "$db": "admin"})
     if "secantusVersion" in info:
         return f"SecantusDB {info['secantusVersion']}"

@@ -1,11 +1,11 @@
-"""Runs one process of an :class:`~.server.EmbeddedServer`; run by its path.
+"""Runs one process of an :class:`~.server.EmbeddedServer`. It is run by its path.
 
-Its arguments are a folder, and the command of a mongod; without a command SecantusDB serves from
-that folder. Standard input is a pipe whose other end the parent holds. Its first line is the user
-and the password of a SecantusDB with access control, as JSON, or null. Whatever ends the parent, a
-kill included, ends the pipe, and so the server, and removes the folder.
+Its arguments are a folder and the command of a mongod; without a command, SecantusDB serves from
+that folder. Standard input is a pipe from the parent. Its first line is JSON: the user and the
+password of a SecantusDB with access control, or null. However the parent ends, even if it is
+killed, the pipe ends. Then this process stops the server and removes the folder.
 
-Prints a number: the process id of a mongod, the port of SecantusDB.
+Prints a number: the process id of a mongod, or the port of SecantusDB.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PARENT_CHECKED_EVERY = 0.05
 
 
 def main() -> int:
-    """Serve until the program or standard input ends; returns the exit status."""
+    """Serve until the program or standard input ends. Return the exit status."""
     folder, *command = sys.argv[1:]
     credentials = json.loads(sys.stdin.buffer.readline())
     if not command:
         _print(_serve(Path(folder), credentials))
         sys.stdin.buffer.read()
         shutil.rmtree(folder, ignore_errors=True)
-        # The data is gone, and an orderly shutdown is of no use, which takes seconds.
+        # Kill it: the data is deleted anyway, and an orderly shutdown would take seconds.
         os._exit(0)
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)  # noqa: S603 - our parent's
     _print(program.pid)
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _serve(folder: Path, credentials: tuple[str, str] | None) -> int:
-    """Start SecantusDB in threads of this process; returns its port."""
+    """Start SecantusDB in threads of this process, and return its port."""
     from secantus import SecantusDBServer  # noqa: PLC0415 - not beside a mongod
 
     server = SecantusDBServer(
@@ -60,7 +60,7 @@ def _serve(folder: Path, credentials: tuple[str, str] | None) -> int:
         user, password = credentials
         with MongoClient[dict[str, Any]](server.uri) as client:
             client.admin.command("createUser", user, pwd=password, roles=["root"])
-        # SecantusDB reads it for each command.
+        # SecantusDB reads this for each command.
         server.require_auth = True
     return int(server.port)
 

@@ -1,4 +1,4 @@
-"""The command ``pymongo-resilience testbed``: a deployment until Ctrl-C."""
+"""The command ``pymongo-resilience testbed``: runs a deployment until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,18 +31,23 @@ _DEFAULT_SEED: Final = 1
 _EVERY: Final = 1.0
 """Seconds between two strikes, on average."""
 _ROUND: Final = 60.0
-"""Seconds of each of the scenarios that are played one after the other."""
+"""Seconds of each of the consecutive scenarios."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM; to be called in the main thread.
+    """Serve until SIGINT or SIGTERM. Must be called in the main thread.
 
-    Prints the URI on standard output, on a line of its own and nothing else; what a person wants to
-    know goes to standard error. Raises ``ValueError`` for options that do not go together and
-    :class:`TestbedError` if a port is taken or the server does not start.
+    Prints only the URI on standard output, in a line of its own. Information for people goes to
+    standard error.
+
+    Raises:
+        ValueError: The options contradict each other.
+        TestbedError: A port is in use, or the server does not start.
     """
     if options.seed is not None and not options.chaos:
-        raise ValueError(f"seed is {options.seed!r}, which only --chaos uses")
+        raise ValueError(
+            f"seed is {options.seed!r}, but only --chaos uses it: add --chaos, or omit --seed"
+        )
     seed = _DEFAULT_SEED if options.seed is None else whole("seed", options.seed, least=0)
     if options.drill is not None:
         named(options.drill)
@@ -52,14 +57,14 @@ def run(options: argparse.Namespace) -> int:
     with _stop_requested() as stop, deployment, control or nothing:
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
-        _print(f"{deployment.server_description}; Ctrl-C ends it and deletes the data")
+        _print(f"{deployment.server_description}; press Ctrl-C to end it and delete its data")
         if control is not None:
             _print(f"control: {control.url}")
         if options.drill is not None:
             _print(f"drill {options.drill}:\n{drill(options.drill, deployment)}")
             deployment.play(drill(options.drill, deployment))
         if options.chaos:
-            _print(f"faults from seed {seed}, about one in {_EVERY:g} s:")
+            _print(f"faults from seed {seed}, about one every {_EVERY:g} s:")
             for pause, strike in strikes(deployment, seed):
                 if stop.wait(pause):
                     break
@@ -70,7 +75,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]:
-    """Endless: the seconds since the strike before, and a strike that fits the deployment."""
+    """Yield, without end, the seconds since the strike before and a strike that suits the
+    deployment.
+    """
     menu = (*NETWORK, *SERVER, *(FAILOVER if deployment.elects else [restart]))
     for number in itertools.count(seed):
         for pause, strike in Scenario.random(number, _ROUND, menu, every=_EVERY).steps:
@@ -92,7 +99,9 @@ def _print(line: str) -> None:
 
 @contextlib.contextmanager
 def _stop_requested() -> Iterator[threading.Event]:
-    """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
+    """Return an event that the first SIGINT or SIGTERM sets. The second one ends the process at
+    once.
+    """
     stop = threading.Event()
 
     def end(number: int, _: object) -> None:

@@ -1,9 +1,9 @@
-"""MongoDB's wire messages, as far as a proxy has to understand them.
+"""MongoDB's wire messages, as far as a proxy must understand them.
 
-``OP_MSG`` carries every command; ``OP_QUERY`` and ``OP_REPLY`` survive in the first handshake of
-drivers that do not yet know whether the server speaks ``OP_MSG``. The proxy reads a query as the
-command that it is, and sends that on. Anything else, a compressed message above all, is a
-:class:`WireError`: the proxy never offers compression.
+``OP_MSG`` carries every command. ``OP_QUERY`` and ``OP_REPLY`` are still used in the first
+handshake of drivers that do not know yet whether the server supports ``OP_MSG``. The proxy reads a
+query as the command that it contains, and sends that on. Anything else, in particular a compressed
+message, is a :class:`WireError`; the proxy never offers compression.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _CHECKSUM_LENGTH = 4
 _BODY, _SEQUENCE = 0, 1
 _MAX_MESSAGE_LENGTH = 48_000_000 + 16 * 1024
 
-# A date outside Python's range must pass through the proxy unharmed.
+# A date outside of Python's range must pass through the proxy unchanged.
 _CODEC: CodecOptions[Document] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
 
 
 class WireError(OSError):
-    """The bytes are not a message this module can read."""
+    """The bytes are not a message that this module can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Message:
     body: Document = field(repr=False)
     """The command or the reply, without the document sequences of ``OP_MSG``."""
     raw: bytes = field(repr=False)
-    """The whole message as it was read, header included."""
+    """The whole message as it was read, including the header."""
     sequences: tuple[bytes, ...] = field(default=(), repr=False)
-    """The document sequence sections of ``OP_MSG``, untouched, in their order."""
+    """The document sequence sections of ``OP_MSG``, unchanged and in order."""
 
     @property
     def command_name(self) -> str:
@@ -68,60 +68,69 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """The message without its header, whose numbers differ from one request to the next."""
+        """The message without its header, whose numbers differ between requests."""
         return self.raw[_HEADER.size :]
 
     @property
     def more_to_come(self) -> bool:
-        """A request that wants no reply, or a reply that another one follows unasked."""
+        """True for a request that expects no reply, and for a reply that another one follows
+        without a request.
+        """
         return bool(self.flags & MORE_TO_COME)
 
     @property
     def exhaust_allowed(self) -> bool:
-        """The client accepts several replies to this one request."""
+        """True if the client accepts several replies to this one request."""
         return bool(self.flags & EXHAUST_ALLOWED)
 
     @property
     def is_inside_transaction(self) -> bool:
-        """A request that belongs to a transaction and does not end it."""
+        """True for a request that belongs to a transaction and does not end it."""
         return "autocommit" in self.body and self.command_name not in ENDS_TRANSACTION
 
     def with_body(self, body: Document) -> Message:
-        """The same message around another document; a checksum is left out, being optional."""
+        """Return the same message with another document, without the optional checksum."""
         changed = replace(self, body=body, flags=self.flags & ~CHECKSUM_PRESENT)
         return replace(changed, raw=_encode(changed))
 
     def for_one_reply(self) -> Message:
-        """The same request of a client that accepts no more than one; for ``with_body``."""
+        """Return the same request from a client that accepts only one reply.
+
+        Its raw bytes are still the old ones: call ``with_body`` next.
+        """
         return replace(self, flags=self.flags & ~EXHAUST_ALLOWED)
 
     def streamed(self) -> Message:
-        """The same reply, with the promise that another one follows unasked."""
+        """Return the same reply, announcing that another one follows without a request."""
         changed = replace(self, flags=self.flags & ~CHECKSUM_PRESENT | MORE_TO_COME)
         return replace(changed, raw=_encode(changed))
 
 
 def reply_to(request: Message, body: Document, request_id: int) -> Message:
-    """A reply to ``request`` in the opcode that the client of ``request`` expects."""
+    """Return a reply to ``request``, in the opcode that its client expects."""
     opcode = OP_REPLY if request.opcode == OP_QUERY else OP_MSG
     message = Message(request_id, request.request_id, opcode, 0, body, b"")
     return replace(message, raw=_encode(message))
 
 
 def error(code: int, name: str, text: str, *labels: str) -> Document:
-    """The body of a reply that refuses a command."""
+    """Return the body of a reply that refuses a command."""
     document: Document = {"ok": 0.0, "errmsg": text, "code": code, "codeName": name}
     return document | ({"errorLabels": list(labels)} if labels else {})
 
 
 def command(body: Document, request_id: int = 1) -> Message:
-    """A request in ``OP_MSG``; ``body`` names its database in ``$db``."""
+    """Return a request in ``OP_MSG``. ``body`` names its database in ``$db``."""
     message = Message(request_id, 0, OP_MSG, 0, body, b"")
     return replace(message, raw=_encode(message))
 
 
 def exchange(connection: socket.socket, body: Document) -> Document:
-    """The reply to one command; raises ``OSError``."""
+    """Return the reply to one command.
+
+    Raises:
+        OSError: The connection fails.
+    """
     connection.sendall(command(body).raw)
     with connection.makefile("rb") as reader:
         head = reader.read(_HEADER.size)
@@ -133,15 +142,17 @@ def exchange(connection: socket.socket, body: Document) -> Document:
 async def read_message(reader: asyncio.StreamReader) -> Message:
     """Read one message.
 
-    Raises ``asyncio.IncompleteReadError`` or ``OSError`` when the peer is gone, and
-    :class:`WireError` for bytes that make no message.
+    Raises:
+        asyncio.IncompleteReadError: The peer has closed the connection.
+        OSError: The connection has failed.
+        WireError: The bytes are not a message.
     """
     head = await reader.readexactly(_HEADER.size)
     return parse(head + await reader.readexactly(_rest(head)))
 
 
 def _rest(head: bytes) -> int:
-    """How long a message is without its header."""
+    """Return the length of a message without its header."""
     length = int.from_bytes(head[: _INT32.size], "little")
     if not _HEADER.size <= length <= _MAX_MESSAGE_LENGTH:
         raise WireError(f"message length {length} is out of range")
@@ -149,7 +160,11 @@ def _rest(head: bytes) -> int:
 
 
 def parse(raw: bytes) -> Message:
-    """Decode one whole message; raises :class:`WireError` if it makes no sense."""
+    """Decode one whole message.
+
+    Raises:
+        WireError: The bytes are not a message.
+    """
     try:
         _, request_id, response_to, opcode = _HEADER.unpack_from(raw)
         if opcode == OP_MSG:
