@@ -183,7 +183,7 @@ def test_it_is_found_in_the_path(
         ("mongo", ValueError, "server is 'mongo', but must be 'secantus', 'mongod'"),
         ("mongod=", ValueError, "server is 'mongod='"),
         ("mongod", TestbedError, "no mongod in the PATH: install MongoDB"),
-        ("mongod=/nowhere/mongod", TestbedError, "'/nowhere/mongod' is no program"),
+        ("mongod=/nowhere/mongod", TestbedError, "'/nowhere/mongod' is not an executable"),
     ],
 )
 def test_what_cannot_start_is_one_error(
