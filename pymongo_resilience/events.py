@@ -25,12 +25,15 @@ __all__ = [
     "RequestExpired",
     "RetryDeclined",
     "RetryScheduled",
+    "StreamNotice",
+    "StreamStep",
 ]
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
 deadline_logger = logging.getLogger("pymongo_resilience.deadlines")
-for each in (retry_logger, breaker_logger, deadline_logger):
+stream_logger = logging.getLogger("pymongo_resilience.streams")
+for each in (retry_logger, breaker_logger, deadline_logger, stream_logger):
     # A logger's filter does not apply to its child loggers, so each logger needs its own.
     each.addFilter(RedactionFilter())
 
@@ -43,6 +46,7 @@ class EventName(enum.StrEnum):
     BREAKER_OPENED = "circuit_breaker.opened"
     BREAKER_CLOSED = "circuit_breaker.closed"
     REQUEST_EXPIRED = "request.expired"
+    STREAM = "stream."
 
 
 class RetryScheduled(NamedTuple):
@@ -125,9 +129,46 @@ class RequestExpired(NamedTuple):
     """The kind of server that received the request: ``"asgi"``, ``"wsgi"`` or ``"grpc"``."""
 
 
+class StreamStep(enum.StrEnum):
+    """What has happened to the consumer of a change stream."""
+
+    OPENED = "opened"
+    """From now on: it had no token."""
+    RESUMED = "resumed"
+    """After its token."""
+    LOST = "lost"
+    """It will be opened again."""
+    INVALIDATED = "invalidated"
+    """What it watches was dropped or renamed."""
+    HANDLER_FAILED = "handler_failed"
+    """The handler will be called again for the change."""
+    SKIPPED = "skipped"
+    """A change that the handler has failed for was recorded and passed over."""
+    FAILED = "failed"
+    """The consumer has ended with an error."""
+    STOPPED = "stopped"
+    """The consumer has ended because it was asked to."""
+
+
+class StreamNotice(NamedTuple):
+    """Something has happened to a consumer of ``pymongo_resilience.streams``."""
+
+    stream: str
+    """The consumer's name."""
+    step: StreamStep
+    reason: str = ""
+    """The class of the error, if it was one."""
+    pause: float | None = None
+    """Seconds to the next attempt."""
+
+
 BreakerEvent = BreakerOpened | BreakerClosed
 RetryEvent = RetryScheduled | RetryDeclined
-Event = RetryEvent | BreakerEvent | ReadHedged | RequestExpired
+Event = RetryEvent | BreakerEvent | ReadHedged | RequestExpired | StreamNotice
+
+
+QUIET_STEPS = frozenset({StreamStep.OPENED, StreamStep.RESUMED, StreamStep.STOPPED})
+"""They are logged at INFO, the others at WARNING."""
 
 
 class Listener(Protocol):
@@ -222,6 +263,13 @@ class EventLog:
                 "refused a request (%(received_by)s) whose deadline had passed when it arrived"
             )
             deadline_logger.info(message, fields, extra=extra)
+        elif isinstance(event, StreamNotice):
+            fields["event"] = f"{EventName.STREAM.value}{event.step.value}"
+            text = "change stream %(stream)s: %(step)s"
+            text += " (%(reason)s)" if event.reason else ""
+            text += ", again in %(pause).3f s" if event.pause is not None else ""
+            level = logging.INFO if event.step in QUIET_STEPS else logging.WARNING
+            stream_logger.log(level, text, fields, extra=extra)
         elif isinstance(event, RetryEvent):
             fields["reason"] = event.reason.value
             # The text needs words for "no server", but the record keeps None.

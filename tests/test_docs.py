@@ -268,7 +268,7 @@ def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None
     modules = {
         f"pymongo_resilience.{name}"
         for name in (
-            *("retry", "slow", "circuit_breaker", "deadlines"),  # loggers
+            *("retry", "slow", "circuit_breaker", "deadlines", "streams"),  # loggers
             *("client_status", "errors", "events", "strategies", "testing", "testbed", "drills"),
         )
     }

@@ -12,13 +12,14 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pymongo import MongoClient
 from support.clients import wait_until
 from support.otlp_collector import Collector
 
-from pymongo_resilience.testbed import CutAfter, CutBefore, Refuse, ReplicaSet, Slow
+from pymongo_resilience.testbed import CutAfter, CutBefore, EmbeddedServer, Refuse, ReplicaSet, Slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +54,7 @@ def run(example: str, proxy: ReplicaSet) -> subprocess.CompletedProcess[str]:
 
 def test_none_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "change_consumer.py",
         "custom_strategy.py",
         "kubernetes_probes.py",
         "quickstart_asyncio.py",
@@ -181,3 +183,29 @@ def test_kubernetes_probes(proxy: ReplicaSet) -> None:
         wait_until(lambda: "nothing listens" in ask(port, "GET", "/readyz")[1])
         assert ask(port, "GET", "/readyz")[0] == 200, "within the grace period"
         assert ask(port, "GET", "/livez")[0] == 200
+
+
+def test_change_consumer(proxy: ReplicaSet, server: EmbeddedServer) -> None:
+    with MongoClient[Any](server.uri) as client:
+        shop = client.shop
+        for name in ("orders", "customers", "tokens"):
+            shop.create_collection(name)
+
+        def counted() -> int:
+            found = shop.customers.find_one({"_id": "ada"})
+            return 0 if found is None else int(found["orders"])
+
+        for kill in (True, False):
+            with subprocess.Popen(
+                [sys.executable, "-P", str(EXAMPLES / "change_consumer.py")],
+                env=environment(proxy),
+                stderr=subprocess.DEVNULL,
+            ) as process:
+                wait_until(shop.tokens.find_one, timeout=TIMEOUT)
+                proxy.inject(CutAfter("commitTransaction", times=2))
+                before = shop.orders.count_documents({})
+                shop.orders.insert_many([{"customer": "ada"} for _ in range(5)])
+                wait_until(lambda count=before: counted() == count + 5, timeout=TIMEOUT)
+                process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+                assert process.wait() == (-signal.SIGKILL if kill else 0)
+                shop.orders.insert_one({"customer": "ada"})

@@ -48,6 +48,8 @@ from pymongo_resilience.events import (
     RequestExpired,
     RetryDeclined,
     RetryScheduled,
+    StreamNotice,
+    StreamStep,
 )
 from pymongo_resilience.strategies import (
     BestEffort,
@@ -155,6 +157,9 @@ class Counts:
             return
         elif isinstance(event, RequestExpired):
             assert_type(event.received_by, str)
+            return
+        elif isinstance(event, StreamNotice):
+            assert_type(event.step, StreamStep)
             return
         else:
             assert_never(event)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(pymongo_resilience.__file__).parent
-DOORS = {"__main__.py", "testbed.py", "drills.py"}
-"""To the command and the test bed, which nothing here imports."""
+DOORS = {"__main__.py", "testbed.py", "drills.py", "streams.py"}
+"""To the command, the test bed, and the consumers of change streams: nothing here imports them."""
 MODULES = sorted(each for each in PACKAGE.rglob("*.py") if each.name not in DOORS)
 IMPORT_AND_TELL = """
 import json, sys

@@ -47,7 +47,7 @@ def test_documents_import_public_names_alone(document: Path) -> None:
         assert {each.strip() for each in names.split(",")} <= public, module
 
 
-@pytest.mark.parametrize("module", ["deadlines", "testbed", "drills", "testing"])
+@pytest.mark.parametrize("module", ["deadlines", "streams", "testbed", "drills", "testing"])
 def test_each_public_module_lists_its_names(module: str) -> None:
     imported = import_module(f"pymongo_resilience.{module}")
     assert all(hasattr(imported, name) for name in imported.__all__)

@@ -19,6 +19,7 @@ from pymongo_resilience.events import (
     ReadHedged,
     RequestExpired,
     RetryScheduled,
+    StreamNotice,
 )
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address
@@ -75,6 +76,11 @@ class OperationMetrics(Observer):
         self._hedged = meter.create_counter(
             "pymongo_resilience.hedged_reads", "{read}", "Reads also sent to a second server."
         )
+        self._stream_steps = meter.create_counter(
+            "pymongo_resilience.stream.steps",
+            "{step}",
+            "What has happened to consumers of change streams.",
+        )
         self._expired_requests = meter.create_counter(
             "pymongo_resilience.expired_requests",
             "{request}",
@@ -122,6 +128,11 @@ class OperationMetrics(Observer):
             return
         if isinstance(event, RequestExpired):
             self._expired_requests.add(1, {semconv.RECEIVED_BY: event.received_by})
+            return
+        if isinstance(event, StreamNotice):
+            self._stream_steps.add(
+                1, {semconv.STREAM: event.stream, semconv.STEP: event.step.value}
+            )
             return
         operation = in_progress.current()
         attributes = {semconv.DB_OPERATION_NAME: operation.name if operation else event.operation}

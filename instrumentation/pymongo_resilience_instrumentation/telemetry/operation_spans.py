@@ -16,6 +16,7 @@ from pymongo_resilience.events import (
     ReadHedged,
     RequestExpired,
     RetryScheduled,
+    StreamNotice,
 )
 from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience.timeout_source import TimeoutSource
@@ -111,7 +112,7 @@ class OperationSpans(Observer):
 
     def on_event(self, event: Event, /) -> None:
         operation = in_progress.current()
-        if operation is None or isinstance(event, BreakerEvent | RequestExpired):
+        if operation is None or isinstance(event, BreakerEvent | RequestExpired | StreamNotice):
             return
         span = operation.span
         if span is None:

@@ -31,6 +31,8 @@ DECISION = "pymongo_resilience.decision"
 WAITED = "pymongo_resilience.waited"
 HEDGE_WINNER = "pymongo_resilience.hedge.winner"
 NEITHER = "neither"
+STREAM = "pymongo_resilience.stream"
+STEP = "pymongo_resilience.stream.step"
 READY_TO = "pymongo_resilience.ready_to"
 RECEIVED_BY = "pymongo_resilience.received_by"
 
