@@ -271,6 +271,8 @@ class RetryLoop:
         """
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
+        if self.operation.limits.without_request is not None:
+            command_limits.check_request(self.operation.limits)
         timeout, own = driver.csot.active_timeout(), self.attempts.server_selection_timeout
         if not timeout or timeout <= own:
             return NO_DEADLINE

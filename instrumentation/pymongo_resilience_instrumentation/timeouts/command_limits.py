@@ -273,11 +273,28 @@ def _adjust(
             command[LIMIT] = own
     elif command.get(LIMIT) == 0:
         # The server takes 0 for "no limit", so pymongo 4.20 would send a command without a limit if
-        # less than a millisecond is left. Refuse it as pymongo does, with the same error.
-        remaining = max(0.0, driver.csot.remaining() or 0.0)
-        text = f"operation would exceed time limit, remaining timeout:{remaining:.5f}"
-        text += " < 1 ms "
-        raise mark_unsent(ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50}))
+        # less than a millisecond is left.
+        raise _no_time_left()
+
+
+def _no_time_left() -> ExecutionTimeout:
+    """Return the error of a command that is not sent, in pymongo's words and shape."""
+    remaining = max(0.0, driver.csot.remaining() or 0.0)
+    text = f"operation would exceed time limit, remaining timeout:{remaining:.5f} < 1 ms "
+    error = ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
+    mark_unsent(error)
+    return error
+
+
+def check_request(limits: Limits) -> None:
+    """Raise ExecutionTimeout for an attempt if the incoming request is over.
+
+    pymongo would select a server and take a connection first. If there is none, it would fail to
+    open one in no time, and take the server for lost.
+    """
+    left = driver.csot.remaining() if limits.without_request is not None else None
+    if left is not None and left <= 0:
+        raise _no_time_left()
 
 
 class Reply(Interceptor):
