@@ -31,6 +31,7 @@ from pymongo_resilience.internal_errors import (
     logger,
     raised_in,
 )
+from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE, HasDeadline
@@ -445,9 +446,13 @@ def _chained(outer: Send, inner: Send) -> Send:
 
 
 def named_features(policy: Policy) -> str:
-    """Return the options of a policy that pymongo does not have, as ``"atomic=True, ..."``."""
+    """Return the options of a policy that pymongo does not have, as ``"atomic=True, ..."``, and the
+    deadline of the incoming request around the caller."""
     values = {name: getattr(policy, name) for name in FEATURES}
-    return ", ".join(f"{name}={value}" for name, value in values.items() if value)
+    named = [f"{name}={value}" for name, value in values.items() if value]
+    if blocks.expires_at() is not None:
+        named.append("the deadline of the incoming request")
+    return ", ".join(named)
 
 
 class OperationInterceptor(Interceptor):

@@ -13,6 +13,7 @@ import gridfs
 import pymongo
 import pytest
 from pymongo import AsyncMongoClient
+from pymongo_resilience_instrumentation.timeouts import precedence
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
@@ -457,3 +458,23 @@ def test_a_retry_ends_with_the_request(
     ):
         side.do(coll.find_one)
     assert in_time(began)
+
+
+@pytest.mark.usefixtures("caplog")
+def test_a_bug_of_ours_does_not_drop_the_deadline(
+    side: Side, coll: Any, sent: SentCommands, instrument: Instrument, monkeypatch: Any
+) -> None:
+    """It is logged, and the operation is refused before anything is sent."""
+
+    def fails(*_: object) -> None:
+        raise LookupError("a bug")
+
+    instrument()
+    monkeypatch.setattr(precedence, "_end_with_request", fails)
+    with (
+        request_deadline(timeout_ms=MINUTE),
+        pytest.raises(pymongo.errors.InvalidOperation, match="deadline of the incoming request"),
+    ):
+        side.do(coll.find_one)
+    assert sent.started_events == []
+    assert side.do(coll.find_one) is None, "without a request nothing is missed"
