@@ -592,3 +592,17 @@ def test_errors_that_do_not_pass_are_raised(run: Make, control: Any, database: s
     with fail_command(control, "aggregate", errorCode=13):
         running.start().join()
     assert isinstance(running.error, OperationFailure)
+
+
+def test_a_stop_before_the_run_is_not_lost(side: Side, proxy: ReplicaSet, database: str) -> None:
+    """As by a signal while the process starts."""
+    client = side.client(proxy.uri)
+    if side.runner is None:
+        tokens: Any = CollectionTokens(client[database].tokens, "test")
+        consumer: Any = ChangeConsumer(client[database].coll, print, name="test", tokens=tokens)
+    else:
+        tokens = AsyncCollectionTokens(client[database].tokens, "test")
+        consumer = AsyncChangeConsumer(client[database].coll, print, name="test", tokens=tokens)
+    consumer.stop()
+    side.do(consumer.run)
+    assert not consumer.is_stopping, "the next run is another one"

@@ -186,13 +186,14 @@ class _Consumer:
 
     def stop(self) -> None:
         """End ``run()`` in good order: after the change that is being handled, within about a
-        second. May be called from any thread, from a signal handler, and by the handler itself."""
+        second. A ``run()`` that has not begun returns at once. May be called from any thread, from
+        a signal handler, and by the handler itself."""
         self.is_stopping = True
 
     def _begin(self) -> Any:
         if self._is_running:
             raise InvalidOperation(f"{self.name}: this consumer is running already")
-        self._is_running, self.is_stopping = True, False
+        self._is_running = True
         return consume(self._rules, self, kind_of, time.monotonic, _notify)
 
     def _arguments(self, step: Open) -> dict[str, Any]:
@@ -298,7 +299,7 @@ class ChangeConsumer(_Consumer):
         except StopIteration:
             return
         finally:
-            self._is_running = False
+            self._is_running = self.is_stopping = False
             self._close()
             steps.close()
 
@@ -402,7 +403,7 @@ class AsyncChangeConsumer(_Consumer):
         except StopIteration:
             return
         finally:
-            self._is_running = False
+            self._is_running = self.is_stopping = False
             await self._close()
             steps.close()
 
