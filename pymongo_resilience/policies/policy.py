@@ -51,7 +51,7 @@ class Policy:
     """
 
     idempotent: bool | None = field(default=None, metadata={"kind": BOOLEAN})
-    """The caller declares that applying these writes twice does no harm."""
+    """The caller declares that running these writes and commands twice does no harm."""
     strategy: RetryStrategy | str | None = None
     """A strategy, or the name of one. A name is replaced by its strategy."""
     data: Mapping[str, Any] | None = field(default=None, repr=False, metadata={"kind": MAPPING})

@@ -43,12 +43,13 @@ NOT_RETRIED: Final[Mapping[Rule, str]] = {
 }
 _SENT_ONCE: Final = {
     Kind.COMMAND: (
-        "it is not known whether running it twice is safe. Run it again yourself if it is"
+        "it is not declared idempotent, so it is not known whether running it twice is safe. "
+        "Declare it if it is"
     ),
     Kind.GET_MORE: "the server may have advanced the cursor. Start the query again",
     Kind.AGGREGATE_WRITE: (
-        "$out or $merge may have written part of the result. Check the target collection, then run "
-        "it again"
+        "$out or $merge may have written part of the result, and it is not declared idempotent. "
+        "Check the target collection, then run it again"
     ),
     Kind.CLEANUP: "the server ends idle cursors and sessions by itself",
 }

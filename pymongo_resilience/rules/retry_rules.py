@@ -23,8 +23,10 @@ from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
 """Seconds that are kept for the next attempt when a delay is shortened, because sleeps end late."""
-NEVER_RETRIED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
+NEVER_RETRIED = frozenset({Kind.GET_MORE, Kind.CLEANUP})
 """Once sent, these are retried only if the server rejected them."""
+RETRIED_IF_DECLARED = frozenset({Kind.COMMAND, Kind.AGGREGATE_WRITE})
+"""The same, unless the application declares that a second execution does no harm."""
 
 
 class Rule(enum.StrEnum):
@@ -262,7 +264,9 @@ class RetryRules:
             # An earlier attempt may have been sent. It was retried, so it carried a transaction
             # number, which the next attempt carries as well, or the write is declared idempotent.
             return True
-        return state.acknowledged and state.declared_idempotent
+        # pymongo waits for the reply of any other command, whatever the write concern.
+        has_reply = state.acknowledged or state.kind is not Kind.WRITE
+        return has_reply and state.declared_idempotent
 
     def _attempts_left(self, state: RetryState) -> Rule | None:
         """Rule 4."""
@@ -326,7 +330,8 @@ def _waits_again(state: RetryState) -> bool:
 def _is_never_retried(state: RetryState, failure: Failure) -> bool:
     """Rule 0, for errors without both overload labels."""
     is_statement = state.in_transaction and state.kind is not Kind.TRANSACTION_END
-    if not is_statement and state.kind not in NEVER_RETRIED:
+    is_undeclared = state.kind in RETRIED_IF_DECLARED and not state.declared_idempotent
+    if not (is_statement or is_undeclared or state.kind in NEVER_RETRIED):
         return False
     # MongoDB's specifications do not retry these even if they were not sent. A cleanup is not
     # retried either: nobody waits for it, and the server does the same by itself later.

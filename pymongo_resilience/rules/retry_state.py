@@ -25,7 +25,8 @@ class Kind(enum.Enum):
     WRITE = "write"
     """A write. Whether it is retryable is a fact of each attempt."""
     COMMAND = "command"
-    """``command()`` and its like. What they run is not inspected."""
+    """``command()`` and its like. What they run is not inspected, so only the caller can declare
+    that a retry is safe."""
     GET_MORE = "getMore"
     AGGREGATE_WRITE = "aggregate with a write stage"
     TRANSACTION_END = "commit or abort"

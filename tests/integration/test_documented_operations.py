@@ -15,6 +15,7 @@ from support.every_operation import BY_CLASS, TOO_NEW, Operation, Scene
 from support.operations_table import NEVER, READ, UNSENT, WRITE, documented
 from support.telemetry import Instrument
 
+from pymongo_resilience import override
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
@@ -76,6 +77,25 @@ def test_every_operation_does_what_the_document_says(
     said = documented()
     assert said.keys() >= TOO_NEW
     assert seen == {name: said[name] for name in said.keys() - TOO_NEW}
+
+
+def test_a_declaration_has_an_effect_on_every_operation_except_these(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    sent = SentCommands()
+    scene = Scene(side, proxy.uri, side.client(proxy.uri, event_listeners=[sent]), database)
+    scene.prepare()
+    said = documented()
+    with override(idempotent=True):
+        not_retried = {
+            name
+            for owner, calls in BY_CLASS.items()
+            for each in calls
+            if said[name := f"{owner}.{each.name}"] in {UNSENT, NEVER}
+            and what_becomes_of(each, scene, proxy, telemetry, sent) in {UNSENT, NEVER}
+        }
+    assert not_retried == {"Cursor.next after the first batch", "Cursor.close", "MongoClient.close"}
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,12 @@ def declared(side: Side, coll: Any) -> None:
         side.do(coll.insert_one, {})
 
 
+def declared_get_more(side: Side, coll: Any) -> None:
+    reply = side.do(coll.database.command, {"find": "coll", "batchSize": 2})
+    with override(idempotent=True):
+        side.do(coll.database.command, {"getMore": reply["cursor"]["id"], "collection": "coll"})
+
+
 def aggregate_out(side: Side, coll: Any) -> None:
     side.do(coll.aggregate, [{"$out": "copy"}])
 
@@ -108,11 +114,14 @@ CASES = {
     "a command": Case(
         lambda side, coll: side.do(coll.database.command, "ping"),
         cut("ping"), Rule.NEVER_RETRIED,
-        "command is never retried once it was sent",
+        "command is never retried once it was sent: it is not declared idempotent",
     ),
     "an aggregate that writes": Case(
         aggregate_out, lambda: CutAfter("aggregate"), Rule.NEVER_RETRIED,
         "aggregate is never retried once it was sent: $out or $merge may have written part",
+    ),
+    "a declared batch of command()": Case(
+        declared_get_more, cut("getMore"), Rule.NEVER_RETRIED, f"command/getMore {MOVED}",
     ),
     "no server for a retry": Case(
         insert_one, lambda: Election(gap=3.0), Rule.SELECTION,

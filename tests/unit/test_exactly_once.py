@@ -41,7 +41,9 @@ OPERATIONS = (
     # A batch that is fetched twice is a batch that is skipped.
     Operation("getMore", Kind.GET_MORE, (UNNUMBERED,)),
     Operation("command", Kind.COMMAND, (UNNUMBERED,)),
+    Operation("command, declared idempotent", Kind.COMMAND, (UNNUMBERED,), idempotent=True),
     Operation("aggregate with $out", Kind.AGGREGATE_WRITE, (Command(("a", "b")),)),
+    Operation("$out, declared idempotent", Kind.AGGREGATE_WRITE, (UNNUMBERED,), idempotent=True),
     Operation("statement of a transaction", Kind.WRITE, (UNNUMBERED,), in_transaction=True),
     Operation("commit", Kind.TRANSACTION_END, (ONE,), in_transaction=True),
 )

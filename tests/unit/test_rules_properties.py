@@ -70,13 +70,13 @@ def permitted(call: Call, fault: Fault) -> bool:
         return call.kind is Kind.READ and not call.in_transaction
     if fault.stage is Stage.NOT_SENT:
         return True
-    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE}:
+    if call.kind is Kind.GET_MORE:
         return False
     if call.in_transaction and not ends_a_transaction:
         return False
     if call.kind is Kind.READ or ends_a_transaction or call.txn_number:
         return True
-    return call.acknowledged and call.idempotent
+    return call.idempotent and (call.acknowledged or call.kind is not Kind.WRITE)
 
 
 def refused_until(fault: Fault) -> float:

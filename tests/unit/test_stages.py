@@ -29,6 +29,7 @@ def decided(
     *,
     in_transaction: bool = False,
     acknowledged: bool = True,
+    declared: bool = False,
 ) -> tuple[Verdict, str]:
     """What follows a first attempt without a transaction number, and the words for it."""
     state = RetryState(
@@ -38,6 +39,7 @@ def decided(
         strategy,
         in_transaction=in_transaction,
         acknowledged=acknowledged,
+        declared_idempotent=declared,
     )
     failure = Failure(ValueError(), stage, reason, listed_retryable=False)
     state.count(failure)
@@ -70,12 +72,28 @@ def test_what_may_have_been_sent_and_cannot_be_repeated_is_not(kind: Kind, stage
         assert verdict == GiveUp(Rule.NEVER_RETRIED)
 
 
+@pytest.mark.parametrize("acknowledged", [False, True])
+@pytest.mark.parametrize("stage", [Stage.IN_FLIGHT, Stage.ANSWERED])
+@pytest.mark.parametrize("kind", Kind)
+def test_a_declaration_retries_every_kind_except_these(
+    kind: Kind, stage: Stage, acknowledged: bool
+) -> None:
+    keeps_its_rule = kind in {Kind.GET_MORE, Kind.CLEANUP}
+    unacknowledged_write = kind is Kind.WRITE and not acknowledged
+    expected = GiveUp if keeps_its_rule or unacknowledged_write else Retry
+    for reason in PASSING:
+        verdict, text = decided(kind, stage, reason, acknowledged=acknowledged, declared=True)
+        assert isinstance(verdict, expected), (reason, text)
+        assert "not declared" not in text
+
+
+@pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("stage", [Stage.IN_FLIGHT, Stage.ANSWERED])
 def test_a_statement_that_may_have_been_sent_is_not_repeated_without_its_transaction(
-    stage: Stage,
+    stage: Stage, declared: bool
 ) -> None:
     for kind, reason in product(Kind, PASSING):
-        verdict, text = decided(kind, stage, reason, in_transaction=True)
+        verdict, text = decided(kind, stage, reason, in_transaction=True, declared=declared)
         if kind is Kind.TRANSACTION_END:
             assert isinstance(verdict, Retry)
         else:

@@ -255,7 +255,8 @@ class DriverAttempts:
         # pymongo's read flag is not enough from here on: ``command()``, aggregates with a write
         # stage, and getMore use its read path as well.
         if self.loop._is_run_command:
-            return Kind.COMMAND
+            # A getMore moves the cursor on, whatever the application declares.
+            return Kind.GET_MORE if self.loop._operation == "getMore" else Kind.COMMAND
         if not self.loop._is_read:
             return Kind.WRITE
         if name == "getMore":
@@ -270,7 +271,8 @@ class DriverAttempts:
     def retries_enabled(self, what: Kind) -> bool:
         """Return retryReads or retryWrites; both of them for ``command()`` and endSessions."""
         options = self.client.options
-        if what in (Kind.COMMAND, Kind.CLEANUP) and self.command_name() != KILL_CURSORS:
+        is_command = self.loop._is_run_command or what in (Kind.COMMAND, Kind.CLEANUP)
+        if is_command and self.command_name() != KILL_CURSORS:
             return bool(options.retry_reads and options.retry_writes)
         reads = what in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
         return bool(options.retry_reads if reads else options.retry_writes)
