@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from bson import encode
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import InsertOne, UpdateOne
@@ -19,6 +20,13 @@ from support.telemetry import Instrument
 
 from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
+CALLERS = trace.SpanContext(
+    trace_id=1,
+    span_id=2,
+    is_remote=True,
+    trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+    trace_state=trace.TraceState([("congo", "t61")]),
+)
 APPLICATIONS = trace.SpanContext(trace_id=1, span_id=2, is_remote=False)
 TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[13]")
 
@@ -78,21 +86,44 @@ def test_every_command_that_takes_one_has_one(
     assert all(TRACEPARENT.fullmatch(event.command["comment"]["traceparent"]) for event in said)
 
 
-def test_what_the_application_says_itself_stays(
+def test_a_traced_caller_adds_its_state_and_the_comment_of_the_application_is_kept_as_text(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000, command_comment=True)
+    sent = SentCommands()
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    side.do(coll.insert_many, [{"_id": n, "n": 0} for n in range(3)])
+    proxy.inject(CutAfter("update", times=2))
+    with trace.use_span(trace.NonRecordingSpan(CALLERS)):
+        side.do(coll.update_one, {"_id": 1}, {"$inc": {"n": 1}}, comment="mine")
+        assert len(side.documents(coll.find(comment="mine", batch_size=2))) == 3
+    assert side.do(coll.find_one, {"_id": 1})["n"] == 1
+    (update,) = telemetry.operations(f"update {database}.coll")
+    expected = {"traceparent": _traceparent(update), "tracestate": "congo=t61", "text": "mine"}
+    # All attempts are the same to the last byte.
+    comments = [encode(command["comment"]) for command in sent.named("update")]
+    assert comments == [encode(expected)] * 3
+    for command in sent.named("find", "getMore")[:2]:
+        assert [*command["comment"]] == ["traceparent", "tracestate", "text"]
+        assert command["comment"]["text"] == "mine"
+
+
+@pytest.mark.parametrize("own", [{"mine": 1}, {"traceparent": "mine"}, ["mine"], 7, True])
+def test_what_the_application_says_itself_stays(
+    own: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(command_comment=True)
     sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent])
     coll = client[database].coll
-    side.do(coll.insert_many, [{}, {}, {}], comment="mine")
-    assert len(side.documents(coll.find(comment="mine", batch_size=1))) == 3
+    side.do(coll.insert_many, [{}, {}, {}], comment=own)
+    cursor = side.do(coll.aggregate, [], comment=own, batchSize=1)
+    assert len(side.documents(cursor)) == 3
     document: dict[str, Any] = {"count": "coll"}
     side.do(client[database].command, document)
     assert "comment" not in document
-    assert [event.command.get("comment") for event in sent.started_events] == [
-        "mine", "mine", "mine", "mine", "mine", None,
-    ]  # fmt: skip
+    said = [event.command.get("comment") for event in sent.started_events]
+    assert said == [own] * (len(said) - 1) + [None]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@ log.
 
 All attempts of an operation share its span, so a retried write has the same bytes, and the server
 recognizes it.
+
+The fields are those that OpenTelemetry's semantic conventions propose for MongoDB (their pull
+request 4056): traceparent, tracestate, and the application's own comment as text.
 """
 
 from __future__ import annotations
@@ -58,9 +61,14 @@ def _add_comment(operation: Operation, command: Any, client: Any) -> None:
     # of a runCommand belongs to the application, which would keep the comment.
     if operation.span is None or client is None or operation.name == "runCommand":
         return
-    if next(iter(command)) in COMMENTED and command.get("comment") is None:
-        carrier: dict[str, str] = {}
-        PROPAGATOR.inject(carrier, trace.set_span_in_context(operation.span))
-        carrier.pop("tracestate", None)
-        if carrier:
-            command["comment"] = carrier
+    if next(iter(command)) not in COMMENTED:
+        return
+    own = command.get("comment")
+    # A document is the application's own, or ours from an earlier attempt. Only text has a place
+    # beside the trace.
+    if own is not None and not isinstance(own, str):
+        return
+    carrier: dict[str, str] = {}
+    PROPAGATOR.inject(carrier, trace.set_span_in_context(operation.span))
+    if carrier:
+        command["comment"] = carrier if own is None else {**carrier, "text": own}
