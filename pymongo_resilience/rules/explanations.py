@@ -20,7 +20,7 @@ NOT_RETRIED: Final[Mapping[Rule, str]] = {
         "{name}: the server has ended the transaction. Run the whole transaction again, as "
         "with_transaction does"
     ),
-    Rule.TIME_LIMIT: "{name}: {time_limit} ended it, and a retry would take as long",
+    Rule.TIME_LIMIT: "{name}: {time_limit}, and a retry would take as long",
     Rule.UNKNOWN_REASON: "{name}: a retry would not help",
     Rule.TERMINAL: "{name}: a retry would not help ({reason})",
     Rule.NOT_SAFE: "{name} was sent {unsafe}",
@@ -121,9 +121,11 @@ def _unsafe(state: RetryState, failure: Failure) -> str:
 
 
 def _time_limit(failure: Failure) -> str:
+    if failure.server_answered:
+        return "socketTimeoutMS ended it while the server answered other requests"
     if failure.application_limit_ms is None:
-        return "a time limit of the server, and not the deadline,"
-    return f"maxTimeMS={failure.application_limit_ms}, which the application set,"
+        return "a time limit of the server, and not the deadline, ended it"
+    return f"maxTimeMS={failure.application_limit_ms}, which the application set, ended it"
 
 
 def _limit(state: RetryState) -> str:

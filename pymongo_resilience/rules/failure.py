@@ -154,6 +154,10 @@ class Failure:
     """The attempt ran out of time. The limit may be the operation's deadline, or a limit for
     selecting a server, for connecting, for the socket, or for the command.
     """
+    server_answered: bool = False
+    """The server answered a check while the attempt had no reply. The server lives, so the command
+    takes longer than the client waits for a reply.
+    """
     application_limit_ms: int | None = None
     """The application's own ``maxTimeMS``, if the server stopped the command at that limit."""
     pool_paused: bool = False

@@ -41,8 +41,10 @@ class Rule(enum.StrEnum):
     the whole transaction.
     """
     TIME_LIMIT = "time_limit"
-    """Rule 0: the server stopped the command at a limit other than the deadline: the application's
-    own ``maxTimeMS``, or a limit that the server has by itself. A retry would take as long."""
+    """Rules 0 and 4: the command takes longer than a limit other than the deadline, and a retry
+    would take as long. Either the server stopped it, at the application's own ``maxTimeMS`` or at a
+    limit that the server has by itself; or ``socketTimeoutMS`` ended it and one retry, although the
+    server is alive."""
     UNKNOWN_REASON = "unknown_reason"
     """Rule 1: the reason is unknown, or the pool is full, so a retry would not help."""
     TERMINAL = "terminal"
@@ -251,7 +253,7 @@ class RetryRules:
         # off.
         if not state.retries_enabled and state.kind is not Kind.TRANSACTION_END:
             return Rule.SWITCHED_OFF
-        rule = self._attempts_left(state)
+        rule = self._attempts_left(state, failure)
         # The explanation of ATTEMPTS recommends a timeout for more retries. For a permanent error
         # that would be wrong advice.
         return Rule.TERMINAL if rule is Rule.ATTEMPTS and failure.reason in TERMINAL else rule
@@ -268,8 +270,10 @@ class RetryRules:
         has_reply = state.acknowledged or state.kind is not Kind.WRITE
         return has_reply and state.declared_idempotent
 
-    def _attempts_left(self, state: RetryState) -> Rule | None:
+    def _attempts_left(self, state: RetryState, failure: Failure) -> Rule | None:
         """Rule 4."""
+        if failure.server_answered and _is_slow_again(state, failure):
+            return Rule.TIME_LIMIT
         must_end = state.overloaded and must_end_transaction(state)
         if state.overloaded and not (must_end and state.deadline is not None):
             most = self.max_retries_of(state.max_retries)
@@ -325,6 +329,15 @@ def _waits_again(state: RetryState) -> bool:
     """
     is_read = state.kind is Kind.READ and not state.in_transaction
     return is_read and state.reasons.count(RetryReason.POOL_EXHAUSTED) == 1
+
+
+def _is_slow_again(state: RetryState, failure: Failure) -> bool:
+    """Return True if an earlier attempt on the same server had no reply either.
+
+    The server goes on with each attempt that the client gives up, so more of them would keep it
+    even busier. pymongo makes one retry. A commit or an abort costs the server little.
+    """
+    return state.unanswered_by.count(failure.server) > 1 and not must_end_transaction(state)
 
 
 def _is_never_retried(state: RetryState, failure: Failure) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .budget import UNLIMITED, RetryBudget
+from .failure import RetryReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.clock import Deadline
 
-    from .failure import Failure, RetryReason
+    from .failure import Failure
     from .strategy import RetryStrategy
 
 
@@ -95,6 +96,8 @@ class RetryState:
     waited: float = 0.0
     """Total seconds of delay between attempts."""
     reasons: list[RetryReason] = field(default_factory=list)
+    unanswered_by: list[str | None] = field(default_factory=list)
+    """The server of each attempt that had no reply."""
 
     @property
     def idempotent(self) -> bool:
@@ -126,6 +129,8 @@ class RetryState:
         self.overloaded = self.overloaded or failure.overloaded
         self.rejections += failure.rejected
         self.reasons.append(failure.reason)
+        if failure.reason is RetryReason.NO_REPLY:
+            self.unanswered_by.append(failure.server)
 
     @property
     def retries(self) -> int:
@@ -147,3 +152,4 @@ class RetryState:
         self.unhurried_until = None
         self.overloaded = self.in_grace = False
         self.rejected_since = None
+        self.unanswered_by.clear()

@@ -81,7 +81,13 @@ def expected_events(scenario: Scenario, waits: list[float]) -> list[Event]:
     attempt = 0
     for number, fault in enumerate(scenario.faults[: scenario.attempts], start=1):
         attempt = 1 if fault.next_command else attempt + 1
-        facts = ("find", "shop.orders", fault.reason, f"host{number}:27017", attempt)
+        facts = (
+            "find",
+            "shop.orders",
+            fault.reason,
+            fault.server or f"host{number}:27017",
+            attempt,
+        )
         if number <= len(waits):
             events.append(RetryScheduled(*facts, waits[number - 1]))
         else:

@@ -95,6 +95,12 @@ class AttemptOwner(Protocol):
     def limit_selection(self) -> AbstractContextManager[None]:
         """Return a context manager that is active while a server is selected."""
 
+    is_unanswered: bool
+    """The last attempt had no reply."""
+
+    def ask_for_life(self, server: Server, /) -> None:
+        """Called with the selected server if the last attempt had no reply."""
+
     def selected(self, server: Server, /) -> None:
         """Called with the selected server before anything is sent to it."""
 

@@ -299,7 +299,16 @@ def keep_socket_timeout(connection: Connection) -> None:
         _shorten_socket_timeout(connection, seconds)
 
 
-def socket_timed_out(connection: Connection) -> TimeoutError:
+class SocketTimeoutError(TimeoutError):
+    """``socketTimeoutMS`` expired before a reply arrived."""
+
+    arrived: bool
+    """False if the server's host has not acknowledged what was sent: the connection is dead, as
+    when a firewall has forgotten it. True if that is not known.
+    """
+
+
+def socket_timed_out(connection: Connection) -> SocketTimeoutError:
     """Return the error that plain pymongo raises when socketTimeoutMS expires, with the same text.
 
     Under a deadline, pymongo would name the operation's timeout instead (``_get_timeout_details``,
@@ -311,7 +320,10 @@ def socket_timed_out(connection: Connection) -> TimeoutError:
         "connectTimeoutMS": options.connect_timeout,
     }
     named = [f"{name}: {seconds * 1000}ms" for name, seconds in timeouts.items() if seconds]
-    return TimeoutError(f"timed out (configured timeouts: {', '.join(named)})")
+    facts = _facts(connection)
+    error = SocketTimeoutError(f"timed out (configured timeouts: {', '.join(named)})")
+    error.arrived = facts is None or facts[_UNACKNOWLEDGED] == 0
+    return error
 
 
 def limit_attempt(connection: Connection, command: Command, seconds: float) -> bool:

@@ -191,3 +191,38 @@ def request_check(topology: Topology, address: Address) -> None:
         # End the wait for news first, or the request would only be noticed after it.
         server._monitor.cancel_check()
         server._monitor.request_check()
+
+
+class SignOfLife:
+    """Whether a server answers a check after the moment at which this is made.
+
+    A check is requested, which is no wait and opens no connection: a monitor that waits for news
+    goes on waiting, and its round-trip monitor sends a hello within half a second.
+    """
+
+    __slots__ = ("_address", "_asked_at", "_round_trip", "_topology")
+
+    def __init__(self, topology: Topology, address: Address) -> None:
+        self._topology, self._address = topology, address
+        self._asked_at = time.monotonic()
+        self._round_trip = _round_trip(topology, address)
+        server = server_at(topology, address)
+        if server is not None:
+            server._monitor.request_check()
+            server._monitor._rtt_monitor.request_check()
+
+    def is_seen(self) -> bool:
+        """Return True if the server has answered since."""
+        if last_reply_at(self._topology, self._address) >= self._asked_at:
+            return True
+        round_trip = _round_trip(self._topology, self._address)
+        return round_trip is not None and round_trip is not self._round_trip
+
+
+def _round_trip(topology: Topology, address: Address) -> float | None:
+    """Return the average round trip to a server. Each new sample makes a new object of it."""
+    server = server_at(topology, address)
+    if server is None:
+        return None
+    average: float | None = server._monitor._rtt_monitor._moving_average.average
+    return average

@@ -93,8 +93,9 @@ _IN_EACH_API: tuple[tuple[str, Names, Names], ...] = (
     (
         "{half}.monitor:Monitor",
         (CANCEL, READ, REQUEST),
-        ("_awaited", "_executor", "_server_description", "_topology"),
+        ("_awaited", "_executor", "_rtt_monitor", "_server_description", "_topology"),
     ),
+    ("{half}.monitor:_RttMonitor", (), ("_moving_average",)),
     ("periodic_executor:{a}PeriodicExecutor", (), ("_min_interval",)),
     ("network_layer:{a}NetworkingInterface", (), ("conn",)),
     ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),

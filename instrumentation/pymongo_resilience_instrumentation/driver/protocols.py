@@ -117,6 +117,7 @@ class Monitor(Protocol):
 
     _awaited: Any
     _executor: Any
+    _rtt_monitor: Any
     _server_description: ServerDescription
     _topology: Any
 

@@ -145,11 +145,21 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
     failure = loop.txn_number.known(loop.attempts, failure, state, loop.began)
     if state.time_limit is None:
         failure = replace(failure, unhurried_until=wait_like_pymongo(loop, failure))
+    if failure.reason is RetryReason.NO_REPLY and is_merely_slow(loop, error):
+        failure = replace(failure, server_answered=True)
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         stopped_bulks.show_as_answered(error)
     if failure.timed_out and failure.code is not None:
         failure = command_limits.with_limit(loop.operation, failure, state)
     return failure if loop.hooks is None else loop.hooks.reclassify(loop, failure, state)
+
+
+def is_merely_slow(loop: RetryLoop, error: Exception) -> bool:
+    """Return True if the server lives, and has received the attempt that had no reply."""
+    if loop.sign_of_life is None or not loop.sign_of_life.is_seen():
+        return False
+    cause = error.__cause__
+    return not isinstance(cause, driver.connections.SocketTimeoutError) or cause.arrived
 
 
 MAY_BE_ITS_OWN = (

@@ -242,6 +242,8 @@ def _get_server(runtime: Runtime, select: Run) -> Run:
             return select(loop)
         with owner.limit_selection():
             server = select(loop)
+        if owner.is_unanswered:
+            owner.ask_for_life(server)
         if runtime.admits:
             # Ask the breaker here and not in a selector: pymongo calls no selector if there is only
             # one address, or if the operation is bound to a server.
@@ -259,6 +261,8 @@ def _async_get_server(runtime: Runtime, select: Run) -> Run:
             return await select(loop)
         with owner.limit_selection():
             server = await select(loop)
+        if owner.is_unanswered:
+            owner.ask_for_life(server)
         if runtime.admits:
             owner.selected(server)
         return server

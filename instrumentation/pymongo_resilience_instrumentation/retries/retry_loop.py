@@ -153,6 +153,10 @@ class RetryLoop:
     """True if an attempt without a transaction number was sent and may have been applied."""
     began = 0.0
     """When the last attempt began, on the executor's clock. Set after the first failure."""
+    is_unanswered = False
+    """True if the last attempt had no reply. The next one asks its server whether it lives."""
+    sign_of_life: driver.monitors.SignOfLife | None = None
+    """What the server that was asked has answered since."""
     router_wait_ends: float | None = None
     """Until when a statement that was not sent waits for the router of its transaction, on
     pymongo's clock.
@@ -279,6 +283,12 @@ class RetryLoop:
         # Under a longer deadline, pymongo would wait for a server until the deadline.
         return driver.csot.within(own)
 
+    def ask_for_life(self, server: Server) -> None:
+        """Ask the server that was selected whether it lives, while it executes the attempt."""
+        topology = driver.clients.topology_of(self.client)
+        address = driver.selection.address(server)
+        self.sign_of_life = driver.monitors.SignOfLife(topology, address)
+
     def selected(self, server: Server) -> None:
         """Ask the circuit breaker of the selected server, before anything is sent.
 
@@ -314,6 +324,7 @@ class RetryLoop:
 
     def attempt(self) -> Any:
         self.runtime.in_flight[id(self)] = ref(self)
+        self.sign_of_life = None
         self.operation.begin_attempt()
         self.began = self.runtime.executor.clock.now()
         return self.attempts.again()
@@ -369,6 +380,7 @@ class RetryLoop:
             command_limits.limit_attempts(self.operation.limits, None)
         if self.hooks is not None:
             self.hooks.prepare(self)
+        self.is_unanswered = failure.reason is RetryReason.NO_REPLY
         self.txn_number.bind(failure, state)
         plan = self._plan(failure)
         if plan.stay_pinned and failure.stage is Stage.NOT_SENT and self.router_wait_ends is None:

@@ -41,6 +41,7 @@ class Fault:
     min_rtt: float = 0.0
     selection: bool = False
     timed_out: bool = False
+    server_answered: bool = False
     application_limit_ms: int | None = None
     listed_retryable: bool = True
     next_probe_in: float | None = None
@@ -48,6 +49,8 @@ class Fault:
     wait_like_pymongo: float | None = None
     """Seconds for which the driver alone might still wait for the server."""
     router_lost: bool = False
+    server: str | None = None
+    """None is another server for each attempt."""
     takes: float = 0.0
     next_command: bool = False
     """A bulk whose earlier command went through meanwhile."""
@@ -155,7 +158,9 @@ class FakeWork:
             if state.attempts:
                 self.budget.succeeded(retried=True)
             state.next_command()
-        failure = failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
+        failure = failure_of(
+            fault, self.call, error, server=fault.server or f"host{self.attempts}:27017"
+        )
         return replace(failure, unhurried_until=self._after(fault.wait_like_pymongo))
 
     def _report(self, failure: Failure, state: RetryState) -> None:
@@ -230,6 +235,7 @@ def failure_of(
         min_rtt=fault.min_rtt,
         selection=fault.selection,
         timed_out=fault.timed_out,
+        server_answered=fault.server_answered,
         application_limit_ms=fault.application_limit_ms,
         listed_retryable=fault.listed_retryable,
         next_probe_in=fault.next_probe_in,

@@ -92,6 +92,8 @@ DEAD_PEER = CUT(reason=_R.DEAD_PEER)
 HURRIED = CUT(wait_like_pymongo=0.5)
 """The driver alone would have waited for up to half a second."""
 NO_REPLY = CUT(reason=_R.NO_REPLY)
+SILENT = NO_REPLY(server="host:27017")
+SLOW = SILENT(server_answered=True)
 INTERRUPTED = CUT(reason=_R.INTERRUPTED)
 UNANSWERED = CUT(reason=_R.ATTEMPT_TIMEOUT)
 CURSOR_LOST = Fault(reason=_R.CURSOR_LOST)
@@ -442,6 +444,20 @@ RULE_6 = [
       timeout=10),
     S("a limit of the application, no time left", READ, [OWN_LIMIT(takes=10)], LIMIT, 1, [],
       timeout=10),
+    S("a limit of the socket, on a server that lives", READ, [SILENT, SLOW], LIMIT, 2, [0],
+      timeout=10),
+    S("a limit of the socket, a numbered write", INSERT_ONE, [SLOW] * 2, LIMIT, 2, [0], timeout=10),
+    S("a limit of the socket, an unsafe write", UPDATE_MANY, [SLOW] * 2, NOT_SAFE, 1, [],
+      timeout=10),
+    S("a limit of the socket, after a lost connection", READ, [CUT, SLOW, SLOW], LIMIT, 3,
+      [0, 0.00075], timeout=10),
+    S("a limit of the socket, on a server that does not live", READ, [SILENT] * 4, OK, 5,
+      [0, 0.00075, 0.0015, 0.003], timeout=10),
+    S("a limit of the socket, a commit", COMMIT, [SLOW] * 3, OK, 4, [0, 0.00075, 0.0015],
+      timeout=10),
+    S("a limit of the socket, without a deadline", READ, [SILENT, SLOW], LIMIT, 2, [0]),
+    S("a limit of the socket, on another server before", READ, [NO_REPLY, SLOW], OK, 3,
+      [0, 0.00075], timeout=10),
     S("no server, and the time is up", READ, [NO_SERVER], DEADLINE, 1, [], timeout=0.0),
     S("no server on the retry, and no answer would be in time", READ,
       [CUT(takes=0.25, min_rtt=0.5), NO_SERVER(min_rtt=0.51)], DEADLINE, 2, [0.245], timeout=1,
