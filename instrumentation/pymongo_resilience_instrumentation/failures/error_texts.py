@@ -45,6 +45,9 @@ def attempts_text(attempts: int) -> str:
     return "1 attempt" if attempts == 1 else f"{attempts} attempts"
 
 
+DUPLICATE_KEY = 11000
+
+
 class Origin(NamedTuple):
     """The attempt that an error came from. Immutable.
 
@@ -88,6 +91,22 @@ def state_origin(
         facts = ", ".join(filter(None, [server, attempts_text(attempts)]))
         text = "; ".join(filter(None, [facts, why]))
         error.args = (f"{error.args[0]} ({text})", *error.args[1:])
+
+
+MAY_BE_ITS_OWN = (
+    "an earlier attempt had no reply, and may have written that document itself: compare it before "
+    "you write it again"
+)
+"""Added to a duplicate key after an attempt that may have been applied."""
+
+
+def has_duplicate(error: PyMongoError) -> bool:
+    """Return True for a bulk write of which a statement failed with a duplicate key."""
+    details = attribute(error, "details")
+    errors = details.get("writeErrors") if isinstance(details, dict) else None
+    return isinstance(errors, list) and any(
+        isinstance(each, dict) and each.get("code") == DUPLICATE_KEY for each in errors
+    )
 
 
 def qualified_name(error: BaseException) -> str:

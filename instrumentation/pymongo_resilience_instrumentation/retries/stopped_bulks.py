@@ -48,29 +48,31 @@ class ExecuteBatch(Interceptor):
 
     def send(self, _entered: Entered, original: Function, *args: Any, **kwargs: Any) -> Any:
         reply, *sent = original(*args, **kwargs)
-        if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
-            # Documents that an earlier attempt has stored are not duplicates.
-            reply, sent[0] = batch.settle()
+        # The server has executed the command: a bug of ours must not hide its reply.
+        with contain_internal_errors(own_documents.DOING):
+            if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
+                reply, end = batch.settle()
+                sent[0] = sent[0][:end]
         return reply, *sent
 
     async def send_async(
         self, _entered: Entered, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
         reply, *sent = await original(*args, **kwargs)
-        if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
-            reply, sent[0] = await batch.settle_async()
+        with contain_internal_errors(own_documents.DOING):
+            if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
+                reply, end = await batch.settle_async()
+                sent[0] = sent[0][:end]
         return reply, *sent
 
     def _with_duplicates(
         self, args: Sequence[Any], reply: Reply, sent: Sequence[Any]
     ) -> own_documents.Batch | None:
-        if not isinstance(reply, dict) or "writeErrors" not in reply:
+        if not isinstance(reply, dict) or not ("writeErrors" in reply or reply.get("nErrors")):
             return None
-        with contain_internal_errors("after a bulk write"):
-            operation = in_progress.current()
-            loop = None if operation is None else operation.loop
-            return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent[0])
-        return None
+        operation = in_progress.current()
+        loop = None if operation is None else operation.loop
+        return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent)
 
     def succeeded(self, entered: Entered, result: tuple[Any, ...]) -> tuple[Any, ...]:
         (bulk, _, cmd, *_), (reply, *sent) = entered.instance, result
