@@ -4,8 +4,8 @@ pymongo sends killCursors and endSessions outside of its retry loop. Here they a
 server is overloaded, and after no other error. A client's background task must not wait, because it
 also maintains the pools, so it retries the killCursors of collected cursors in its next run. It
 also aborts transactions whose abort was not answered; otherwise they would hold their locks until
-the server ends them after a minute. If the router of such a transaction is gone, it kills the
-session through another router.
+the server ends them after a minute. If the router of such a transaction is gone, or
+has restarted, it kills the session through any router.
 
 Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 """
@@ -62,10 +62,12 @@ def _aborting(client: ClientState) -> Iterator[OpenTransaction]:
         try:
             with driver.csot.ActiveTimeout(ABORT_WITHIN):
                 yield opened
-        except PyMongoError as error:
-            # If the server answered with an error, the transaction has ended.
-            if not isinstance(error, OperationFailure):
-                _try_again(client, opened, until)
+        except OperationFailure as error:
+            # If the server answered with another error, the transaction has ended.
+            if driver.sessions.is_still_open(opened, error.code):
+                _try_again(client, opened._replace(is_forgotten=True), until)
+        except PyMongoError:
+            _try_again(client, opened, until)
 
 
 def _try_again(client: ClientState, opened: OpenTransaction, until: float) -> None:

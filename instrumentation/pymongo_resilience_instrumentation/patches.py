@@ -187,18 +187,18 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
         yield from pool_metrics.wrapped(runtime.clients, metrics)
     yield from session_methods.wrapped(runtime)
     yield from readiness.wrapped(runtime)
+    configured = runtime.config.timeout_ms is not None or runtime.rules.have_timeouts
     # pymongo's own loop decides, so waits are only observed, and limits only follow timeouts that
     # were set through this library.
     if not runtime.owns_retries:
         yield from bounded_waits.observed(connected)
-        yield from command_limits.of_cursors(runtime.enabled_flag)
+        yield from command_limits.of_pymongo(runtime.enabled_flag, configured=configured)
         return
     dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
     terminal_check = fast_fail.TerminalWaits(runtime.rules, runtime.attempts_in_flight)
     yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, terminal_check, connected)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)
-    configured = runtime.config.timeout_ms is not None or runtime.rules.have_timeouts
     yield from command_limits.wrapped(runtime.enabled_flag, configured=configured)
 
 

@@ -29,7 +29,12 @@ from pymongo_resilience_instrumentation.clients.client_registry import (
     Clients,
 )
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
-from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import (
+    MAY_BE_ITS_OWN,
+    Origin,
+    has_duplicate,
+    state_origin,
+)
 from pymongo_resilience_instrumentation.interceptor import Sender
 from pymongo_resilience_instrumentation.operation import CURRENT, Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
@@ -301,7 +306,10 @@ class Runtime:
             # pymongo raises the error of a bulk write, for example, after its loop has ended.
             past, server = operation.outcome, operation.server_text()
             attempts, reasons = past.number_of_attempts, past.retry_reasons
-            state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons))
+            loop = operation.loop
+            is_uncertain = loop is not None and loop.may_be_applied and has_duplicate(raised)
+            why = MAY_BE_ITS_OWN if is_uncertain else ""
+            state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons), why=why)
         return raised
 
     def breakers_of(self, client: Client) -> Mapping[Address, Snapshot]:

@@ -16,10 +16,7 @@ from .retry_state import Kind, RetryState
 NOT_RETRIED: Final[Mapping[Rule, str]] = {
     Rule.SELECTION: "{name}: no server could be selected, and a failed selection is not retried",
     Rule.NEVER_RETRIED: "{name} {never}",
-    Rule.TRANSACTION_OVER: (
-        "{name}: the server has ended the transaction. Run the whole transaction again, as "
-        "with_transaction does"
-    ),
+    Rule.TRANSACTION_OVER: "{name}: {over}",
     Rule.TIME_LIMIT: "{name}: {time_limit}, and a retry would take as long",
     Rule.UNKNOWN_REASON: "{name}: a retry would not help",
     Rule.TERMINAL: "{name}: a retry would not help ({reason})",
@@ -75,6 +72,7 @@ def why_not_retried(rule: Rule, state: RetryState, failure: Failure) -> str:
         unsafe=_unsafe(state, failure),
         switch=_SWITCHES.get(state.kind, _WRITES_OFF),
         limit=_limit(state),
+        over=_over(state),
         time_limit=_time_limit(failure),
         strategy=type(state.strategy).__name__,
     )
@@ -126,6 +124,15 @@ def _time_limit(failure: Failure) -> str:
     if failure.application_limit_ms is None:
         return "a time limit of the server, and not the deadline, ended it"
     return f"maxTimeMS={failure.application_limit_ms}, which the application set, ended it"
+
+
+def _over(state: RetryState) -> str:
+    if state.once:
+        return "the server has already ended the transaction, so there is nothing to abort"
+    return (
+        "the server has ended the transaction. Run the whole transaction again, as "
+        "with_transaction does"
+    )
 
 
 def _limit(state: RetryState) -> str:

@@ -44,6 +44,11 @@ CONFIGURED: dict[str, dict[str, Any]] = {
     "zero": {"timeout_ms": 0},
     "cursor_lifetime": {"timeout_ms": TIMEOUT, "timeout_mode": "cursor_lifetime"},
 }
+SERVERS: dict[str, dict[str, Any]] = {
+    **CONFIGURED,
+    "driver": {"timeout_ms": TIMEOUT, "config_strategy": "driver"},
+}
+"""For what the server is told, also where pymongo enforces the timeout."""
 CONCERN = WriteConcern("majority", wtimeout=TIGHT)
 
 
@@ -123,7 +128,7 @@ def limits(sent: SentCommands, command: str) -> list[int | None]:
     return found
 
 
-@pytest.mark.parametrize("configured", CONFIGURED)
+@pytest.mark.parametrize("configured", SERVERS)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_server_keeps_the_applications_limit(
     name: str, configured: str, side: Side, coll: Any, sent: SentCommands, instrument: Instrument
@@ -134,7 +139,7 @@ def test_the_server_keeps_the_applications_limit(
     plain = limits(sent, command)
     assert TIGHT in plain
     side.do(coll.database.drop_collection, "capped")
-    instrument(**CONFIGURED[configured])
+    instrument(**SERVERS[configured])
     call(side, coll, TIGHT)
     assert limits(sent, command) == plain
     side.do(coll.database.drop_collection, "capped")
@@ -196,7 +201,7 @@ WRITES: dict[str, Callable[[Side, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("configured", CONFIGURED)
+@pytest.mark.parametrize("configured", SERVERS)
 @pytest.mark.parametrize("name", WRITES)
 def test_the_wtimeout_of_a_write_concern(
     name: str, configured: str, side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands,
@@ -214,7 +219,7 @@ def test_the_wtimeout_of_a_write_concern(
     with set_active(False):
         plain = concerns()
     assert {"w": "majority", "wtimeout": TIGHT} in plain
-    instrument(**CONFIGURED[configured])
+    instrument(**SERVERS[configured])
     assert concerns() == plain
 
 

@@ -1,6 +1,6 @@
 """An operation in a ``finally`` or ``except`` block is one like any other: also while a generator
 is closed, as WSGI servers do if a client disconnects. Whatever an operation, a method of GridFS or
-a transaction ends with, nothing that was active for it stays active.
+a transaction ends with, nothing that was active for it stays active. Plain pymongo runs beside it.
 """
 
 from __future__ import annotations
@@ -109,12 +109,14 @@ def _close_badly() -> None:
 def test_it_is_retried_and_shown(
     place: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument()
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {"_id": 1, "n": 0})
-    proxy.inject(CutAfter("update"))
-    place(side, lambda: coll.update_one({"_id": 1}, {"$inc": {"n": 1}}), _undecorated)
-    assert side.do(coll.find_one) == {"_id": 1, "n": 1}
+    for expected in (1, 2):
+        if expected == 2:
+            telemetry = instrument()
+        proxy.inject(CutAfter("update"))
+        place(side, lambda: coll.update_one({"_id": 1}, {"$inc": {"n": 1}}), _undecorated)
+        assert side.do(coll.find_one) == {"_id": 1, "n": expected}
     (span,) = telemetry.operations(f"update {database}.coll")
     assert span.attributes["pymongo_resilience.attempts"] == 2
 
@@ -123,13 +125,18 @@ def test_it_is_retried_and_shown(
 def test_no_operation_of_a_bulk_write_is_lost(
     place: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    instrument()
-    client = side.client(proxy.uri)
-    coll = client[database].coll
+    """pymongo 4.20 loses the second operation, wherever it runs."""
     requests = [InsertOne({"_id": 1}), UpdateOne({"_id": 1}, {"$set": {"done": True}})]
-    proxy.inject(CutAtHandshake())
-    place(side, lambda: coll.bulk_write(requests), _undecorated)
-    assert side.do(coll.find_one) == {"_id": 1, "done": True}
+    for name in ("plain", "ours"):
+        if name == "ours":
+            instrument()
+        coll = side.client(proxy.uri)[database][name]
+        proxy.inject(CutAtHandshake())
+        place(side, lambda coll=coll: coll.bulk_write(requests), _undecorated)
+        proxy.clear()
+        found = side.do(coll.find_one)
+        if name == "ours" or len(found) > 1:
+            assert found == {"_id": 1, "done": True}
 
 
 @PLACES
@@ -239,7 +246,6 @@ def test_nothing_stays_active_whatever_the_applications_own_code_raises(
     database: str,
     instrument: Instrument,
 ) -> None:
-    instrument()
     client = side.client(proxy.uri)
     cls: Any = gridfs.GridFSBucket if side.runner is None else gridfs.AsyncGridFSBucket
 
@@ -266,12 +272,15 @@ def test_nothing_stays_active_whatever_the_applications_own_code_raises(
             await call(bucket, client, fail)
         return [*found, _state()]
 
-    before, after = side.do(states if side.runner is None else states_async)
-    assert after == before
-    with pymongo.timeout(5):
+    for is_plain in (True, False):
+        if not is_plain:
+            instrument()
         before, after = side.do(states if side.runner is None else states_async)
-    assert after == before
-    assert side.do(client[database].coll.find_one) is None
+        assert after == before
+        with pymongo.timeout(5):
+            before, after = side.do(states if side.runner is None else states_async)
+        assert after == before
+        assert side.do(client[database].coll.find_one) is None
 
 
 @ERRORS
@@ -300,7 +309,6 @@ def test_a_transaction_is_aborted_at_once(
     instrument: Instrument,
     sent: SentCommands,
 ) -> None:
-    instrument()
     client = side.client(proxy.uri, event_listeners=[sent])
     coll = client[database].coll
     side.do(coll.insert_one, {"_id": 1})
@@ -322,8 +330,12 @@ def test_a_transaction_is_aborted_at_once(
             with suppress(*RAISED):
                 await session.with_transaction(callback)
 
-    side.do(run if side.runner is None else run_async)
-    assert _names(sent)[-2:] == ["update", "abortTransaction"]
+    for is_plain in (True, False):
+        if not is_plain:
+            instrument()
+        sent.started_events.clear()
+        side.do(run if side.runner is None else run_async)
+        assert _names(sent) == ["update", "abortTransaction"]
 
 
 @pytest.mark.parametrize("side", ["async"], indirect=True)
@@ -366,7 +378,6 @@ def test_a_timeout_of_the_same_length_as_ours_is_the_applications(
 def test_a_cut_connection_is_no_error_in_a_handler_of_generator_exit(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    instrument()
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.find_one)
 
@@ -382,5 +393,8 @@ def test_a_cut_connection_is_no_error_in_a_handler_of_generator_exit(
         except GeneratorExit:
             return coll.insert_one({})
 
-    proxy.inject(CutBefore("insert"))
-    assert side.do(in_sync_handler if side.runner is None else in_handler).acknowledged
+    for is_plain in (True, False):
+        if not is_plain:
+            instrument()
+        proxy.inject(CutBefore("insert"))
+        assert side.do(in_sync_handler if side.runner is None else in_handler).acknowledged

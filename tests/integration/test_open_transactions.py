@@ -14,7 +14,7 @@ from support.telemetry import Instrument
 from support.transactions import session_of
 
 from pymongo_resilience import override, retry_transaction
-from pymongo_resilience.testbed import CutBefore, Refuse, ReplicaSet, ShardedCluster
+from pymongo_resilience.testbed import CutBefore, Fail, Refuse, ReplicaSet, Reset, ShardedCluster
 
 pytestmark = pytest.mark.oldest
 INC = {"$inc": {"n": 1}}
@@ -216,3 +216,63 @@ def test_a_router_that_answers_aborts_it_itself(
         call = call if side.runner is None else (asyncio.to_thread, *call)
         assert side.do(*call, {"_id": 1}, INC).modified_count == 1
     assert sent.named(KILL) == []
+
+
+def forgetful() -> Fail:
+    """Return a fault that answers an abort as a mongos that has restarted, and does nothing."""
+    return Fail("abortTransaction", times=1_000, code=251)
+
+
+@pytest.mark.parametrize("unanswered", [False, True])
+def test_a_router_that_restarts_has_forgotten_what_it_began(
+    unanswered: bool, side: Side, cluster: ShardedCluster, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    """``unanswered``: the abort that the background task sends is the first that is answered."""
+    instrument(timeout_ms=1_500)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent])
+    coll = client[database].coll
+    with session_of(side, client) as session:
+        side.do(session.start_transaction)
+        side.do(coll.update_one, {"_id": 1}, INC, session=session)
+        if unanswered:
+            cluster.inject(CutBefore("abortTransaction", times=1_000))
+            side.do(session.abort_transaction)
+            cluster.clear()
+            cluster.inject(forgetful())
+        else:
+            cluster.inject(Reset())
+            cluster.inject(forgetful())
+            side.do(session.abort_transaction)
+        lsid = session.session_id
+    side.wait_until(lambda: sent.named(KILL))
+    assert [each[KILL] for each in sent.named(KILL)] == [[lsid]]
+    cluster.clear()
+    assert _other_writer_waits(side, control[database].coll) == 1
+
+
+def _other_writer_waits(side: Side, coll: Any) -> Any:
+    """Return how many documents another client's update changes, once it gets the lock."""
+    with pymongo.timeout(10):
+        call = (coll.update_one,) if side.runner is None else (asyncio.to_thread, coll.update_one)
+        return side.do(*call, {"_id": 1}, INC).modified_count
+
+
+def test_what_the_shards_have_aborted_costs_no_further_command(
+    side: Side, cluster: ShardedCluster, database: str, control: Any, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """A mongos then answers the abort as one that has restarted."""
+    instrument()
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client = side.client(cluster.uri, event_listeners=[sent])
+    with session_of(side, client) as session:
+        side.do(session.start_transaction)
+        side.do(client[database].coll.update_one, {"_id": 1}, INC, session=session)
+        lsid = session.session_id
+        cluster.inject(Fail("abortTransaction", code=251))
+        side.do(session.abort_transaction)
+    # Its session is used again, which it would not be if it was to be killed.
+    side.do(client[database].other.find_one)
+    assert sent.named("find")[-1]["lsid"] == lsid

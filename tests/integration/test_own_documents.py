@@ -197,7 +197,7 @@ def test_another_document_under_its_id_is_a_duplicate(
     control[coll.database.name].coll.insert_one({**documents(0, 1)[1], "long": 1.0})
     with pytest.raises(DUPLICATES) as caught:
         lost(side, alone, coll, name)
-    assert "may have written that document itself" in str(caught.value)
+    assert "may have stored this document itself" in str(caught.value)
     if not isinstance(caught.value, DuplicateKeyError):
         details: Any = caught.value.details
         (error,) = details["writeErrors"]
@@ -260,7 +260,7 @@ def test_an_upsert_by_operators_says_that_it_may_be_its_own(
     alone.inject(CutAfter("update"))
     with override(idempotent=True), pytest.raises(DuplicateKeyError) as caught:
         side.do(coll.update_one, {"_id": 1, "n": 0}, {"$set": {"n": 1}}, upsert=True)
-    assert "may have written that document itself" in str(caught.value)
+    assert "may have stored this document itself" in str(caught.value)
     assert control[coll.database.name].coll.find_one() == {"_id": 1, "n": 1}
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from .protocols import AnyCollection, Document
 
 
 class SentDocument(NamedTuple):
     """A document that one command stores as a whole, unless it is there. Immutable."""
 
-    collection: Any
-    document: Any
+    collection: AnyCollection
+    document: Document
     is_upsert: bool
 
 

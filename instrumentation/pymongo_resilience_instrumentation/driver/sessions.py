@@ -78,23 +78,41 @@ def max_commit_time_ms(session: Session) -> int | None:
 
 
 ROUTER = "_pymongo_resilience_router"
-"""The attribute of a session with the address of the mongos that its transaction was last
-sent to.
-"""
+"""A session's attribute: the ``Router`` of its transaction."""
+NO_SUCH_TRANSACTION = 251
+
+
+class Router(NamedTuple):
+    """The mongos that a transaction was last sent to."""
+
+    address: Any
+    generation: object
+    """The pool's, which a lost connection changes."""
 
 
 def note_router(session: Session, connection: Connection) -> None:
-    """Remember the router of a session's transaction, which pymongo forgets after most errors."""
-    vars(session)[ROUTER] = connection.address
+    """Remember the router of a session's transaction: pymongo forgets it after most errors."""
+    vars(session)[ROUTER] = Router(connection.address, connection.generation)
 
 
 def is_orphaned(client: Client, session: Session) -> bool:
-    """Return True if the router of the session's transaction cannot be reached now.
+    """Return True if the router of the session's transaction cannot be reached now: no other one
+    knows what it has open on the shards."""
+    router: Router | None = vars(session).get(ROUTER)
+    return router is not None and not is_known(client, router.address)
 
-    No other router knows what the transaction has opened on the shards.
+
+def is_forgotten(session: Any, connection: Any, code: int | None) -> bool:
+    """Return True if the reply to an abort, with this code, shows that a mongos may have restarted
+    since it was sent the last statement: it knows no transaction that it began before.
+
+    A mongos also answers so if the shards have aborted the transaction. But then no connection to
+    it was lost.
     """
-    router = vars(session).get(ROUTER)
-    return router is not None and not is_known(client, router)
+    router: Router | None = vars(session).get(ROUTER)
+    if code != NO_SUCH_TRANSACTION or router is None or connection is None:
+        return False
+    return bool(router.generation != connection.generation)
 
 
 class OpenTransaction(NamedTuple):
@@ -106,14 +124,15 @@ class OpenTransaction(NamedTuple):
     """The router on which it began; None on a replica set."""
     session: weakref.ref[Any] | None = None
     """Its session, on a sharded cluster."""
+    is_forgotten: bool = False
+    """The router that it was begun through does not know it any more."""
 
 
-def open_transaction(session: Session, *, aborted: bool = False) -> OpenTransaction | None:
-    """Return the session's transaction, or None if it has none or has ended.
-
-    ``aborted`` is True if pymongo has aborted it without knowing whether the server has received
-    that.
-    """
+def open_transaction(
+    session: Session, *, aborted: bool = False, is_forgotten: bool = False
+) -> OpenTransaction | None:
+    """That of the session; None where it has none, or has ended. ``aborted``: by the driver, which
+    does not know whether its server has heard of that."""
     transaction, server = session._transaction, session._server_session
     if server is None or not (session.in_transaction or aborted):
         return None
@@ -122,33 +141,45 @@ def open_transaction(session: Session, *, aborted: bool = False) -> OpenTransact
     command |= {"txnNumber": server.transaction_id, "autocommit": False}
     if transaction.recovery_token:
         command["recoveryToken"] = transaction.recovery_token
-    router = transaction.pinned_address or vars(session).get(ROUTER)
+    noted: Router | None = vars(session).get(ROUTER)
+    router = transaction.pinned_address or (noted and noted.address)
     if router is None:
         return OpenTransaction(command, None)
     # The session may be killed later, so pymongo must not reuse it for another operation.
     server.mark_dirty()
-    return OpenTransaction(command, router, weakref.ref(session))
+    return OpenTransaction(command, router, weakref.ref(session), is_forgotten)
 
 
 def can_be_ended(client: Client, opened: OpenTransaction) -> bool:
-    """Return True unless ending the transaction would require killing a session that is still in
-    use.
-    """
-    if opened.session is None or is_known(client, opened.address):
+    """Return True unless the only way to end the transaction is to kill a session that is still in
+    use."""
+    if opened.session is None or _can_be_aborted(client, opened):
         return True
     session = opened.session()
     return session is None or bool(session.has_ended)
 
 
-def _ending(client: Client, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
-    """Return where to send which command to end the transaction.
+def _can_be_aborted(client: Client, opened: OpenTransaction) -> bool:
+    """Return True if its server knows the transaction, and can be reached."""
+    if opened.session is None:
+        return True
+    return not opened.is_forgotten and is_known(client, opened.address)
 
-    If its router is unreachable, another router makes the shards kill the session. It does not know
-    the transaction, so it could not abort it.
-    """
-    if opened.session is None or is_known(client, opened.address):
+
+def _ending(client: Client, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
+    """Return where to send which command. If the router has forgotten the transaction or cannot be
+    reached, any router has the shards kill the session: none knows the transaction, and could abort
+    it."""
+    if _can_be_aborted(client, opened):
         return opened.address, opened.command.copy()
     return None, {KILL_SESSIONS: [opened.command["lsid"]]}
+
+
+def is_still_open(opened: OpenTransaction, code: int | None) -> bool:
+    """Return True if the reply to an abort, with this code, may come from a router that has
+    restarted: the shards may not have heard of the abort."""
+    is_aborted_by_router = opened.session is not None and not opened.is_forgotten
+    return is_aborted_by_router and code == NO_SUCH_TRANSACTION
 
 
 def abort(client: Client, opened: OpenTransaction) -> None:

@@ -94,10 +94,10 @@ def state_origin(
 
 
 MAY_BE_ITS_OWN = (
-    "an earlier attempt had no reply, and may have written that document itself: compare it before "
-    "you write it again"
+    "an earlier attempt got no reply and may have stored this document itself. Compare the stored "
+    "document with yours before you write it again"
 )
-"""Added to a duplicate key after an attempt that may have been applied."""
+"""Added to a duplicate key error if an earlier attempt may have been applied."""
 
 
 def has_duplicate(error: PyMongoError) -> bool:

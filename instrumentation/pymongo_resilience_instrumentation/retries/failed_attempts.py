@@ -32,7 +32,11 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.client_registry import closed_text
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
-from pymongo_resilience_instrumentation.failures.error_texts import Origin, state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import (
+    MAY_BE_ITS_OWN,
+    Origin,
+    state_origin,
+)
 from pymongo_resilience_instrumentation.failures.reasons import RELAYED
 from pymongo_resilience_instrumentation.public_operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits, precedence
@@ -162,11 +166,6 @@ def is_merely_slow(loop: RetryLoop, error: Exception) -> bool:
     return not isinstance(cause, driver.connections.SocketTimeoutError) or cause.arrived
 
 
-MAY_BE_ITS_OWN = (
-    ". An earlier attempt got no reply and may have inserted this document itself. Compare the "
-    "stored document with yours before you insert it again"
-)
-"""Added to a duplicate key error if an earlier attempt may have been applied."""
 SERVER_LOST = frozenset({
     RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.SOCKET_NOT_AVAILABLE,
     RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.NOT_PRIMARY,
@@ -219,16 +218,8 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
             closed = InvalidOperation(closed_text(client))
             closed.__cause__ = failure.error
         return closed
-    name = loop.attempts.command_name()
-    # The server may still hold the locks of a transaction whose abort was not confirmed. The
-    # background task sends it again.
-    if name == ABORT and (
-        failure.stage is not Stage.ANSWERED
-        or failure.overloaded
-        or driver.sessions.is_orphaned(client, loop.session)
-    ):
-        session = loop.session
-        clients.of(client).leave_open(driver.sessions.open_transaction(session))
+    if loop.attempts.command_name() == ABORT:
+        _leave_open(loop, failure)
     raised = error_to_raise(loop.last, failure)
     error = raised.error
     if not isinstance(error, PyMongoError):
@@ -254,9 +245,23 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
         driver.sessions.label_transient(error)
     why = why_not_retried(rule, state, raised)
     if isinstance(error, DuplicateKeyError) and loop.may_be_applied:
-        why += MAY_BE_ITS_OWN
+        why += f"; {MAY_BE_ITS_OWN}"
     state_origin(error, origin, rule, why)
     return error
+
+
+def _leave_open(loop: RetryLoop, failure: Failure) -> None:
+    """Leave a transaction to the background task if the server may still hold its locks."""
+    session, sessions = loop.session, driver.sessions
+    is_forgotten = sessions.is_forgotten(session, loop.connection, failure.code)
+    if (
+        is_forgotten
+        or failure.stage is not Stage.ANSWERED
+        or failure.overloaded
+        or sessions.is_orphaned(loop.client, session)
+    ):
+        opened = sessions.open_transaction(session, is_forgotten=is_forgotten)
+        loop.runtime.clients.of(loop.client).leave_open(opened)
 
 
 def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:

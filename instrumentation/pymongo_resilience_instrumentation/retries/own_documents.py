@@ -24,9 +24,21 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.error_texts import DUPLICATE_KEY
 
 if TYPE_CHECKING:
+    from bson.codec_options import CodecOptions
+
+    from pymongo_resilience_instrumentation.call import AnyClient, AnySession
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.driver.inserts import SentDocument
+    from pymongo_resilience_instrumentation.driver.protocols import (
+        BulkContext,
+        Connection,
+        Document,
+    )
+
+    from .retry_loop import RetryLoop
+
+    Where = tuple[Connection, AnySession | None, AnyClient]
 
 
 Reply = Mapping[str, Any]
@@ -45,11 +57,13 @@ class OwnDocument(NamedTuple):
     is_upsert: bool = False
 
 
-def inserted(namespace: Namespace, document: Any, codec: Any) -> OwnDocument:
+def inserted(namespace: Namespace, document: Document, codec: CodecOptions[Any]) -> OwnDocument:
     return OwnDocument(namespace, encode(document, codec_options=codec))
 
 
-def upserted(namespace: Namespace, replacement: Any, codec: Any, error: Reply) -> OwnDocument:
+def upserted(
+    namespace: Namespace, replacement: Document, codec: CodecOptions[Any], error: Reply
+) -> OwnDocument:
     """``error``: the server's, which names the ``_id`` that it would have given the document."""
     upserted_id = error["keyValue"]["_id"]
     document = {"_id": upserted_id, **{k: v for k, v in replacement.items() if k != "_id"}}
@@ -64,7 +78,7 @@ class Search(NamedTuple):
     namespace: Namespace
     command: dict[str, Any]
 
-    def run(self, connection: Any, session: Any, client: Any) -> Any:
+    def run(self, connection: Connection, session: AnySession | None, client: AnyClient) -> Any:
         """Ask the server that reported the duplicates; awaitable in async clients."""
         return connection.command(
             self.namespace[0],
@@ -98,7 +112,7 @@ def searches_for(documents: Sequence[OwnDocument]) -> list[Search]:
 
 
 def stored_documents(
-    documents: Sequence[OwnDocument], where: tuple[Any, Any, Any]
+    documents: Sequence[OwnDocument], where: Where
 ) -> set[tuple[Namespace, bytes]]:
     """Return what is stored under their ids. ``where``: connection, session and client.
 
@@ -114,7 +128,7 @@ def stored_documents(
 
 
 async def stored_documents_async(
-    documents: Sequence[OwnDocument], where: tuple[Any, Any, Any]
+    documents: Sequence[OwnDocument], where: Where
 ) -> set[tuple[Namespace, bytes]]:
     found: set[tuple[Namespace, bytes]] = set()
     for search in searches_for(documents):
@@ -125,7 +139,7 @@ async def stored_documents_async(
     return found
 
 
-def is_of_an_id(error: Any) -> bool:
+def is_of_an_id(error: Document | None) -> bool:
     """Return True for a duplicate of an ``_id``, as the server's own words have it."""
     return (
         isinstance(error, Mapping)
@@ -151,7 +165,7 @@ def recognize(attempts: DriverAttempts) -> None:
     if sent is None:
         return
 
-    def send_again(session: Any, connection: Any, retryable: bool) -> Any:
+    def send_again(session: AnySession | None, connection: Connection, retryable: bool) -> Any:
         try:
             return send(session, connection, retryable)
         except DuplicateKeyError as error:
@@ -163,7 +177,9 @@ def recognize(attempts: DriverAttempts) -> None:
                     return _result(own)
             raise
 
-    async def send_again_async(session: Any, connection: Any, retryable: bool) -> Any:
+    async def send_again_async(
+        session: AnySession | None, connection: Connection, retryable: bool
+    ) -> Any:
         try:
             return await send(session, connection, retryable)
         except DuplicateKeyError as error:
@@ -221,9 +237,9 @@ class CollectionReply(NamedTuple):
 
     reply: Reply
     namespace: Namespace
-    sent: Sequence[Any]
+    sent: Sequence[Document]
     inserts: bool
-    codec: Any
+    codec: CodecOptions[Any]
 
     def errors(self) -> Iterator[tuple[int, Reply]]:
         for each in self.reply["writeErrors"]:
@@ -257,9 +273,9 @@ class ClientReply(NamedTuple):
 
     reply: Reply
     namespaces: Sequence[Namespace]
-    sent: Sequence[Any]
+    sent: Sequence[Document]
     errors_only: bool
-    codec: Any
+    codec: CodecOptions[Any]
 
     def errors(self) -> Iterator[tuple[int, Reply]]:
         for each in self.reply["cursor"]["firstBatch"]:
@@ -310,7 +326,7 @@ class Batch(NamedTuple):
     documents: Mapping[int, OwnDocument]
     """What may be an earlier attempt's: the statements with a duplicate of an ``_id``; of an
     ordered command, the one at which the server stopped, and the inserts that follow it."""
-    where: tuple[Any, Any, Any]
+    where: Where
 
     def settle(self) -> tuple[Reply, int | None]:
         """Return the reply as pymongo is to see it: own documents count as inserted; and how many
@@ -333,7 +349,11 @@ class Batch(NamedTuple):
 
 
 def batch_with_duplicates(
-    loop: Any, context: Any, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
+    loop: RetryLoop | None,
+    context: BulkContext,
+    cmd: Mapping[str, Any],
+    reply: Reply,
+    sent: Sequence[Any],
 ) -> Batch | None:
     """Return the batch, if an earlier attempt of it may have stored what is reported as duplicates.
 
@@ -366,7 +386,7 @@ def batch_with_duplicates(
 
 
 def _reply_of(
-    context: Any, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
+    context: BulkContext, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
 ) -> BulkReply | None:
     if "bulkWrite" in cmd:
         # Of more than one batch, the rest is behind a cursor that pymongo reads and closes.

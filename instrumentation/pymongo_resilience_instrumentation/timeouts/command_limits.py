@@ -48,19 +48,23 @@ IGNORED = (
 )
 
 
-def of_cursors(enabled_flag: EnabledFlag) -> Iterator[Row]:
-    """Yield what to wrap for ``strategy=driver``: only cursors whose timeout was set through this
-    library.
+def of_pymongo(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
+    """Yield what to wrap for ``strategy=driver``, where pymongo enforces every timeout: the limits
+    that the server is told under a timeout that was set through this library.
+
+    ``configured`` is True if the configuration has a timeout.
     """
+    if configured:
+        yield driver.csot.MODULE, driver.csot.WRITE_CONCERN, KeepWtimeout()
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
-        yield owner, driver.connections.LIMITED, limit_cursor(enabled_flag)
+        yield owner, driver.connections.LIMITED, limit_for_pymongo(enabled_flag)
 
 
-def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
+def limit_for_pymongo(enabled_flag: EnabledFlag) -> Wrapper:
     """Return a wrapper that removes ``maxTimeMS`` from a cursor's first command if each batch has
-    its own timeout.
+    its own timeout: the server would count the time of all batches against it.
 
-    The server would count the time of all batches against the first command's limit.
+    Under a timeout of the configuration, the application's own limit is kept if it is shorter.
     """
     current_operation = in_progress.current_or_ended
 
@@ -68,16 +72,22 @@ def limit_cursor(enabled_flag: EnabledFlag) -> Wrapper:
         original: Function, connection: Connection, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         operation = current_operation()
-        cursor = None if operation is None else operation.limits.cursor
-        if cursor is None or not cursor.omits_max_time or not enabled_flag.on:
+        limits = None if operation is None else operation.limits
+        if operation is None or limits is None or not enabled_flag.on:
+            return original(*args, **kwargs)
+        by_batch = limits.cursor is not None and limits.cursor.omits_max_time
+        if not (by_batch or limits.source.is_configuration):
             return original(*args, **kwargs)
         command = kwargs["cmd"] if "cmd" in kwargs else args[-1]
         own = None if command is None else command.get(LIMIT)
         # pymongo now adds the remaining time as the limit.
         result = original(*args, **kwargs)
         with contain_internal_errors("while limiting a command"):
-            if timeout := driver.csot.TIMEOUT.get():
+            timeout = driver.csot.TIMEOUT.get()
+            if timeout and by_batch:
                 _adjust(connection, command, own, timeout, operation)
+            if timeout and limits.source.is_configuration and command is not None:
+                _keep_configured_limit(command, own, operation)
         return result
 
     return wrapper
@@ -216,8 +226,9 @@ def _keep_configured_limit(command: Command, own: int | None, operation: Operati
     Returns:
         The limit, or None if the remaining time applies.
     """
-    if own is None and operation.loop is not None:
-        own = driver.sessions.max_commit_time_ms(operation.loop.session)
+    if own is None and COMMIT in command:
+        session = operation.call.session if operation.loop is None else operation.loop.session
+        own = None if session is None else driver.sessions.max_commit_time_ms(session)
     remaining_ms = command.get(LIMIT)
     # A limit of 0 means no limit.
     if isinstance(own, int | float) and own and (not remaining_ms or own <= remaining_ms):

@@ -151,6 +151,8 @@ class TimeoutRules:
             return False
         active = driver.csot.active_timeout()
         limits.timeout_of_pymongo = own if active is None else active
+        if active is not None:
+            limits.source = driver.csot.active_source()
         if active is not None or driver.csot.DEADLINE.get() != NEVER:
             return True
         return call.bound_policy.timeout_ms is None and (own is not None or self._default is None)
