@@ -33,7 +33,7 @@ def document_of(send: Callable[..., Any]) -> SentDocument | None:
     if isinstance(command, dict) and "insert" in command:
         (document,) = command["documents"]
         return SentDocument(collection, document, is_upsert=False)
-    document = known.get("document")
+    document = known.get("document", {})
     if known.get("upsert") and is_replacement(document):
         return SentDocument(collection, document, is_upsert=True)
     return None

@@ -26,8 +26,8 @@ from pymongo_resilience_instrumentation.failures.error_texts import DUPLICATE_KE
 if TYPE_CHECKING:
     from bson.codec_options import CodecOptions
 
-    from pymongo_resilience_instrumentation.call import AnyClient, AnySession
     from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience_instrumentation.call import AnyClient, AnySession
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.driver.inserts import SentDocument
     from pymongo_resilience_instrumentation.driver.protocols import (
