@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.features.command_comments import COMMENTED
+from pymongo_resilience_instrumentation.tools.testbed.fault import Answer, Interception
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, Scene
 from support.servers import has
@@ -106,6 +107,37 @@ def test_a_traced_caller_adds_its_state_and_the_comment_of_the_application_is_ke
     for command in sent.named("find", "getMore")[:2]:
         assert [*command["comment"]] == ["traceparent", "tracestate", "text"]
         assert command["comment"]["text"] == "mine"
+
+
+class MongoDB44(Interception):
+    """Refuses documents as comments where a mongod 4.4.4 does."""
+
+    def on_hello(self, reply: Any) -> None:
+        reply["maxWireVersion"] = 9
+
+    def on_request(self, request: Any, connection: Any) -> Answer | None:
+        if request.command_name not in {"count", "distinct"}:
+            return None
+        if isinstance(request.body.get("comment", ""), str):
+            return None
+        return Answer({"ok": 0.0, "code": 14, "codeName": "TypeMismatch", "errmsg": "a document"})
+
+
+def test_a_command_that_takes_only_text_keeps_the_comment_of_the_application(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(command_comment=True)
+    sent = SentCommands()
+    proxy.inject(MongoDB44())
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    for own in ({}, {"comment": "mine"}):
+        side.do(coll.distinct, "n", **own)
+        side.do(coll.estimated_document_count, **own)
+        side.do(coll.find_one, **own)
+    said = [event.command.get("comment") for event in sent.started_events]
+    assert said[:2] + said[3:5] == [None, None, "mine", "mine"]
+    assert [*said[2]] == ["traceparent"]
+    assert [*said[5]] == ["traceparent", "text"]
 
 
 @pytest.mark.parametrize("own", [{"mine": 1}, {"traceparent": "mine"}, ["mine"], 7, True])

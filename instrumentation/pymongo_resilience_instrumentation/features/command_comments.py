@@ -32,6 +32,10 @@ arguments).
 """
 MONGODB_4_4 = 9
 """Its wire version. Older servers reject arguments that they do not know."""
+ONLY_TEXT = frozenset({"count", "distinct"})
+"""A mongod 4.4 accepts only text as the comment of some commands (TypeMismatch, code 14)."""
+MONGODB_6_0 = 17
+"""Its wire version. It accepts a document with every command."""
 PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -49,19 +53,21 @@ def plug_in(runtime: Runtime, apply_patches: Any) -> None:
                 and operation is not None
                 and connection.max_wire_version >= MONGODB_4_4
             ):
-                _add_comment(operation, *driver.connections.passing_command(args, kwargs))
+                command, client = driver.connections.passing_command(args, kwargs)
+                _add_comment(operation, command, client, connection.max_wire_version)
         return original(*args, **kwargs)
 
     name = driver.connections.PASSED
     apply_patches((owner, name, send) for owner in driver.connections.connections_with(name))
 
 
-def _add_comment(operation: Operation, command: Any, client: Any) -> None:
+def _add_comment(operation: Operation, command: Any, client: Any, wire_version: int) -> None:
     # Without a client, the command is a handshake, an authentication, or a monitor's. The document
     # of a runCommand belongs to the application, which would keep the comment.
     if operation.span is None or client is None or operation.name == "runCommand":
         return
-    if next(iter(command)) not in COMMENTED:
+    name = next(iter(command))
+    if name not in COMMENTED or (name in ONLY_TEXT and wire_version < MONGODB_6_0):
         return
     own = command.get("comment")
     # A document is the application's own, or ours from an earlier attempt. Only text has a place
