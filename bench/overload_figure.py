@@ -11,14 +11,20 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 # Okabe and Ito's, which people tell apart who see few colours; and markers, for those who see none.
 STYLES = {
+    "no retries, handshakes right": ("#999999", "s", "--"),
     "no retries": ("#000000", "o", "--"),
     "plain pymongo": ("#E69F00", "^", "-"),
+    "bare": ("#009E73", "v", "-"),
+    "timeout": ("#0072B2", "D", "-"),
+    "timeout, tokens": ("#CC79A7", "P", "-"),
+    # As the sides were called in reports before pymongo 4.20.1.
     "this library": ("#009E73", "v", "-"),
 }
+"""By the names of the sides in ``overload_runs.py``."""
 SYNC = ", sync"
 PANELS = (
     ("cold", "goodput of the first seconds, part of the capacity"),
-    ("attempts", "attempts of each operation"),
+    ("goodput", "goodput afterwards, part of the capacity"),
     ("errors", "operations that failed"),
     ("p99_ms", "p99 of those that succeeded, ms"),
 )
@@ -57,11 +63,11 @@ def draw(points: list[dict[str, Any]], file: Path, mark: str = "") -> None:
                 panel.yaxis.set_major_formatter(ScalarFormatter())
         else:
             panel.set_ylim(bottom=0)
-        if key in {"cold", "errors"}:
+        if key in {"cold", "goodput", "errors"}:
             panel.yaxis.set_major_formatter(PercentFormatter(1))
         panel.set_xlabel("operations offered, in times of the server's capacity", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=(len(names) + 1) // 2, fontsize=8
+        handles, labels, loc="outside upper center", ncols=min(6, (len(names) + 1) // 2), fontsize=7
     )
     save(figure, file, "overload", mark)

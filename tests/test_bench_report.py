@@ -52,6 +52,13 @@ def test_figures_are_drawn_from_the_report(
     )
 
 
+def test_each_side_has_a_style(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    sides = importlib.import_module("overload_runs").SIDES
+    styles = importlib.import_module("overload_figure").STYLES
+    assert {each.name for each in sides} <= set(styles)
+
+
 def test_nothing_measured_is_written_by_hand(documents: Any) -> None:
     """Where nobody would notice that it is true no more."""
     prose = re.sub(r"`[^`]*`", "", documents.prose(documents.PERFORMANCE))

@@ -12,12 +12,18 @@ import pytest
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.causes import is_rejection
-from pymongo_resilience_instrumentation.recovery.paused_dialing import FIRST, LONGEST, Dialing
+from pymongo_resilience_instrumentation.recovery.paused_dialing import (
+    FIRST_PAUSE,
+    MAX_PAUSE,
+    Dialing,
+)
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
 from support.pool_connections import Closed
 from support.telemetry import Instrument
 
+from pymongo_resilience import retry_info
+from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.testbed import ConnectionRateLimit, Overload, ReplicaSet, Slow
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
@@ -115,18 +121,28 @@ def test_once_connections_are_let_in_the_pool_grows_again(
     assert fault.struck == 2
 
 
-def test_the_only_connection_is_made_without_a_pause(
+def test_a_pool_without_connections_makes_one_at_a_time(
     side: Side, proxy: ReplicaSet, instrument: Instrument, defaults: dict[str, Any]
 ) -> None:
+    """In between, operations are rejected as the server would have rejected them."""
     instrument(base_backoff_ms=1, **defaults)
     client, pools = connected(side, proxy, **IDLE)
     before = pools.made
     proxy.inject(Overload("hello", times=100))
     conns = pool_of(client).conns
     side.wait_until(lambda: all(each.idle_time_seconds() > 0.001 for each in conns))
-    with pytest.raises(OperationFailure):
+    with pytest.raises(OperationFailure) as caught:
         side.do(client.db.coll.find_one)
-    assert pools.made - before == 6, "an attempt and five retries, each with a connection"
+    assert is_rejection(caught.value)
+    info = retry_info(caught.value)
+    assert info is not None
+    assert (info.attempts, set(info.reasons)) == (6, {RetryReason.OVERLOADED})
+    assert pools.made - before <= 3
+    before = pools.made
+    assert set(errors_at_once(side, client.db.coll)) == {"OperationFailure"}
+    assert pools.made - before < AT_ONCE / 4
+    proxy.clear()
+    side.wait_until(lambda: errors_at_once(side, client.db.coll) == [])
 
 
 def test_a_pause_leaves_time_for_a_connection_before_the_deadline(
@@ -143,7 +159,7 @@ def test_a_pause_leaves_time_for_a_connection_before_the_deadline(
         proxy.clear()
 
 
-def test_pauses_double_and_end_with_the_first_success() -> None:
+def test_pauses_double_and_a_success_ends_them() -> None:
     dialing = Dialing()
     now, pauses = 100.0, []
     for _ in range(6):
@@ -154,11 +170,17 @@ def test_pauses_double_and_end_with_the_first_success() -> None:
         pauses.append(ends - now)
         now = ends
     for index, pause in enumerate(pauses):
-        middle = min(LONGEST, FIRST * 2**index)
+        middle = min(MAX_PAUSE, FIRST_PAUSE * 2**index)
         assert 0.7 * middle < pause < 1.3 * middle
-    dialing.note_success()
+    for _ in range(3):
+        dialing.note_success()
+        assert dialing.paused_until == 0
+        if dialing.rejected:
+            assert dialing.note_dial(now), "one after the other: a success may have been luck"
+            assert dialing.paused_until > now
+    assert not dialing.note_dial(now)
     dialing.note_rejection(now)
-    assert dialing.paused_until - now < 1.3 * FIRST
+    assert dialing.paused_until - now < 1.3 * FIRST_PAUSE
 
 
 def test_a_pool_that_is_filled_up_dials_seldom_while_it_is_rejected(
