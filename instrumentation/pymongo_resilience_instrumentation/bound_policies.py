@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def carrying(target: T, policy: Policy) -> T:
 
 
 def _with_policy(target: T, policy: Policy) -> T:
+    blocks.policies_used.note()
     cls: Any = type(target)
     # Do not use copy(): pymongo's classes treat an attribute that is not set yet as a collection.
     bound: T = cls.__new__(cls if issubclass(cls, Bound) else _bound_class(cls))

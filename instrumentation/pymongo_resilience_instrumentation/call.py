@@ -8,6 +8,7 @@ from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
 from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.public_operations import ABORT, COMMIT, Target
 
@@ -29,10 +30,8 @@ class Call(NamedTuple):
     client: AnyClient
     name: str
     """The command's name, such as ``"find"``."""
-    target: Target = ("", None)
-    """Database and collection. Empty if unknown, because the method was bound before
-    ``instrument()``.
-    """
+    given_target: Target | None = ("", None)
+    """See ``target``; None for the collection whose method was called."""
     public_method: str = ""
     """The pymongo method that the application called, such as ``"find_one"``, or empty."""
     source: object = None
@@ -51,6 +50,24 @@ class Call(NamedTuple):
     """True if the write concern is unknown, so the write may be unacknowledged."""
     cursor_class: type | None = None
     """The class of the cursor whose later batch is fetched."""
+
+    @property
+    def target(self) -> Target:
+        """Return database and collection; empty if they are unknown: the method was bound before
+        ``instrument()``.
+
+        A healthy operation without telemetry does not need them, and pymongo builds them with
+        several calls.
+        """
+        if self.given_target is None:
+            return driver.clients.names_of_collection(self.source)
+        return self.given_target
+
+    def without_client(self) -> Call:
+        """Return the call for what is reported later: it keeps no client alive."""
+        return self._replace(
+            client=ENDED.client, source=None, session=None, given_target=self.target
+        )
 
     @property
     def method(self) -> str:

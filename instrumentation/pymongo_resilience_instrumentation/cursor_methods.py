@@ -88,7 +88,7 @@ def batch_wrapper(runtime: Runtime, asynchronous: bool) -> Wrapper:
         original: Function, client: AnyClient, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         operation = current_operation()
-        if operation is not None and operation.client is client and operation.reads_inside:
+        if operation is not None and operation.call.client is client and operation.reads_inside:
             return original(*args, **kwargs)
         return fetch(original, client, args, kwargs)
 

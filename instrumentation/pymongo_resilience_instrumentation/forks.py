@@ -16,9 +16,13 @@ import os
 import threading
 
 from pymongo_resilience.internal_errors import contain_internal_errors
+from pymongo_resilience.policies.blocks import policies_used
 from pymongo_resilience_instrumentation.recovery import silent_servers
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
+from pymongo_resilience_instrumentation.telemetry.transaction_spans import sessions_used
+from pymongo_resilience_instrumentation.timeouts.command_limits import reply_limits_used
+from pymongo_resilience_instrumentation.timeouts.precedence import cursor_timeouts_used
 
 from . import deferred, in_progress
 
@@ -38,6 +42,8 @@ def _in_child() -> None:
     """Reset the state. Runs in the thread that forked, before any other code of the program."""
     global switching  # noqa: PLW0603 - one for the process
     switching = threading.RLock()
+    for used in (policies_used, cursor_timeouts_used, reply_limits_used, sessions_used):
+        used.reset_after_fork()
     runtime = _watched
     if runtime is None:
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import context
 
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import ForeignError, logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.call import ENDED
 from pymongo_resilience_instrumentation.limits import NO_DEADLINE
@@ -56,6 +56,22 @@ def call_foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         CURRENT.set(before)
 
 
+def call_foreign_wrapped(function: Callable[..., T], *args: Any) -> T:
+    """Do what ``call_foreign`` does, and wrap an error of the foreign code, in one call.
+
+    Raises:
+        ForeignError: the foreign code has raised an exception.
+    """
+    before = CURRENT.get()
+    try:
+        CURRENT.set(FOREIGN_CALL)
+        return function(*args)
+    except Exception as error:
+        raise ForeignError(error) from error
+    finally:
+        CURRENT.set(before)
+
+
 def holds(operation: Operation) -> bool:
     """Return True if the caller's context is inside of this very operation.
 
@@ -99,7 +115,7 @@ def recover(entered: HasDeadline | None, outer: Operation | None) -> None:
         CURRENT.set(outer)
     operation.abandon()
     if operation.span is not None and operation.span.is_recording():
-        call_foreign(operation.span.end)
+        call_foreign_wrapped(operation.span.end)
 
 
 def detach_in_child() -> None:

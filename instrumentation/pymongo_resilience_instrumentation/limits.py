@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from pymongo_resilience.timeout_source import TimeoutSource
@@ -31,11 +31,11 @@ class HasDeadline(Protocol):
         """What is active while pymongo runs."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Limits:
     """How long an operation may take. Only the modules of ``timeouts/`` write it.
 
-    Belongs to the operation's thread or task. Durations are in seconds.
+    Belongs to the operation's thread or task. Durations are in seconds. What most operations never
+    set is an attribute of the class until then.
     """
 
     timeout: float | None = None
@@ -89,4 +89,6 @@ class Limits:
         """Return the limits of a try that runs beside another one, within the deadline around
         it.
         """
-        return replace(self, deadline=NO_DEADLINE, waits=None)
+        limits = copy.copy(self)
+        limits.deadline, limits.waits = NO_DEADLINE, None
+        return limits

@@ -266,11 +266,16 @@ class Operation:
         self._restore()
         # A context that outlives the operation, such as that of a task or a connection, keeps this
         # object alive. Drop everything that it references.
-        if self.limits.deadline is not NO_DEADLINE:
-            self.limits.deadline = PAST_DEADLINE
-        self.limits.waits = None
-        self.outcome, self.call = ENDED_OUTCOME, ENDED
-        self.loop = self.hooks = self.interruption = self.terminal_detector = None
+        limits = self.limits
+        if limits.deadline is not NO_DEADLINE:
+            limits.deadline = PAST_DEADLINE
+        if limits.waits is not None:
+            limits.waits = None
+        self.outcome, self.call, self.loop = ENDED_OUTCOME, ENDED, None
+        if self.hooks is not None or self.interruption is not None:
+            self.hooks = self.interruption = None
+        if self.terminal_detector is not None:
+            self.terminal_detector = None
         # A task that was started inside and continues is treated like any other.
         self.in_foreign_call = False
 
@@ -284,7 +289,7 @@ class Operation:
         if CURRENT.get() is self:
             keep_variables()
             self._restore()
-        self.call = self.call._replace(client=ENDED.client, source=None, session=None)
+        self.call = self.call.without_client()
         # The error's traceback would keep the coroutine's variables alive.
         self.outcome.final_error = None
         self.loop = self.hooks = self.terminal_detector = None

@@ -17,7 +17,9 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.first_use import FirstUse, Step
+from pymongo_resilience.internal_errors import contain_internal_errors, logger
+from pymongo_resilience.policies.blocks import policies_used
 from pymongo_resilience_instrumentation import cursor_methods, public_operations
 from pymongo_resilience_instrumentation.clients import client_registry
 from pymongo_resilience_instrumentation.interceptor import (
@@ -42,7 +44,9 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import pool_metrics
+from pymongo_resilience_instrumentation.telemetry.transaction_spans import sessions_used
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
+from pymongo_resilience_instrumentation.timeouts.precedence import cursor_timeouts_used
 from pymongo_resilience_instrumentation.transactions import session_methods
 
 from . import cleanup, driver
@@ -79,6 +83,8 @@ class Patches:
     def __init__(self) -> None:
         self.applied: list[tuple[Owner, str, Any, Any]] = []
         """Owner, name, original value, and our value of each attribute."""
+        self._waiting: list[tuple[FirstUse, Step]] = []
+        """What applies further patches at the first use of a feature."""
         self._removed = False
 
     def apply(self, runtime: Runtime) -> None:
@@ -93,6 +99,20 @@ class Patches:
             self.apply_patches(_for_operations(runtime))
         if runtime.owns_retries:
             self.apply_patches(_for_retries(runtime))
+        if runtime.state is State.ALL:
+            for used, rows in _on_demand(runtime):
+                self._apply_at_first_use(used, rows)
+
+    def _apply_at_first_use(self, used: FirstUse, rows: Iterator[Row]) -> None:
+        """Apply the patches once a feature is used, or now if it was used before."""
+
+        def step() -> None:
+            # Inside of the application's call, which must not fail for it.
+            with contain_internal_errors("while wrapping what a feature needs"):
+                self.apply_patches(rows)
+
+        self._waiting.append((used, step))
+        used.when(step)
 
     def apply_patches(self, rows: Iterable[Row]) -> None:
         """Apply all patches of ``rows``, or none.
@@ -112,6 +132,8 @@ class Patches:
         warning is logged.
         """
         self._removed = True
+        for used, step in self._waiting:
+            used.forget(step)
         self._take_off()
 
     def _take_off(self) -> None:
@@ -209,8 +231,6 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
     for name in ("clone", "__copy__", "__deepcopy__"):
         for owner in driver.clients.defining(name, Cursor, AsyncCursor):
             yield owner, name, cursor_methods.CursorClone()
-    for owner in driver.clients.defining("__init__", Cursor, AsyncCursor):
-        yield owner, "__init__", cursor_methods.CursorInit()
     for owner in driver.clients.defining("to_list", *driver.cursors.cursor_classes()):
         asynchronous = is_async(vars(owner)["to_list"])
         yield owner, "to_list", cursor_methods.to_list(runtime, asynchronous)
@@ -219,6 +239,29 @@ def _of_cursors(runtime: Runtime) -> Iterator[Row]:
         step = "__anext__" if is_async(vars(stream)["next"]) else "__next__"
         for name in ("next", "try_next", step):
             yield stream, name, cursor_methods.next_of_stream(runtime)
+
+
+def _on_demand(runtime: Runtime) -> Iterator[tuple[FirstUse, Iterator[Row]]]:
+    """Yield the patches of methods that every operation calls, each with the feature that needs it.
+
+    Most applications use none of the features, so their operations must not pay for the wrappers.
+    """
+    yield policies_used, _of_new_cursors()
+    yield sessions_used, session_methods.for_ended_sessions(runtime)
+    if runtime.owns_retries:
+        yield cursor_timeouts_used, _of_closed_cursors(runtime)
+        yield command_limits.reply_limits_used, command_limits.for_replies()
+
+
+def _of_new_cursors() -> Iterator[Row]:
+    for owner in driver.clients.defining("__init__", Cursor, AsyncCursor):
+        yield owner, "__init__", cursor_methods.CursorInit()
+
+
+def _of_closed_cursors(runtime: Runtime) -> Iterator[Row]:
+    streams = driver.clients.classes("change_stream", "*ChangeStream")
+    for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):
+        yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
 
 
 def _for_retries(runtime: Runtime) -> Iterator[Row]:
@@ -233,9 +276,6 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
         yield client, driver.clients.KILL, cleanup.KillCursors(runtime)
         yield client, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime)
         yield client, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime)
-    streams = driver.clients.classes("change_stream", "*ChangeStream")
-    for owner in driver.clients.defining("close", *driver.cursors.cursor_classes(), *streams):
-        yield owner, "close", cursor_methods.close(runtime, is_async(vars(owner)["close"]))
     yield from silent_servers.wrapped(runtime)
     if runtime.config.dead_peer_s and driver.connections.can_watch():
         for client in CLIENTS:

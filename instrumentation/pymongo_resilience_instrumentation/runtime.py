@@ -140,7 +140,7 @@ class Runtime:
     def _reads_commands(self) -> bool:
         telemetry = self.telemetry
         measures = telemetry.records and not self.owns_retries
-        return telemetry.records_spans or measures or self._names_slow_servers
+        return telemetry.spans is not None or measures or self._names_slow_servers
 
     def publish_commands(self, client: AnyClient) -> None:
         """Have a client, new or of an earlier runtime, publish events of commands if they are read.
@@ -211,17 +211,31 @@ class Runtime:
             precedence.leave_at_least(limits, at_least)
         # Inlined instead of ``operation.activate()``, because this runs for every operation.
         operation.token = CURRENT.set(operation)
-        telemetry = self.telemetry
-        if operation.started >= telemetry.looks_at:
+        if operation.started >= self.telemetry.looks_at:
             self.look_for_sdk(operation.started)
-        if span and telemetry.records:
-            for recorder in telemetry.recorders:
-                try:
-                    recorder.begins(operation)
-                except (
-                    internal_error_types()
-                ) as internal_error:  # a sampler's, too: see ``foreign``
-                    self._log_once(recorder, internal_error)
+        if span and (spans := self.telemetry.spans) is not None:
+            try:
+                spans.begins(operation)
+            except internal_error_types() as internal_error:  # a sampler's, too: see ``foreign``
+                self._log_once(spans, internal_error)
+
+    def begin_common(self, call: Call) -> Operation:
+        """Begin an operation as ``begin`` does, if there is no session, block, binding, or rule,
+        and no other operation in progress: most operations begin here."""
+        if pending:
+            run_deferred()
+        operation = Operation(call)
+        operation.has_policy = False
+        self.timeouts.set_common_timeout(call, operation.limits)
+        operation.token = CURRENT.set(operation)
+        if operation.started >= self.telemetry.looks_at:
+            self.look_for_sdk(operation.started)
+        if (spans := self.telemetry.spans) is not None:
+            try:
+                spans.begins(operation)
+            except internal_error_types() as internal_error:  # a sampler's, too: see ``foreign``
+                self._log_once(spans, internal_error)
+        return operation
 
     def _log_once(self, recorder: Observer, internal_error: Exception) -> None:
         """Log the first error of an observer at the beginning of an operation."""

@@ -16,10 +16,13 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, Unpack, cast
 
 from pymongo_resilience.closing import keep_variables
+from pymongo_resilience.first_use import FirstUse
 
 from .policy import EMPTY_POLICY, Policy, PolicyFields, policy_from_keywords
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
+policies_used = FirstUse()
+"""Of a block, or of a collection or database that carries a policy."""
 
 
 class Block:
@@ -39,6 +42,7 @@ class Block:
         self.outer = next(_chain(_innermost.get()), None)
         self.ended = False
         self._merged: tuple[Policy, Policy] | None = None
+        policies_used.note()
 
     def __enter__(self) -> Policy:
         try:

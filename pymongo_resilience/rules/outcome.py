@@ -5,7 +5,6 @@ Only the executor writes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,15 +25,15 @@ class AttemptRecord(NamedTuple):
     """Seconds of back-off before the next attempt; None if no attempt follows."""
 
 
-@dataclass(slots=True, eq=False)
 class Outcome:
     """The failed attempts of one operation, and why retries ended.
 
     Belongs to the operation's thread or task. An operation may run several commands, one after the
     other, and all their failed attempts are here. Successful attempts are not recorded.
+    What most operations never set is an attribute of the class until then.
     """
 
-    attempts: list[AttemptRecord] = field(default_factory=list)
+    attempts: tuple[AttemptRecord, ...] = ()
     declined_by: Rule | None = None
     """The rule that declined the most recent retry."""
     final_error: Exception | None = None
@@ -64,11 +63,11 @@ class Outcome:
 
     def retried(self, record: AttemptRecord) -> None:
         """Record a failed attempt that is retried."""
-        self.attempts.append(record)
+        self.attempts += (record,)
 
     def declined(self, record: AttemptRecord, rule: Rule) -> None:
         """Record a failed attempt that is not retried."""
-        self.attempts.append(record)
+        self.attempts += (record,)
         self.declined_by = rule
 
     def begin_again(self) -> None:

@@ -61,8 +61,10 @@ def test_what_a_server_streams_to_an_exhaust_cursor_is_not_repeated(more: bool) 
     pymongo_loop: Any = SimpleNamespace(
         _client=None, _session=None, _retryable=True, _conn_mgr=SimpleNamespace(more_to_come=more)
     )
-    runtime: Any = SimpleNamespace(in_flight={}, admits=False)
-    operation: Any = SimpleNamespace(is_closed_by=lambda _error: False, hooks=None)
+    runtime: Any = SimpleNamespace(in_flight={}, admits=False, limits={id(None): object()})
+    operation: Any = SimpleNamespace(
+        is_closed_by=lambda _error: False, hooks=None, terminal_detector=None
+    )
     loop = RetryLoop(runtime, operation, DriverAttempts(pymongo_loop))
     assert loop.gives_up(AutoReconnect()) is more
 

@@ -77,8 +77,8 @@ def test_the_other_half_is_imported_in_one_place() -> None:
         ("datetime", set()),
         ("asyncio", {"clock.py"}),
         ("random", {"retry_rules.py", "strategy.py"}),  # as defaults that can be replaced
-        # Shared by all operations of a client.
-        ("threading", {"breakers.py", "budget.py"}),
+        # Shared by all operations of a client, or of the process.
+        ("threading", {"breakers.py", "budget.py", "first_use.py"}),
     ],
 )
 def test_clock_and_dice_come_from_outside(name: str, importers: set[str]) -> None:

@@ -87,7 +87,7 @@ def race(hedges: ClientHedges, workers: Workers, read: Read) -> tuple[Race, Sign
     made = Race(
         runtime,
         hedges,
-        Operation(ENDED._replace(name="find", target=("a", "b"))),
+        Operation(ENDED._replace(name="find", given_target=("a", "b"))),
         read,
         workers,
         delay=DELAY,

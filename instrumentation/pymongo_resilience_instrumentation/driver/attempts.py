@@ -92,8 +92,8 @@ class AttemptOwner(Protocol):
         pymongo would do.
         """
 
-    def limit_selection(self) -> AbstractContextManager[None]:
-        """Return a context manager that is active while a server is selected."""
+    def limit_selection(self) -> AbstractContextManager[None] | None:
+        """Return a context manager that is active while a server is selected, if any."""
 
     is_unanswered: bool
     """The last attempt had no reply."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import ssl
@@ -216,7 +217,6 @@ FROM_OPTIONS = "_init_based_on_options"
 client with an SRV name calls it again after the name was resolved.
 """
 _LISTENERS = "_pymongo_resilience_listeners"
-_EVENTS = "_pymongo_resilience_events"
 
 
 def keep_listeners(client: Client, listeners: list[Any]) -> None:
@@ -236,18 +236,22 @@ def add_listeners(client: Client) -> None:
     known = options.pool_options._event_listeners
     shown = known.event_listeners()
     own, ours = options._options.get("event_listeners", ()), listeners_of(client)
-    others = [each for each in ours if not isinstance(each, monitoring.CommandListener)]
-    silent = vars(monitoring._EventListeners([*own, *others]))
-    publishing = vars(monitoring._EventListeners([*own, *ours]))
+    silent = [each for each in ours if not isinstance(each, monitoring.CommandListener)]
     # Change the object in place, because pools already reference it.
-    vars(known).update(silent)
+    vars(known).update(vars(monitoring._EventListeners([*own, *silent])))
     # The client's options still show only the application's listeners, because the application may
     # create another client from them.
     vars(known)["event_listeners"] = lambda: list(shown)
-    changed = [name for name, value in silent.items() if publishing[name] != value]
-    vars(client)[_EVENTS] = tuple(
-        {name: state[name] for name in changed} for state in (silent, publishing)
-    )
+
+
+@functools.cache
+def _command_attributes() -> tuple[str, str]:
+    """Return the attributes in which pymongo keeps a client's listeners of commands, and whether
+    there are any."""
+    without = vars(monitoring._EventListeners([]))
+    with_one = vars(monitoring._EventListeners([monitoring.CommandListener()]))
+    listeners, are_any = (name for name in without if without[name] != with_one[name])
+    return listeners, are_any
 
 
 def publish_commands(client: Client, *, publish: bool = True) -> None:
@@ -256,9 +260,15 @@ def publish_commands(client: Client, *, publish: bool = True) -> None:
     Building the events costs more than anything else that happens to a healthy operation. pymongo
     asks before each command whether anyone listens (4.19 and 4.20). Thread-safe.
     """
-    states = vars(client).get(_EVENTS)
-    if states is not None:
-        vars(client._options.pool_options._event_listeners).update(states[publish])
+    ours = [each for each in listeners_of(client) if isinstance(each, monitoring.CommandListener)]
+    options = vars(client).get("_options")
+    if not ours or options is None:  # it is being made
+        return
+    state, (listeners, are_any) = vars(options.pool_options._event_listeners), _command_attributes()
+    now = [each for each in state[listeners] if each not in ours]
+    if publish:
+        now += ours
+    state.update({listeners: now, are_any: bool(now)})
 
 
 def set_selector(client: Client, make: Callable[[ServerFilter], ServerFilter]) -> None:

@@ -28,11 +28,14 @@ OUTCOMES = {
 """The outcome that telemetry exports, by the rule that declined a retry."""
 
 
+OK = "ok"
+
+
 def outcome_of(operation: Operation, error: BaseException | None) -> str:
     """Return ``ok``, ``retried_ok``, or the reason why the error reached the application."""
     outcome = operation.outcome
     if error is None:
-        return "retried_ok" if outcome.attempts and outcome.is_retried else "ok"
+        return "retried_ok" if outcome.attempts and outcome.is_retried else OK
     rule = outcome.declined_by
     if isinstance(error, OperationTimeoutError):
         rule = Rule.DEADLINE

@@ -56,10 +56,40 @@ class PublicMethod(OperationInterceptor):
         names = code.co_varnames[1 : code.co_argcount] if code else ()
         self._session_at = names.index("session") if "session" in names else None
         """The position of the session among the positional arguments."""
+        self._bound_session = driver.sessions.BOUND[self.asynchronous]
+        self._without_session = len(names) if self._session_at is None else self._session_at
+        """How many positional arguments none of which is the session."""
+        self._may_be_common = (
+            entry.target is None and self.prepare is None and runtime.timeouts.are_common
+        )
         self.plug_in(runtime.senders.get(entry.method, ()))
 
-    def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
-        runtime, entry, instance, args = self.runtime, self.entry, all_args[0], all_args[1:]
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+        instance: Any = args[0]
+        kind = type(instance)
+        if (
+            self._may_be_common
+            and in_progress.current_or_ended() is None
+            and blocks.innermost() is None
+            and self._bound_session.get() is None
+            and "session" not in kwargs
+            and len(args) <= self._without_session + 1
+            and kind is self.owner
+        ):
+            # Most calls are like this, so nothing else is looked up for them.
+            entry, runtime = self.entry, self.runtime
+            names = driver.clients.names_of_collection
+            target = names(instance) if runtime.telemetry.records else None
+            return runtime.begin_common(
+                Call(instance.database.client, entry.name, target, entry.method, instance)
+            )
+        return self._enter_any(instance, args[1:], kwargs)
+
+    def _enter_any(
+        self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Operation | None:
+        """Begin an operation that may have a session or a policy, or be part of another one."""
+        runtime, entry = self.runtime, self.entry
         client, name = entry.client(instance), entry.name
         if entry.target is None:
             target = driver.clients.names_of_collection(instance)
@@ -76,7 +106,7 @@ class PublicMethod(OperationInterceptor):
         if session is None and at is not None and len(args) > at:
             session = args[at]
         if session is None:
-            session = driver.sessions.BOUND[self.asynchronous].get()
+            session = self._bound_session.get()
         call = Call(
             client,
             name,

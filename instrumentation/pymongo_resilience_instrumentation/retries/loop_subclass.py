@@ -105,7 +105,7 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
             if (
                 operation is not None
                 and not operation.ended
-                and operation.client is attempts.client
+                and operation.call.client is attempts.client
                 and enabled_flag.on
             ):
                 retry_loop = RetryLoop(runtime, operation, attempts)
@@ -176,7 +176,7 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
             if (
                 operation is not None
                 and not operation.ended
-                and operation.client is attempts.client
+                and operation.call.client is attempts.client
                 and enabled_flag.on
             ):
                 retry_loop = RetryLoop(runtime, operation, attempts)
@@ -240,8 +240,12 @@ def _get_server(runtime: Runtime, select: Run) -> Run:
             driver.attempts.raise_pending(loop)
         if (owner := loop.owner) is None:
             return select(loop)
-        with owner.limit_selection():
+        limit = owner.limit_selection()
+        if limit is None:
             server = select(loop)
+        else:
+            with limit:
+                server = select(loop)
         if owner.is_unanswered:
             owner.ask_for_life(server)
         if runtime.admits:
@@ -259,8 +263,12 @@ def _async_get_server(runtime: Runtime, select: Run) -> Run:
             driver.attempts.raise_pending(loop)
         if (owner := loop.owner) is None:
             return await select(loop)
-        with owner.limit_selection():
+        limit = owner.limit_selection()
+        if limit is None:
             server = await select(loop)
+        else:
+            with limit:
+                server = await select(loop)
         if owner.is_unanswered:
             owner.ask_for_life(server)
         if runtime.admits:

@@ -31,7 +31,6 @@ from pymongo_resilience_instrumentation.driver.attempts import (
     Txn,
 )
 from pymongo_resilience_instrumentation.interceptor import raised_by_library
-from pymongo_resilience_instrumentation.limits import NO_DEADLINE
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
@@ -140,7 +139,7 @@ class RetryLoop:
 
     hooks: LoopHooks | None = None
     limits: ClientLimits
-    """The client's limits. Set if they may refuse attempts, and after the first failure."""
+    """The client's."""
     permit: Permit | None = None
     """The breaker's permit, until the outcome of the attempt is reported."""
     state: RetryState | None = None
@@ -169,15 +168,16 @@ class RetryLoop:
         self.operation = operation
         self.attempts = attempts
         self.client = attempts.client
+        self.limits = runtime.limits.get(id(self.client)) or runtime.limits.of(self.client)
         attempts.loop.owner, attempts.loop.send = self, attempts.send
-        operation.loop, operation.terminal_detector = self, None
+        operation.loop = self
+        if operation.terminal_detector is not None:
+            operation.begin_attempt()
         if operation.hooks is not None and (hooks := operation.take_hooks()) is not None:
             # The operation's own command runs in its first loop; commands of nested operations come
             # later.
             self.hooks = hooks
             hooks.begin(self)
-        if runtime.admits:
-            self.limits = runtime.limits.of(self.client)
         # Other threads look for attempts here, to interrupt those on a silent server.
         runtime.in_flight[id(self)] = ref(self)
 
@@ -215,16 +215,18 @@ class RetryLoop:
         Args:
             error: The error that the run ends with, or None if its last attempt succeeded.
         """
-        operation, runtime = self.operation, self.runtime
-        if error is None and (session := self.session) is not None and session.in_transaction:
-            # pymongo's own ``run`` does this after a success, but it is not used here.
-            self.attempts.note_completed()
-        unfinished = error is not None and operation.is_closed_by(error)
-        if error is None and not self.began:
+        operation = self.operation
+        unfinished = False
+        if error is None:
+            session, budget = self.attempts.session, self.limits.budget
+            if session is not None and session.in_transaction:
+                # pymongo's own ``run`` does this after a success, but it is not used here.
+                self.attempts.note_completed()
             # Only look at the budget if it is not full; most successes then cost nothing.
-            limits = runtime.limits.get(id(self.client))
-            if limits is not None and not limits.budget.full:
-                limits.budget.succeeded(retried=False)
+            if not (budget.full or self.began):
+                budget.succeeded(retried=False)
+        else:
+            unfinished = operation.is_closed_by(error)
         if self.permit is not None:
             # An unacknowledged write shows nothing about the server. A failed attempt was reported
             # before.
@@ -269,19 +271,23 @@ class RetryLoop:
             refuse_lost(self.attempts, connection)
         return retryable
 
-    def limit_selection(self) -> AbstractContextManager[None]:
-        """Return a context manager that limits server selection to the client's
-        ``serverSelectionTimeoutMS``.
+    def limit_selection(self) -> AbstractContextManager[None] | None:
+        """Return what limits server selection to the client's ``serverSelectionTimeoutMS``.
+
+        None if nothing has to be limited.
         """
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
         if self.operation.limits.without_request is not None:
             command_limits.check_request(self.operation.limits)
-        timeout, own = driver.csot.active_timeout(), self.attempts.server_selection_timeout
-        if not timeout or timeout <= own:
-            return NO_DEADLINE
+        timeout = driver.csot.active_timeout()
+        if not timeout:
+            return None
+        own = self.limits.selection_timeout
+        if own is None:
+            own = self.limits.selection_timeout = self.attempts.server_selection_timeout
         # Under a longer deadline, pymongo would wait for a server until the deadline.
-        return driver.csot.within(own)
+        return None if timeout <= own else driver.csot.within(own)
 
     def ask_for_life(self, server: Server) -> None:
         """Ask the server that was selected whether it lives, while it executes the attempt."""
@@ -312,7 +318,6 @@ class RetryLoop:
         return self.operation.outcome
 
     def retry_state(self) -> RetryState:
-        self.limits = self.runtime.limits.of(self.client)
         clock = self.runtime.executor.clock
         self.txn_number = TxnNumber(clock)
         self.began = clock.now() - self.operation.elapsed()

@@ -46,6 +46,9 @@ class ClientLimits:
 
     budget: RetryBudget = UNLIMITED
     breakers: ClientBreakers | None = None
+    selection_timeout: float | None = None
+    """The client's ``serverSelectionTimeoutMS`` in seconds, once it has selected a server: pymongo
+    looks it up in several calls."""
 
     def __init__(
         self, config: Config | None, clock: Clock, listener: Listener, client: Client

@@ -27,7 +27,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pymongo import monitoring
 
 from pymongo_resilience.config import CommandSpanMode
-from pymongo_resilience.internal_errors import logger, wrap_foreign_error
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.addresses import Address, namespace_text
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
@@ -71,26 +71,42 @@ class CommandSpans:
                     )
 
 
-@dataclass(slots=True, eq=False)
 class SentCommand:
     """One command, and the attributes of its span. Belongs to one thread or task."""
 
-    _spans: CommandSpans
-    event: monitoring.CommandStartedEvent
-    around: Span
-    """The operation's."""
-    result: dict[str, Any]
-    """Attributes besides those of the command itself."""
-    span: Span | None = None
-    """None while the operation's own span may show the command."""
-    started_ns: int = field(default_factory=time.time_ns)
-    ended_ns: int = 0
+    __slots__ = (
+        "_spans", "around", "command", "ended_ns", "event", "name", "result", "span", "started_ns",
+    )  # fmt: skip
 
-    def start(self, state: SpanState) -> None:
-        """Start its span, unless it is the first command of its operation. The second command also
-        starts the span of the first.
+    def __init__(
+        self,
+        spans: CommandSpans,
+        event: monitoring.CommandStartedEvent,
+        outer: Span,
+        result: dict[str, Any],
+    ) -> None:
+        self._spans = spans
+        self.event = event
+        # Each attribute of an event is a call.
+        self.name, self.command = event.command_name, event.command
+        self.around = outer
+        """The operation's span."""
+        self.result = result
+        """Attributes beside those of what was sent."""
+        self.span: Span | None = None
+        """None while the operation's own span may show the command, and until something needs the
+        command's own span."""
+        self.started_ns = time.time_ns()
+        self.ended_ns = 0
+
+    def start(self, state: SpanState, request_id: int) -> None:
+        """Show it with a span of its own, unless it is the first command of its operation; the
+        second one has the first one shown, too.
+
+        A span begins when its command is over, unless a hook needs it before: then it is made with
+        all its attributes at once.
         """
-        state.commands[self.event.request_id] = self
+        state.commands[request_id] = self
         mode, first = self._spans.mode, state.only_command
         if mode == NEVER:
             return
@@ -98,19 +114,22 @@ class SentCommand:
             state.only_command = self
             return
         state.show_each_command()
-        if first is not None:
-            (first.record if first.ended_ns else first.start_span)()
-        self.start_span()
+        if first is not None and first.ended_ns:
+            first.record()
+        if self._spans.hooks:
+            if first is not None and not first.ended_ns:
+                first.start_span()
+            self.start_span()
 
     def start_span(self) -> Span:
-        self.span = in_progress.call_foreign(
-            wrap_foreign_error,
+        self.span = in_progress.call_foreign_wrapped(
             self._spans.tracer.start_span,
-            self.event.command_name,
+            self.name,
             trace.set_span_in_context(self.around, context.get_current()),
             SpanKind.CLIENT,
-            command_attributes(self.event, self.result, namespace=True),
-            start_time=self.started_ns,
+            command_attributes(self, namespace=True),
+            None,
+            self.started_ns,
         )
         return self.span
 
@@ -136,14 +155,17 @@ class SentCommand:
 
     def record(self) -> None:
         """End its span, and create it first if there is none."""
-        span = self.span or self.start_span()
+        span, has_attributes = self.span, False
+        if span is None:
+            span, has_attributes = self.start_span(), True
         try:
-            span.set_attributes(self.result)
+            if not has_attributes:
+                span.set_attributes(self.result)
             if semconv.ERROR_TYPE in self.result:
                 message = self.result.get(semconv.EXCEPTION_MESSAGE)
                 span.set_status(Status(StatusCode.ERROR, message))
         finally:
-            in_progress.call_foreign(wrap_foreign_error, span.end, self.ended_ns)
+            in_progress.call_foreign_wrapped(span.end, self.ended_ns)
 
     def settle(self, error: BaseException | None, *, retried: bool) -> Mapping[str, Any]:
         """Return the attributes to copy to the operation's span, if the operation ends with this
@@ -153,7 +175,7 @@ class SentCommand:
             self.record()
             return {}
         self.result.pop(semconv.ERROR_TYPE, None)  # of a command's span alone
-        return command_attributes(self.event, self.result, namespace=False)
+        return command_attributes(self, namespace=False)
 
 
 def failure_attributes(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
@@ -202,15 +224,10 @@ def _constant_attributes(
     }
 
 
-def command_attributes(
-    event: monitoring.CommandStartedEvent, result: Mapping[str, Any], *, namespace: bool
-) -> dict[str, Any]:
-    """Return the attributes of a command.
-
-    ``result`` are further attributes; ``namespace`` adds those that the operation's span has as
-    well.
-    """
-    command, name = event.command, event.command_name
+def command_attributes(sent: SentCommand, *, namespace: bool) -> dict[str, Any]:
+    """Return what a span shows of a command. With ``namespace``, it includes what the operation's
+    span shows as well."""
+    event, command, name = sent.event, sent.command, sent.name
     collection: Any = None
     if name == "getMore" or name in NAMING_A_COLLECTION:
         collection = command.get("collection" if name == "getMore" else name)
@@ -218,10 +235,11 @@ def command_attributes(
         collection = str(collection) if isinstance(collection, str) else None
     address = event.connection_id
     known = _constant_attributes(name, event.database_name, collection, address, namespace)
-    attributes = {**known, **result}
+    attributes = {**known, **sent.result}
     # The server's word, or the application's: what is no number is left out.
-    if isinstance(event.server_connection_id, int):
-        attributes[semconv.SERVER_CONNECTION_ID] = int(event.server_connection_id)
+    server_connection_id = event.server_connection_id
+    if isinstance(server_connection_id, int):
+        attributes[semconv.SERVER_CONNECTION_ID] = int(server_connection_id)
     transaction = command.get("txnNumber")
     if isinstance(transaction, int):
         attributes["db.mongodb.txn_number"] = int(transaction)
@@ -238,14 +256,14 @@ def _uuid_text(octets: bytes) -> str:
     return str(uuid.UUID(bytes=octets))
 
 
-def cursor_of(event: monitoring.CommandStartedEvent, reply: Mapping[str, Any]) -> int | None:
+def cursor_of(sent: SentCommand, reply: Mapping[str, Any]) -> int | None:
     """Return the cursor that the reply leaves open, or the one that the command read or closed."""
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
     found = cursor.get("id") if hasattr(cursor, "get") else None
-    if not found and event.command_name == "getMore":
-        found = event.command.get("getMore")
-    elif event.command_name == "killCursors":
-        ids = event.command.get("cursors")
+    if not found and sent.name == "getMore":
+        found = sent.command.get("getMore")
+    elif sent.name == "killCursors":
+        ids = sent.command.get("cursors")
         found = ids[0] if isinstance(ids, list) and len(ids) == 1 else None
     return int(found) if isinstance(found, int) else None
 

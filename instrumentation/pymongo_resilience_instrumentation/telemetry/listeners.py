@@ -92,9 +92,9 @@ class Commands(OurListener, monitoring.CommandListener):
             if operation is None or operation.ended or not self.enabled_flag.on:
                 return
             operation.sent_to = event.connection_id
-            spans, state = self.spans, operation.shown
-            if spans is not None and state is not None and state.span.is_recording():
-                self._start(event, operation, spans, state)
+            state = operation.shown
+            if state is not None and state.records and self.spans is not None:
+                self._start(event, operation, self.spans, state)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.started, error)
 
@@ -105,23 +105,23 @@ class Commands(OurListener, monitoring.CommandListener):
         spans: CommandSpans,
         state: SpanState,
     ) -> None:
-        if not event.command or event.command_name.lower() in SENSITIVE:
+        result: dict[str, Any] = {}
+        sent = SentCommand(spans, event, state.span, result)
+        if not sent.command or sent.name.lower() in SENSITIVE:
             state.withholds = True
             return
         if self.beside_contrib and client_tracing.contrib_is_active():
             return
-        earlier = state.commands.pop(event.request_id, None)
-        if earlier is not None:
+        request_id = event.request_id
+        if state.commands and (earlier := state.commands.pop(request_id, None)) is not None:
             earlier.end(state)
-        result: dict[str, Any] = {}
         loop = operation.loop
-        if loop is not None and (connection := loop.connection) is not None:
+        if loop is not None and (connection := loop.attempts.connection) is not None:
             result["db.mongodb.driver_connection_id"] = connection.id
         if self.tracing.query_text_max_length:
             # Now: later, the application may have changed its documents.
-            result["db.query.text"] = text_of(event.command, self.tracing.query_text_max_length)
-        sent = SentCommand(spans, event, state.span, result)
-        sent.start(state)
+            result["db.query.text"] = text_of(sent.command, self.tracing.query_text_max_length)
+        sent.start(state, request_id)
         if spans.hooks:
             spans.call_hook("request_hook", sent.span or state.span, event)
 
@@ -131,15 +131,16 @@ class Commands(OurListener, monitoring.CommandListener):
             state = None if operation is None or operation.ended else operation.shown
             if state is None or not state.commands:
                 return
-            failed = isinstance(event, monitoring.CommandFailedEvent)
             if self.spans is None or not self.enabled_flag.on:
                 return
-            sent = state.commands.get(event.request_id)
+            request_id = event.request_id
+            sent = state.commands.get(request_id)
             if sent is None:
                 return
+            failed = isinstance(event, monitoring.CommandFailedEvent)
             if failed:
                 sent.result |= failure_attributes(event, self.tracing.quotes)
-            elif cursor_id := cursor_of(sent.event, event.reply):
+            elif cursor_id := cursor_of(sent, event.reply):
                 sent.result["db.mongodb.cursor_id"] = cursor_id
             try:
                 if self.spans.hooks:
@@ -148,7 +149,7 @@ class Commands(OurListener, monitoring.CommandListener):
             finally:
                 sent.end(state)
             # Last: what is left there ends with the operation.
-            state.commands.pop(event.request_id, None)
+            state.commands.pop(request_id, None)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.succeeded, error)
 

@@ -100,19 +100,22 @@ class OperationMetrics(Observer):
             )
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
+        call = operation.call
         for wait in operation.limits.waits or ():
             if wait.what is WaitKind.SERVER:
-                waited = {semconv.DB_OPERATION_NAME: operation.name}
+                waited = {semconv.DB_OPERATION_NAME: call.name}
                 waited[semconv.OUTCOME] = wait.outcome or ""
                 self._selection.record(wait.seconds, waited)
-        if not operation.call.is_public:
+        if not call.is_public:
             return
-        database, collection = operation.call.target
+        database, collection = call.target
+        # Whatever was selected for an attempt that failed, the last command has succeeded.
+        server = operation.sent_to if error is None else None
         attributes = _duration_attributes(
-            operation.name,
+            call.name,
             database or "admin",
             collection if self._by_collection else None,
-            operation.address,
+            operation.address if server is None else server,
             None if error is None else error_type(error),
         )
         self._duration.record(operation.seconds, attributes)

@@ -25,9 +25,6 @@ class Observer:
     operation.
     """
 
-    def begins(self, operation: Operation) -> None:
-        """Called when the operation is current and its deadline active."""
-
     def on_event(self, event: Event, /) -> None:
         """Called with a decision about the current operation, or with what it found out about a
         server.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import context, trace
@@ -22,9 +22,9 @@ from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
+from pymongo_resilience_instrumentation.failures.error_texts import OK, outcome_of
 from pymongo_resilience_instrumentation.operation import Operation
-from pymongo_resilience_instrumentation.timeouts.bounded_waits import WaitKind
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import Wait, WaitKind
 
 from . import semconv
 from .client_tracing import tracing_of
@@ -61,54 +61,62 @@ class OperationSpans(Observer):
         self._tracer = tracer
 
     def begins(self, operation: Operation) -> None:
-        if not (tracing_of(operation.client).enabled and is_instrumentation_enabled()):
+        """Start its span: it is in progress, under its deadline."""
+        call = operation.call
+        if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
             return
         outer = parent = context.get_current()
-        session = operation.call.session
-        transaction = operation.transaction_span or (
-            None if session is None else parent_of(session)
-        )
+        transaction = operation.transaction_span
+        if transaction is None and call.session is not None:
+            transaction = parent_of(call.session)
         if transaction is not None:
             parent = trace.set_span_in_context(transaction.span, outer)
-        database, collection = operation.call.target
+        database, collection = call.target
         # The end of a transaction belongs to no database; it is sent to ``admin``.
-        name, attributes = _operation_attributes(operation.name, database or "admin", collection)
+        name, attributes = _operation_attributes(call.name, database or "admin", collection)
         # Commands of samplers and span processors are not part of the operation.
-        span = in_progress.call_foreign(
-            wrap_foreign_error, self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
+        span = in_progress.call_foreign_wrapped(
+            self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
         )
-        operation.shown, operation.outer_context = SpanState(span), outer
+        try:
+            operation.shown = SpanState(span, records=span.is_recording())
+        except BaseException:
+            in_progress.call_foreign_wrapped(span.end)
+            raise
+        operation.outer_context = outer
         context.attach(trace.set_span_in_context(span, outer))
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
         state = operation.shown
-        if state is None or not (span := state.span).is_recording():
+        if state is None or not state.records:
+            return
+        span = state.span
+        if not span.is_recording():
             return
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
-            for sent in list(state.commands.values()):
+            for sent in list(state.commands.values()) if state.commands else ():
                 sent.end(state, operation.ended_ns, error)
-            for wait in (operation.limits.waits or ())[-SHOWN_WAITS:]:
-                waited = {
-                    semconv.WAITED: wait.seconds,
-                    semconv.OUTCOME: wait.outcome,
-                    "pymongo_resilience.connecting": wait.connecting,
-                }
-                _add_event(span, EVENTS[wait.what], waited, wait.ended_ns)
-            attributes = _retry_attributes(operation)
-            attributes[semconv.OUTCOME] = outcome_of(operation, error)
-            if state.only_command is not None:
-                outcome = operation.outcome
-                retried = bool(outcome.attempts) and outcome.is_retried
-                attributes |= state.only_command.settle(error, retried=retried)
+            if operation.limits.waits:
+                _add_waits(span, operation.limits.waits)
+            attributes, outcome = _retry_attributes(operation), operation.outcome
+            failed_before = bool(outcome.attempts)
+            is_plain = error is None and not failed_before
+            attributes[semconv.OUTCOME] = OK if is_plain else outcome_of(operation, error)
+            if (only := state.only_command) is not None:
+                retried = failed_before and outcome.is_retried
+                attributes |= only.settle(error, retried=retried)
                 # A context that outlives the operation must not keep the command's documents.
                 state.only_command = None
             span.set_attributes(attributes)
         finally:
-            # A coroutine that is closed unfinished has left its client.
-            hidden = error is None or state.withholds or isinstance(error, GeneratorExit)
-            quotes = not hidden and tracing_of(operation.client).quotes
-            semconv.end_span(span, error, quotes, operation.ended_ns)
+            if error is None:
+                wrap_foreign_error(span.end, operation.ended_ns)
+            else:
+                # A coroutine that is closed unfinished has left its client.
+                hidden = state.withholds or isinstance(error, GeneratorExit)
+                quotes = not hidden and tracing_of(operation.client).quotes
+                semconv.end_span(span, error, quotes, operation.ended_ns)
 
     def on_event(self, event: Event, /) -> None:
         operation = in_progress.current()
@@ -138,6 +146,16 @@ class OperationSpans(Observer):
             else:
                 attributes["pymongo_resilience.rule"] = event.rule.value
                 _add_event(span, semconv.EVENT_DECLINED, attributes)
+
+
+def _add_waits(span: Span, waits: Sequence[Wait]) -> None:
+    for wait in waits[-SHOWN_WAITS:]:
+        waited = {
+            semconv.WAITED: wait.seconds,
+            semconv.OUTCOME: wait.outcome,
+            "pymongo_resilience.connecting": wait.connecting,
+        }
+        _add_event(span, EVENTS[wait.what], waited, wait.ended_ns)
 
 
 def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None = None) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from opentelemetry import context, metrics, trace
 
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import MetricDetail
 from pymongo_resilience.events import Broadcast, Event, EventLog
-from pymongo_resilience.internal_errors import internal_error_types, logger, wrap_foreign_error
+from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.limits import NEVER
 from pymongo_resilience_instrumentation.operation import Operation
@@ -41,12 +41,14 @@ class Telemetry:
         config = settings.config
         self._listeners = Broadcast([EventLog(), *settings.listeners])
         self._timelines = Timelines(config.slow_ms)
+        self._ending: tuple[Observer, ...] = (self._timelines,)
+        """The observers of an operation's end, in order."""
         self.recorders: list[Observer] = []
         """The observers for which there is an SDK."""
         self.records = False
         """Whether there are ``recorders``."""
-        self.records_spans = False
-        """Whether one of them records spans."""
+        self.spans: OperationSpans | None = None
+        """The one that records spans: it alone observes the begin of an operation."""
         self._without_sdk: dict[Observer, Callable[[], object]] = {}
         """The other observers, each with what returns OpenTelemetry's provider for it."""
         if config.metrics:
@@ -94,7 +96,9 @@ class Telemetry:
         if not self._without_sdk:
             self.looks_at = NEVER
         self.recorders = [each for each in self._observers if each not in self._without_sdk]
-        self.records_spans = any(isinstance(each, OperationSpans) for each in self.recorders)
+        self._ending = (self._timelines, *self.recorders)
+        spans = (each for each in self.recorders if isinstance(each, OperationSpans))
+        self.spans = next(spans, None)
         self.records = bool(self.recorders)
         self.shows_healthy = self.shows_healthy or self.records
 
@@ -115,9 +119,9 @@ class Telemetry:
         if operation.ended_ns is not None and operation.span is not None:
             # What is measured leads to its trace; the context is the deferred work's own.
             context.attach(trace.set_span_in_context(operation.span))
-        observers = [self._timelines, *(self.recorders if self.records else ())]
+        observers: Iterable[Observer] = self._ending
         if operation.transaction_span is not None:
-            observers.append(operation.transaction_span)
+            observers = (*observers, operation.transaction_span)
         for observer in observers:
             try:
                 observer.ends(operation, error)
@@ -131,4 +135,4 @@ def end_spans(operation: Operation) -> None:
     commands = () if operation.shown is None else operation.shown.commands.values()
     for span in (*(each.span for each in commands), operation.span):
         if span is not None and span.is_recording():
-            in_progress.call_foreign(wrap_foreign_error, span.end, operation.ended_ns)
+            in_progress.call_foreign_wrapped(span.end, operation.ended_ns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,16 +10,13 @@ if TYPE_CHECKING:
     from .command_spans import SentCommand
 
 
-@dataclass(slots=True, eq=False)
 class SpanState:
     """The span of an operation, and the commands that were sent for it.
 
-    Written only by ``telemetry/``, in the operation's thread or task.
+    Written only by ``telemetry/``, in the operation's thread or task. What most operations never
+    set is an attribute of the class until then.
     """
 
-    span: Span
-    commands: dict[int, SentCommand] = field(default_factory=dict)
-    """The commands in flight, by request ID."""
     only_command: SentCommand | None = None
     """The command that the operation's own span may show."""
     shows_each_command: bool = False
@@ -28,12 +24,21 @@ class SpanState:
     withholds: bool = False
     """A command with credentials was sent, so no text of an error may be exported."""
 
+    def __init__(self, span: Span, *, records: bool) -> None:
+        self.span = span
+        self.records = records
+        """False if the sampler has dropped the span: nothing is built for it."""
+        self.commands: dict[int, SentCommand] = {}
+        """Those in flight, by request id."""
+
     def for_another_try(self) -> SpanState:
         """Return the state of a try that runs beside another one, with the same parent span.
 
         There are several commands then, so each has its own span.
         """
-        return SpanState(self.span, shows_each_command=self.shows_each_command)
+        state = SpanState(self.span, records=self.records)
+        state.shows_each_command = self.shows_each_command
+        return state
 
     def show_each_command(self) -> None:
         """Give each command its own span from now on."""

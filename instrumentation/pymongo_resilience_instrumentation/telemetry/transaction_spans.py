@@ -16,7 +16,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import wrap_foreign_error
+from pymongo_resilience.first_use import FirstUse
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.deferred import at_exit, defer, run_at_exit, run_deferred
 from pymongo_resilience_instrumentation.interceptor import (
@@ -42,6 +42,8 @@ _SPAN = "_pymongo_resilience_transaction_span"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 """The label of a commit that may or may not have been applied."""
 
+sessions_used = FirstUse()
+"""Whether the application uses sessions of its own: only those have transactions."""
 open_spans: set[TransactionSpan] = set()
 """The open spans of this process. Each change is a single step, so thread- and task-safe."""
 
@@ -56,6 +58,7 @@ class TransactionSpan(Observer):
         self._session = weakref.ref(session, self._collected)
         open_spans.add(self)
         setattr(session, _SPAN, self)
+        sessions_used.note()
 
     def _collected(self, _: weakref.ref[Session]) -> None:
         if self in open_spans:
@@ -91,7 +94,7 @@ class TransactionSpan(Observer):
                 in_progress.call_foreign(semconv.end_span, self.span, error, self._quotes, ended_ns)
             finally:
                 if self.span.is_recording():
-                    in_progress.call_foreign(wrap_foreign_error, self.span.end, ended_ns)
+                    in_progress.call_foreign_wrapped(self.span.end, ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -139,11 +142,11 @@ class StartTransaction(Interceptor):
         tracing = tracing_of(session.client)
         if tracing.enabled and is_instrumentation_enabled():
             quotes = tracing.quotes
-            span = in_progress.call_foreign(wrap_foreign_error, self._start_span)
+            span = in_progress.call_foreign_wrapped(self._start_span)
             try:
                 TransactionSpan(span, session, quotes)
             except BaseException:
-                in_progress.call_foreign(wrap_foreign_error, span.end)
+                in_progress.call_foreign_wrapped(span.end)
                 raise
             if span.is_recording():
                 run_at_exit()

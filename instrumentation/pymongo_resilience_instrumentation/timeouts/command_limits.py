@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymongo.errors import ExecutionTimeout
 
 from pymongo_resilience.enabled_flag import EnabledFlag
+from pymongo_resilience.first_use import FirstUse
 from pymongo_resilience.internal_errors import contain_internal_errors, internal_error_types, logger
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_state import RetryState
@@ -108,6 +109,14 @@ def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
         yield driver.csot.MODULE, driver.csot.WRITE_CONCERN, KeepWtimeout()
     for owner in driver.connections.connections_with(driver.connections.LIMITED):
         yield owner, driver.connections.LIMITED, limit(enabled_flag)
+
+
+reply_limits_used = FirstUse()
+"""Of a limit for the wait for a reply that is not the operation's deadline."""
+
+
+def for_replies() -> Iterator[Row]:
+    """The rest of ``wrapped``, once ``reply_limits_used``."""
     for module, name in driver.connections.receivers():
         yield module, name, Reply()
 
@@ -158,12 +167,14 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
                 and command
                 and (sent := command.get(LIMIT))
                 and COMMIT not in command
-                and operation.name != "runCommand"
+                and operation.call.name != "runCommand"
                 and not (
                     limits.source.is_configuration and socket_timeout_of(connection) is not None
                 )
             ):
-                limits.sent_ms, limits.application_limit_ms = sent, None
+                limits.sent_ms = sent
+                if limits.application_limit_ms is not None:
+                    limits.application_limit_ms = None
             else:
                 if own is not None and timeout is not None and not limits.source.is_configuration:
                     _warn_once(warned, operation)
@@ -186,9 +197,14 @@ def _apply_other_limits(
     operation: Operation,
 ) -> None:
     limits = operation.limits
+    is_configuration = limits.source.is_configuration
+    if limits.attempt_timeout is not None or (
+        is_configuration and socket_timeout_of(connection) is not None
+    ):
+        reply_limits_used.note()
     if timeout is not None:
         _adjust(connection, command, own, timeout, operation)
-        if limits.source.is_configuration:
+        if is_configuration:
             # pymongo replaces the socket timeout by the remaining time; restore the application's.
             driver.connections.keep_socket_timeout(connection)
             if command is not None and (own is not None or COMMIT in command):
@@ -243,11 +259,24 @@ class KeepWtimeout(Interceptor):
     pymongo removes it from every command under a timeout.
     """
 
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
+        keep, current_or_ended = super().wrapper(flag, asynchronous), in_progress.current_or_ended
+
+        def wrapper(original: Function, module: Any, args: Any, kwargs: Any) -> Any:
+            operation, concern = current_or_ended(), args[1]
+            if (
+                operation is None
+                or not concern
+                or concern.is_server_default
+                or not operation.limits.source.is_configuration
+            ):
+                return original(*args, **kwargs)
+            return keep(original, module, args, kwargs)
+
+        return wrapper
+
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        operation, concern = in_progress.current_or_ended(), args[1]
-        if not concern or operation is None or not operation.limits.source.is_configuration:
-            return None
-        return Entered(args) if "wtimeout" in concern.document else None
+        return Entered(args) if "wtimeout" in args[1].document else None
 
     def succeeded(self, entered: Entered, result: T) -> T:
         command, concern = entered.instance

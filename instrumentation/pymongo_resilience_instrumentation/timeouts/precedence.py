@@ -38,6 +38,7 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.clock import SHORTEST, Clock
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.first_use import FirstUse
 from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.blocks import Block
@@ -77,10 +78,13 @@ class TimeoutRules:
     ) -> None:
         self.csot_available = csot_available
         self._observes = observes
+        self.are_common = csot_available and not observes and not rules.any
+        """Whether ``set_common_timeout`` may be used."""
         self.timeout_mode = config.timeout_mode
         self._rules = rules
         self._have_timeouts = rules.have_timeouts
-        self._attempt_ms = None if observes else config.attempt_timeout_ms
+        attempt_ms = None if observes else config.attempt_timeout_ms
+        self._attempt_timeout = None if attempt_ms is None else attempt_ms / 1000
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
         has_default = self._default is not None
         self._default_source = TimeoutSource.CONFIGURATION if has_default else TimeoutSource.NONE
@@ -114,9 +118,10 @@ class TimeoutRules:
         block, bound = call.block_policy, call.bound_policy
         rule = call.rule(self._rules) if self._have_timeouts else EMPTY_POLICY
         attempt_ms = block.attempt_timeout_ms or bound.attempt_timeout_ms
-        attempt_ms = attempt_ms or rule.attempt_timeout_ms or self._attempt_ms
-        if attempt_ms is not None:
-            limits.attempt_timeout = attempt_ms / 1000
+        attempt_ms = attempt_ms or rule.attempt_timeout_ms
+        attempt_timeout = attempt_ms / 1000 if attempt_ms else self._attempt_timeout
+        if attempt_timeout is not None:
+            limits.attempt_timeout = attempt_timeout
         # Go from the last row of the table up to ``override``. Each row that applies replaces the
         # ones below.
         seconds, source = self._default, self._default_source
@@ -128,15 +133,21 @@ class TimeoutRules:
             seconds, source = bound.timeout_ms / 1000, TimeoutSource.BINDING
         if block.timeout_ms is not None:
             seconds, source = block.timeout_ms / 1000, TimeoutSource.BLOCK
-        limits.own_timeout, limits.own_source = seconds, source
-        has_timeout = driver.csot.active_timeout() is not None
-        is_active = has_timeout or driver.csot.DEADLINE.get() != NEVER
-        if is_active and _keep_active(limits, block.timeout_ms):
+        _keep_or_set(limits, seconds, source, block.timeout_ms)
+
+    def set_common_timeout(self, call: Call, limits: Limits) -> None:
+        """Do the same as ``set_timeout`` for a call without a session and without any policy."""
+        if self._attempt_timeout is not None:
+            limits.attempt_timeout = self._attempt_timeout
+        seconds, source = self._default, self._default_source
+        if (of_client := call.client.options.timeout) is not None:
+            seconds, source = of_client, TimeoutSource.CLIENT
+        if driver.csot.TIMEOUT.get() is not None or driver.csot.DEADLINE.get() != NEVER:
+            _keep_or_set(limits, seconds, source, None)
             return
-        limits.timeout, limits.source = seconds, source
+        limits.timeout = limits.own_timeout = seconds
+        limits.source = limits.own_source = source
         if seconds is not None:
-            # Activate even the client's own timeout, because pymongo's own loop over several
-            # batches does not.
             limits.deadline = driver.csot.ActiveTimeout(seconds, source=source)
 
     def _is_pymongos(self, call: Call, limits: Limits) -> bool:
@@ -199,6 +210,20 @@ class TimeoutRules:
         """
         mode: str | None = call.option(self._rules, "timeout_mode")
         return mode
+
+
+def _keep_or_set(
+    limits: Limits, seconds: float | None, source: TimeoutSource, block_ms: int | None
+) -> None:
+    """Keep the active timeout, or set the one that the table gives."""
+    limits.own_timeout, limits.own_source = seconds, source
+    is_active = driver.csot.TIMEOUT.get() is not None or driver.csot.DEADLINE.get() != NEVER
+    if is_active and _keep_active(limits, block_ms):
+        return
+    limits.timeout, limits.source = seconds, source
+    if seconds is not None:
+        # Also if it is the client's own: pymongo's loop over several batches has none.
+        limits.deadline = driver.csot.ActiveTimeout(seconds, source=source)
 
 
 def _keep_active(limits: Limits, block_ms: int | None) -> bool:
@@ -390,8 +415,13 @@ def kept_by(cursor: Cursor | ChangeStream) -> CursorTimeout | None:
     return getattr(cursor, ATTRIBUTE, None)
 
 
+cursor_timeouts_used = FirstUse()
+"""Of a cursor or change stream that keeps a timeout."""
+
+
 def keep(cursor: Cursor | ChangeStream, timeout: CursorTimeout | None) -> None:
     if timeout is not kept_by(cursor):
+        cursor_timeouts_used.note()
         setattr(cursor, ATTRIBUTE, timeout)
 
 

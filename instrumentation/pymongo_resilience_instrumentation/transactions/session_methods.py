@@ -78,14 +78,22 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
         spans = runtime.telemetry.command_spans
         if spans is not None:
             yield owner, "start_transaction", transaction_spans.StartTransaction(spans.tracer)
-            for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
-                yield owner, name, transaction_spans.EndSession()
         yield owner, "with_transaction", WithTransaction(runtime, asynchronous)
         yield owner, "commit_transaction", EndTransaction(runtime, COMMIT)
         yield owner, "abort_transaction", EndTransaction(runtime, ABORT)
     if runtime.owns_retries:
         for module, _ in driver.clients.each_api("client_session"):
             yield module, driver.sessions.WITHIN_TIME_LIMIT, WithinTimeLimit()
+
+
+def for_ended_sessions(runtime: Runtime) -> Iterator[Row]:
+    """Yield the rest of ``wrapped``, once ``transaction_spans.sessions_used``."""
+    if runtime.telemetry.command_spans is None:
+        return
+    for owner in driver.clients.classes("client_session", "*ClientSession"):
+        asynchronous = is_async(vars(owner)["with_transaction"])
+        for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
+            yield owner, name, transaction_spans.EndSession()
 
 
 class StartSession(Interceptor):
@@ -96,6 +104,7 @@ class StartSession(Interceptor):
 
     def enter(self, _given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
         """Raise pymongo's ConfigurationError for an invalid timeout."""
+        transaction_spans.sessions_used.note()
         timeout_ms = kwargs.get(OPTION)
         if timeout_ms is not None and not TIMEOUT_MS.legal(timeout_ms):
             raise ConfigurationError(f"{OPTION}={shown(timeout_ms)}: expected {TIMEOUT_MS.allowed}")
