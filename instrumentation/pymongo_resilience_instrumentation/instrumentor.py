@@ -106,6 +106,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         state = self_check.check(driver.private_names.parts())
         if state is State.OFF:
             return
+        self_check.report_missing(
+            driver.private_names.parts_of_inserts(),
+            "inserts without a transaction number",
+            "a retried insert_one may raise DuplicateKeyError for its own document",
+        )
         runtime = Runtime(settings, earlier, state)
         if earlier is not None:
             # Only now, because nothing can refuse the replacement any more.

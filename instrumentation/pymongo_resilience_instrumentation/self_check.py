@@ -35,7 +35,9 @@ class Part(NamedTuple):
     place: str
     """``"module"``, ``"module:class"`` or ``"module:function"``."""
     names: tuple[str, ...]
-    """Attributes. ``"name(a, b)"`` is a function with these first parameters."""
+    """Attributes. ``"name(a, b)"`` is a function with these first parameters; ``"name[a, b]"`` is
+    one whose closures have these variables.
+    """
     without: State = State.TELEMETRY
     """What still works if a name is missing."""
 
@@ -74,6 +76,25 @@ def check(parts: Iterable[Part]) -> State:
     return state
 
 
+def report_missing(parts: Iterable[Part], feature: str, consequence: str) -> bool:
+    """Log an error if the installed pymongo lacks a name that one feature needs.
+
+    Returns:
+        True if a name is missing.
+    """
+    lacking = missing(parts)
+    if lacking:
+        logger.error(
+            "pymongo %s does not have %s, which this version of pymongo-resilience needs for %s: "
+            "%s. Upgrade pymongo-resilience",
+            pymongo.version,
+            ", ".join(name for names in lacking.values() for name in names),
+            feature,
+            consequence,
+        )
+    return bool(lacking)
+
+
 def missing(parts: Iterable[Part]) -> dict[State, list[str]]:
     """Return the names that the installed pymongo lacks, by what works without them."""
     lacking: dict[State, list[str]] = {}
@@ -97,6 +118,10 @@ def _missing_names(part: Part) -> list[str]:
 
 
 def _has(place: object, name: str) -> bool:
+    name, _, variables = name.partition("[")
+    if variables:
+        code = getattr(inspect.unwrap(getattr(place, name, _has)), "__code__", None)
+        return code is not None and {*variables.rstrip("]").split(", ")} <= {*code.co_cellvars}
     name, _, parameters = name.partition("(")
     if not parameters:
         return hasattr(place, name)

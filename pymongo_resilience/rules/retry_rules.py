@@ -34,7 +34,7 @@ class Rule(enum.StrEnum):
 
     SELECTION = "selection"
     """No server could be selected. Reported, never retried."""
-    NEVER_RETRIED = "never_repeated"
+    NEVER_RETRIED = "never_retried"
     """Rule 0: the operation is retried only if it was not sent or was rejected."""
     TRANSACTION_OVER = "transaction_over"
     """Rule 0: a commit or abort of a transaction that the server has aborted. The caller retries
@@ -318,7 +318,7 @@ def is_extra(state: RetryState) -> bool:
     fail. Until pymongo would have retried, retries are therefore extra.
     """
     excluded = state.time_limit is not None or state.once or follows_specification(state)
-    return not (excluded or state.overloaded or state.waits_like_pymongo)
+    return not (excluded or state.overloaded or state.pymongo_would_have_retried)
 
 
 def _waits_again(state: RetryState) -> bool:

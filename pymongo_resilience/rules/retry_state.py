@@ -138,7 +138,7 @@ class RetryState:
         return self.attempts - 1 - self.unattempted
 
     @property
-    def waits_like_pymongo(self) -> bool:
+    def pymongo_would_have_retried(self) -> bool:
         """True if pymongo alone would have made its single retry by now."""
         until = self.unhurried_until
         # Also compare the delays, because a clock that stands still, as in a test, never expires.

@@ -73,11 +73,11 @@ SCENES: dict[str, tuple[Act, list[Decision], list[str]]] = {
     ),
     "command": (
         lambda side, _, coll: side.do(coll.database.command, "no such command"),
-        [("runCommand", "unknown", "never_repeated")],
+        [("runCommand", "unknown", "never_retried")],
         ["DEBUG"],
     ),
     "strategy": (_refused_by_the_strategy, [("find", CUT, "strategy")], ["WARNING"]),
-    "in a transaction": (_in_transaction, [("update", CUT, "never_repeated")], ["DEBUG"]),
+    "in a transaction": (_in_transaction, [("update", CUT, "never_retried")], ["DEBUG"]),
 }
 """What is done, which fails unless it is repeated; the decisions, and the levels of the log."""
 

@@ -25,6 +25,7 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.retries import own_documents
 from support.clients import SentCommands, Side
+from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
@@ -207,6 +208,29 @@ def test_another_document_under_its_id_is_a_duplicate(
         assert details["nInserted"] == expected.get(name, 1)
         assert details["nUpserted"] == (1 if "replace" in name else 0)
     assert control[coll.database.name].coll.find_one({"_id": 1})["long"] == 1.0
+
+
+@pytest.mark.parametrize("by_client", [False, True], ids=["collection", "client"])
+def test_an_equal_document_of_another_command_is_a_duplicate(
+    by_client: bool, side: Side, alone: Standalone, database: str, control: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """A reply was lost, but not that of the command that inserts it: somebody else stored it."""
+    instrument()
+    alone.inject(SmallBatches())
+    client = side.client(alone.uri)
+    side.do(client.admin.command, "ping")
+    first, second = documents(0, 1)
+    control[database].coll.insert_one(second)
+    alone.inject(CutAfter("bulkWrite" if by_client else "insert"))
+    name = f"{database}.coll" if by_client else None
+    models = [InsertOne(first, name), InsertOne(second, name)]
+    target = client if by_client else client[database].coll
+    with override(idempotent=True), pytest.raises(DUPLICATES) as caught:
+        side.do(target.bulk_write, models)
+    details: Any = caught.value.details
+    (error,) = details["writeErrors"]
+    assert (error["code"], error.get("index", error.get("idx"))) == (11000, 1)
 
 
 def test_a_duplicate_of_another_index_is_one(

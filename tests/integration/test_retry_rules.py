@@ -126,7 +126,7 @@ def test_each_call_after_each_failure(
         assert [getattr(each, "rule", None) for each in events] == [expected], failure
 
 
-def test_an_unacknowledged_write_is_never_repeated(
+def test_an_unacknowledged_write_is_never_retried(
     side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)

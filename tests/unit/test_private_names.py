@@ -18,7 +18,11 @@ from pymongo_resilience_instrumentation.self_check import Part, missing
 
 pytestmark = pytest.mark.oldest
 DRIVER = Path(driver.__file__).parent
-PARTS = [*driver.private_names.parts(), *driver.private_names.parts_of_gridfs()]
+PARTS = [
+    *driver.private_names.parts(),
+    *driver.private_names.parts_of_gridfs(),
+    *driver.private_names.parts_of_inserts(),
+]
 NAMES = [(part.place, name) for part in PARTS for name in part.names]
 
 
@@ -43,11 +47,17 @@ def used_in(name: str) -> str:
 
 @pytest.mark.parametrize(("place", "name"), NAMES, ids=[f"{a}.{b}"[-90:] for a, b in NAMES])
 def test_pymongo_has(place: str, name: str) -> None:
-    bare = name.partition("(")[0]
+    bare = re.split(r"[(\[]", name)[0]
     assert missing([Part(place, (name,))]) == {}, (
         f"pymongo {pymongo.version} has no {place}.{name}: {found_instead(place, bare)}. "
         f"Look at {used_in(bare)} in {DRIVER}, and at docs/traps.md."
     )
+
+
+def test_a_closure_that_lacks_a_variable_is_missing() -> None:
+    place = "pymongo.synchronous.collection:Collection"
+    for name in ("_insert_one[gone]", "no_such_function[self]"):
+        assert missing([Part(place, (name,))]) != {}
 
 
 def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

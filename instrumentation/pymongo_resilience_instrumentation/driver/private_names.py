@@ -142,6 +142,15 @@ def parts() -> Iterator[Part]:
     yield Part("pymongo:MongoClient", ("options", "topology_description"), State.OFF)
 
 
+def parts_of_inserts() -> Iterator[Part]:
+    """Yield the closures from which ``inserts.document_of`` reads the document."""
+    for api, prefix in ((SYNC_API, ""), (ASYNC_API, "Async")):
+        place = f"pymongo.{api.name}.collection:{prefix}Collection"
+        yield Part(
+            place, ("_insert_one[self, command]", "_update_retryable[self, document, upsert]")
+        )
+
+
 def attributes() -> Iterator[Part]:
     """Yield classes with the attributes that only their instances have."""
     for place, _, names in _in_each_api():

@@ -214,11 +214,11 @@ def stage_of(error: Exception) -> Stage:
     return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
 
-def _code(args: object) -> int | None:
+def _code(value: object) -> int | None:
     """Return the code as an integer, or None. As in pymongo, a double without fraction is
     accepted.
     """
-    return int(args) if isinstance(args, (int, float)) and args % 1 == 0 else None
+    return int(value) if isinstance(value, (int, float)) and value % 1 == 0 else None
 
 
 def attribute(error: BaseException | None, name: str) -> Any:

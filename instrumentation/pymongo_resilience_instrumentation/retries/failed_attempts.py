@@ -148,7 +148,7 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
             failure = replace(failure, router_lost=True)
     failure = loop.txn_number.known(loop.attempts, failure, state, loop.began)
     if state.time_limit is None:
-        failure = replace(failure, unhurried_until=wait_like_pymongo(loop, failure))
+        failure = replace(failure, unhurried_until=when_pymongo_would_retry(loop, failure))
     if failure.reason is RetryReason.NO_REPLY and is_merely_slow(loop, error):
         failure = replace(failure, server_answered=True)
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
@@ -181,7 +181,7 @@ LATE = 1.2
 """How late a check may be, as a multiple of its interval."""
 
 
-def wait_like_pymongo(loop: RetryLoop, failure: Failure) -> Deadline | None:
+def when_pymongo_would_retry(loop: RetryLoop, failure: Failure) -> Deadline | None:
     """Return until when plain pymongo might have waited for the failed attempt's server, or None if
     it would not have waited.
     """

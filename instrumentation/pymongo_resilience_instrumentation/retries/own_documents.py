@@ -366,10 +366,13 @@ def batch_with_duplicates(
     """
     if "txnNumber" in cmd or loop is None or not loop.may_be_applied:
         return None
+    sent_before = _count_sent_before(loop, len(sent[0]))
     bulk = _reply_of(context, cmd, reply, sent)
     if bulk is None:
         return None
-    errors = {index: error for index, error in bulk.errors() if is_of_an_id(error)}
+    errors = {
+        index: error for index, error in bulk.errors() if index < sent_before and is_of_an_id(error)
+    }
     documents = {
         index: own
         for index, error in errors.items()
@@ -378,11 +381,29 @@ def batch_with_duplicates(
     if not documents:
         return None
     if cmd["ordered"]:
-        for index in range(max(documents) + 1, len(sent[0])):
+        for index in range(max(documents) + 1, min(sent_before, len(sent[0]))):
             if (own := bulk.own_document(index, None)) is None:
                 break
             documents[index] = own
     return Batch(bulk, cmd["ordered"], documents, (context.conn, context.session, loop.client))
+
+
+def _count_sent_before(loop: RetryLoop, sent: int) -> int:
+    """Return how many of the ``sent`` statements an earlier attempt contained.
+
+    A bulk write consists of several commands, and one that was never sent before cannot meet its
+    own documents. After own documents in an ordered bulk write, pymongo sends the rest of the same
+    command as another one.
+    """
+    progress = loop.attempts.bulk_progress()
+    if progress is None or loop.uncertain_command is None:
+        return 0
+    run, position = progress
+    if progress == loop.uncertain_command:
+        loop.uncertain_end = position + sent
+    elif run is not loop.uncertain_command[0]:
+        return 0
+    return max(0, loop.uncertain_end - position)
 
 
 def _reply_of(

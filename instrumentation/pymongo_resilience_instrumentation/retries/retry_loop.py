@@ -138,8 +138,8 @@ class RetryLoop:
     """
 
     hooks: LoopHooks | None = None
-    limits: ClientLimits
-    """The client's."""
+    client_limits: ClientLimits
+    """The client's limits, which all its operations share."""
     permit: Permit | None = None
     """The breaker's permit, until the outcome of the attempt is reported."""
     state: RetryState | None = None
@@ -150,6 +150,10 @@ class RetryLoop:
     """Set after the first failure."""
     may_be_applied = False
     """True if an attempt without a transaction number was sent and may have been applied."""
+    uncertain_command: tuple[Any, int] | None = None
+    """The position of a bulk write's command whose attempt may have been applied."""
+    uncertain_end = 0
+    """The position behind the statements of that command, once a retry of it has had a reply."""
     began = 0.0
     """When the last attempt began, on the executor's clock. Set after the first failure."""
     is_unanswered = False
@@ -168,7 +172,7 @@ class RetryLoop:
         self.operation = operation
         self.attempts = attempts
         self.client = attempts.client
-        self.limits = runtime.limits.get(id(self.client)) or runtime.limits.of(self.client)
+        self.client_limits = runtime.limits.get(id(self.client)) or runtime.limits.of(self.client)
         attempts.loop.owner, attempts.loop.send = self, attempts.send
         operation.loop = self
         if operation.terminal_detector is not None:
@@ -218,7 +222,7 @@ class RetryLoop:
         operation = self.operation
         unfinished = False
         if error is None:
-            session, budget = self.attempts.session, self.limits.budget
+            session, budget = self.attempts.session, self.client_limits.budget
             if session is not None and session.in_transaction:
                 # pymongo's own ``run`` does this after a success, but it is not used here.
                 self.attempts.note_completed()
@@ -283,9 +287,9 @@ class RetryLoop:
         timeout = driver.csot.active_timeout()
         if not timeout:
             return None
-        own = self.limits.selection_timeout
+        own = self.client_limits.selection_timeout
         if own is None:
-            own = self.limits.selection_timeout = self.attempts.server_selection_timeout
+            own = self.client_limits.selection_timeout = self.attempts.server_selection_timeout
         # Under a longer deadline, pymongo would wait for a server until the deadline.
         return None if timeout <= own else driver.csot.within(own)
 
@@ -305,7 +309,7 @@ class RetryLoop:
         if not self.operation.has_operations:
             return
         try:
-            if (breakers := self.limits.breakers) is not None:
+            if (breakers := self.client_limits.breakers) is not None:
                 self.permit = breakers.admit(self.attempts, driver.selection.address(server))
         except CircuitBreakerOpenError:
             # pymongo's loop does not know the server yet, but the error, the log and the next
@@ -365,18 +369,20 @@ class RetryLoop:
 
     def report(self, failure: Failure, state: RetryState) -> Callable[[], Any] | None:
         self._end_permit(evidence(failure))
-        self.limits.failed(failure, state)
+        self.client_limits.failed(failure, state)
         return self.attempts.needed_release(failure)
 
     def prepare(self, failure: Failure, state: RetryState, retry: Retry) -> None:
-        mark_unsent = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
+        refused_by_breaker = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
         # An attempt that was refused, or wrote nothing, says less than the one before it.
-        if self.last is None or not (failure.no_writes_performed or mark_unsent):
+        if self.last is None or not (failure.no_writes_performed or refused_by_breaker):
             self.last = failure
-        if not self.may_be_applied and own_documents.may_be_applied(failure):
-            self.may_be_applied = True
-            # From now on, a duplicate key may be the document of the earlier attempt.
-            own_documents.recognize(self.attempts)
+        if own_documents.may_be_applied(failure):
+            self.uncertain_command = self.attempts.bulk_progress()
+            if not self.may_be_applied:
+                self.may_be_applied = True
+                # From now on, a duplicate key may be the document of the earlier attempt.
+                own_documents.recognize(self.attempts)
         # pymongo keeps state of the failed attempt that would affect the next one.
         self.attempts.reset_after(failure)
         if retry.held_back and failure.reason is RetryReason.ATTEMPT_TIMEOUT:

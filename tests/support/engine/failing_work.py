@@ -46,7 +46,7 @@ class Fault:
     listed_retryable: bool = True
     next_probe_in: float | None = None
     elsewhere: bool = False
-    wait_like_pymongo: float | None = None
+    pymongo_retries_after: float | None = None
     """Seconds for which the driver alone might still wait for the server."""
     router_lost: bool = False
     server: str | None = None
@@ -161,7 +161,7 @@ class FakeWork:
         failure = failure_of(
             fault, self.call, error, server=fault.server or f"host{self.attempts}:27017"
         )
-        return replace(failure, unhurried_until=self._after(fault.wait_like_pymongo))
+        return replace(failure, unhurried_until=self._after(fault.pymongo_retries_after))
 
     def _report(self, failure: Failure, state: RetryState) -> None:
         self.left.append(failure)

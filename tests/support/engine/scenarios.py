@@ -89,7 +89,7 @@ _R = RetryReason
 BOTH = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 CUT = Fault(reason=_R.SOCKET_CLOSED_WHILE_IN_FLIGHT, stage=Stage.IN_FLIGHT)
 DEAD_PEER = CUT(reason=_R.DEAD_PEER)
-HURRIED = CUT(wait_like_pymongo=0.5)
+HURRIED = CUT(pymongo_retries_after=0.5)
 """The driver alone would have waited for up to half a second."""
 NO_REPLY = CUT(reason=_R.NO_REPLY)
 SILENT = NO_REPLY(server="host:27017")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 
-import pymongo
 import wrapt
 
-from pymongo_resilience.internal_errors import contain_internal_errors, logger
+from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation import driver, self_check
 from pymongo_resilience_instrumentation.interceptor import Row
 from pymongo_resilience_instrumentation.runtime import Runtime
@@ -33,15 +32,11 @@ def plug_in(runtime: Runtime, apply_patches: Callable[[Iterable[Row]], None]) ->
         with contain_internal_errors(
             "while wrapping GridFS, so its streams have no timeout for their whole life"
         ):
-            lacking = self_check.missing(driver.private_names.parts_of_gridfs())
-            if lacking:
-                logger.error(
-                    "pymongo %s does not have %s, which this version of pymongo-resilience needs "
-                    "for GridFS: its streams have no timeout for their whole life. Upgrade "
-                    "pymongo-resilience",
-                    pymongo.version,
-                    ", ".join(name for names in lacking.values() for name in names),
-                )
+            if self_check.report_missing(
+                driver.private_names.parts_of_gridfs(),
+                "GridFS",
+                "its streams have no timeout for their whole life",
+            ):
                 return
             from . import stream_deadlines  # noqa: PLC0415 - it imports gridfs
 
