@@ -107,7 +107,7 @@ class Load:
         return Outcome(errors, self.pools.made - self._dialed, self.unknown.times)
 
 
-def test_a_full_pool_dials_no_more_than_by_pymongo(
+def test_a_full_pool_goes_on_like_pymongos(
     side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
     """Operations give up waiting for a connection, while new ones are rejected."""
@@ -125,8 +125,8 @@ def test_a_full_pool_dials_no_more_than_by_pymongo(
     plain = play()
     instrument()
     ours = play()
-    # Which operations run out of time is a matter of luck.
-    assert ours.dials <= max(plain.dials, MANY), plain
+    # Which operations run out of time is a matter of luck, and one that goes on may dial again.
+    assert ours.dials <= 2 * max(plain.dials, MANY), plain
     assert ours.errors <= plain.errors + MANY / 6, plain
     assert ours.unknown == 0
 
