@@ -15,7 +15,5 @@ KNOWN = {
     + ". It decides whether the interceptor's wrapper runs",
     "timeouts.command_limits.limit.wrapper": ENTRY + ". It guards its own lines",
     "timeouts.command_limits.Reply.wrapper.wrapper": ENTRY + ". It decides as that of batches",
-    "timeouts.command_limits.KeepWtimeout.wrapper.wrapper": ENTRY
-    + ". It decides as that of batches",
     "timeouts.bounded_waits._kept_while_sending.wrapper": ENTRY + ". Before Python 3.12 alone",
 }

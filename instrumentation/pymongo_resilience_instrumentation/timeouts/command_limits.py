@@ -259,24 +259,13 @@ class KeepWtimeout(Interceptor):
     pymongo removes it from every command under a timeout.
     """
 
-    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-        keep, current_or_ended = super().wrapper(flag, asynchronous), in_progress.current_or_ended
-
-        def wrapper(original: Function, module: Any, args: Any, kwargs: Any) -> Any:
-            operation, concern = current_or_ended(), args[1]
-            if (
-                operation is None
-                or not concern
-                or concern.is_server_default
-                or not operation.limits.source.is_configuration
-            ):
-                return original(*args, **kwargs)
-            return keep(original, module, args, kwargs)
-
-        return wrapper
-
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        return Entered(args) if "wtimeout" in args[1].document else None
+        operation, concern = in_progress.current_or_ended(), args[1]
+        if not concern or concern.is_server_default or operation is None:
+            return None
+        if not operation.limits.source.is_configuration:
+            return None
+        return Entered(args) if "wtimeout" in concern.document else None
 
     def succeeded(self, entered: Entered, result: T) -> T:
         command, concern = entered.instance
