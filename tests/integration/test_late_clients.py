@@ -131,29 +131,6 @@ def test_a_full_pool_goes_on_like_pymongos(
     assert ours.unknown == 0
 
 
-def test_attempts_that_run_out_of_time_dial_no_more_than_by_pymongo(
-    side: Side, proxy: ReplicaSet, instrument: Instrument
-) -> None:
-    """Each closes its connection, and the next one is rejected."""
-
-    def play() -> Outcome:
-        load = Load(side, proxy, maxPoolSize=3, socketTimeoutMS=150, retryReads=False)
-        limit = ConnectionRateLimit(0.001, burst=1, rejects=True)
-        limit._tokens = 0.0
-        proxy.inject(limit)
-        proxy.inject(Slow(0.2))
-        outcome = load.run()
-        proxy.clear()
-        return outcome
-
-    plain = play()
-    instrument()
-    ours = play()
-    assert ours.dials <= max(plain.dials, MANY / 6), plain
-    assert ours.errors <= plain.errors, plain
-    assert ours.unknown == 0
-
-
 @pytest.mark.parametrize("monitoring", ["stream", "poll"])
 def test_heartbeats_beside_the_load(
     monitoring: str, side: Side, proxy: ReplicaSet, instrument: Instrument

@@ -3,9 +3,7 @@
 A connection costs a hello, a login and, with TLS, a key exchange. pymongo 4.20 creates one whenever
 none is idle, so operations that are retried under overload connect again and again. That takes
 capacity from requests on the server and slows down the client. While the pool has other
-connections, an operation waits for one of these instead. A pool without any, as after a
-restart of its server, creates one at a time, at growing intervals. In between, operations are
-rejected as the server would have rejected them.
+connections, an operation waits for one of these instead.
 """
 
 from __future__ import annotations
@@ -42,13 +40,6 @@ SHARE = 0.5
 connection.
 """
 
-PATIENCE = 1.25 * FIRST_PAUSE
-"""Maximum rest of a pause in seconds for which an operation waits if its pool has no connection.
-
-pymongo lets two operations of a pool create connections at a time, so others would pile up behind
-those that wait longer.
-"""
-
 REJECTED = 462
 """IngressRequestRateLimitExceeded, in MongoDB 8.2 and newer."""
 
@@ -77,24 +68,13 @@ class Dialing:
         self.refills_rejected = min(self.refills_rejected + 1, 10)
         self.refill_paused_until = now + pause * random.uniform(0.75, 1.25)  # noqa: S311 - as below
 
-    def note_dial(self, now: float) -> bool:
-        """Have other operations wait for the first connection that is created after a pause.
-
-        Return True if they do.
-        """
-        if self.rejected:
-            self.paused_until = now + PATIENCE
-        return self.rejected > 0
-
-    def note_rejection(self, now: float, *, is_awaited: bool = False) -> None:
-        """Start a pause, unless there is one already.
-
-        ``is_awaited`` is True if other operations wait for the rejected connection: that wait is no
-        pause.
+    def note_rejection(self, now: float) -> None:
+        """Start a pause, unless there is one already: several connections may be rejected at
+        once.
         """
         # Several connections may be rejected at once, which must not double the pause several
         # times.
-        if is_awaited or now >= self.paused_until:
+        if now >= self.paused_until:
             pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0**self.rejected)
             self.rejected = min(self.rejected + 1, 10)
             self.paused_until = now + pause * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
@@ -106,22 +86,17 @@ class Dialing:
         Only pymongo's background task gets the error. It logs it and tries again a second later.
         """
         if now < self.refill_paused_until:
-            raise _rejection(
+            text = (
                 "no connection was made for minPoolSize, because the overloaded server rejected "
                 "the last one; it is tried again later"
             )
+            labels = [SYSTEM_OVERLOADED, RETRYABLE]
+            raise OperationFailure(text, REJECTED, {"errorLabels": labels, "code": REJECTED})
 
     def note_success(self) -> None:
-        """End the pause. The pool may grow again, one connection after the other at first."""
-        # With most connections rejected, a single success may have been luck.
-        self.rejected, self.paused_until = self.rejected // 2, 0.0
+        """End the pauses: the pool may grow again."""
+        self.rejected, self.paused_until = 0, 0.0
         self.refills_rejected, self.refill_paused_until = 0, 0.0
-
-
-def _rejection(text: str) -> OperationFailure:
-    """Return pymongo's error of a connection that an overloaded server has rejected."""
-    labels = [SYSTEM_OVERLOADED, RETRYABLE]
-    return OperationFailure(text, REJECTED, {"errorLabels": labels, "code": REJECTED})
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
@@ -134,7 +109,7 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
 class Dial(Entered):
     """One connection that a pool is about to create."""
 
-    __slots__ = ("dialing", "ends", "is_awaited", "is_refill", "was_reused")
+    __slots__ = ("dialing", "ends", "is_refill", "was_reused")
 
     def __init__(self, pool: Pool, dialing: Dialing, *, is_refill: bool) -> None:
         super().__init__(pool)
@@ -145,13 +120,6 @@ class Dial(Entered):
         """How long the operation waits for another connection, on the monotonic clock."""
         self.was_reused = False
         """True if it got one."""
-        self.is_awaited = False
-        """True if other operations wait for the result."""
-
-    def begin(self) -> None:
-        """Note that the connection is being created."""
-        self.dialing.making.add(self)
-        self.is_awaited = self.dialing.note_dial(time.monotonic())
 
 
 class PausedDialing(Interceptor):
@@ -166,9 +134,12 @@ class PausedDialing(Interceptor):
         dial = Dial(pool, driver.dialing.kept(pool, Dialing), is_refill=handler is None)
         now = time.monotonic()
         if now < dial.dialing.paused_until and not dial.is_refill:
-            limits = driver.csot.remaining(), driver.dialing.wait_queue_timeout(pool)
-            latest = [now + SHARE * limit for limit in limits if limit is not None]
-            dial.ends = min([now + MAX_PAUSE, *latest])
+            limit, remaining = driver.dialing.wait_queue_timeout(pool), driver.csot.remaining()
+            # With a short waitQueueTimeoutMS, those that queue behind this one would run out of
+            # time, so the pool does not pause.
+            if limit is None or now + SHARE * limit >= dial.dialing.paused_until:
+                latest = [] if remaining is None else [now + SHARE * remaining]
+                dial.ends = min([dial.dialing.paused_until, *latest])
         return dial
 
     def send(self, dial: Dial, original: Function, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +150,7 @@ class PausedDialing(Interceptor):
             if connection is not None:
                 dial.was_reused = True
                 return connection
-        dial.begin()
+        dial.dialing.making.add(dial)
         return original(*args, **kwargs)
 
     async def send_async(self, dial: Dial, original: Function, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +162,7 @@ class PausedDialing(Interceptor):
             if connection is not None:
                 dial.was_reused = True
                 return connection
-        dial.begin()
+        dial.dialing.making.add(dial)
         return await original(*args, **kwargs)
 
     def succeeded(self, dial: Dial, connection: Connection) -> Connection:
@@ -207,7 +178,7 @@ class PausedDialing(Interceptor):
         # Only a rejection by an overloaded server starts a pause.
         if isinstance(error, PyMongoError) and error.has_error_label(SYSTEM_OVERLOADED):
             now = time.monotonic()
-            dial.dialing.note_rejection(now, is_awaited=dial.is_awaited)
+            dial.dialing.note_rejection(now)
             if dial.is_refill:
                 dial.dialing.note_rejected_refill(now)
         return error
@@ -217,25 +188,11 @@ def _look(pool: Pool, dialing: Dialing, ends: float) -> tuple[Connection | None,
     """Return an idle connection or None, and the seconds to wait for one.
 
     Zero or less means that it is time to create a connection. The pool's lock is held.
-
-    Raises:
-        OperationFailure: The error of a rejected connection, if the pool has no connection and the
-            pause is long.
     """
-    now = time.monotonic()
-    paused = dialing.paused_until - now
-    if driver.dialing.has_other_connections(pool, len(dialing.making)):
-        limit = driver.dialing.wait_queue_timeout(pool)
-        if limit is not None and SHARE * limit < paused:
-            # Operations that queue behind this one would run out of time.
-            paused = 0.0
-        return driver.dialing.take_idle(pool), min(paused, ends - now)
-    if paused > PATIENCE:
-        raise _rejection(
-            "no connection was made, because the overloaded server rejected the last ones of this "
-            "pool; it is tried again within a second"
-        )
-    return None, min(paused, ends - now)
+    # Waiting would be pointless: no connection can be returned.
+    if not driver.dialing.has_other_connections(pool, len(dialing.making)):
+        return None, 0.0
+    return driver.dialing.take_idle(pool), ends - time.monotonic()
 
 
 def _wait_for_idle(pool: Pool, dialing: Dialing, ends: float) -> Connection | None:
