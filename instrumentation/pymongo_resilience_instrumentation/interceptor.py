@@ -1,9 +1,8 @@
 """Interceptors run before and after a method of pymongo, with the same steps for sync and async.
 
-Two of the three boundaries against bugs of the library are here. If there is a bug before pymongo
-runs, it is logged and pymongo runs alone, unless the application asked for something that pymongo
-does not do. If there is a bug after pymongo has answered, it is logged and the application gets
-that answer.
+Two of the three boundaries against bugs of the library are here. A bug before pymongo runs is
+logged, and pymongo runs alone, unless the application asked for something that pymongo cannot do. A
+bug after pymongo has answered is logged, and the application gets pymongo's answer.
 """
 
 from __future__ import annotations
@@ -83,38 +82,41 @@ class Interceptor:
 
     send: Callable[..., Any] | None = None
     """Called in place of the original, with the result of ``enter``, the original and its
-    arguments. Returns the result, or an awaitable for a coroutine function.
+    arguments. Returns the result, or an awaitable if the original is a coroutine function.
     """
     send_async: Callable[..., Any] | None = None
-    """The same for coroutine functions, if it awaits something itself."""
+    """Replaces ``send`` for coroutine functions, if the replacement must await something itself."""
     succeeded: Callable[[Any, Any], Any] | None = None
     """Called with the result of ``enter`` and the result of the method. Returns what the caller
     gets.
     """
     logs = True
-    """False if it runs with a lock of pymongo held, which a log handler might need as well."""
+    """False if the interceptor runs while a lock of pymongo is held. A log handler might need the
+    same lock.
+    """
     sends_by_policy = False
-    """``send`` does nothing for an operation without a policy."""
+    """True if ``send`` is only called for operations with a policy."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - others
         """Called before the method. The first argument is the instance.
 
-        Return None to leave the call to pymongo. Errors in ``REFUSED`` reach the application; all
-        others are internal errors.
+        Return None to delegate the call to pymongo. Exceptions of the classes in ``REFUSED`` reach
+        the application, as does a signal handler's. All others are treated as bugs of the library.
         """
         return Entered(args[0] if args else None)
 
     def requested_features(self, args: tuple[Any, ...], entered: Any) -> str:  # noqa: ARG002 - for others
-        """Return what the application asked for that pymongo does not do by itself, for an error
-        text; empty if nothing would be missed. ``entered`` is None if ``enter`` has raised."""
+        """Return the requested features that pymongo alone would silently drop, for an error text.
+
+        Empty if there are none. ``entered`` is None if ``enter`` has raised an error.
+        """
         return ""
 
     def failed(self, entered: Any, error: BaseException, *_: Any) -> BaseException | None:  # noqa: ARG002 - for others
-        """Return the error to raise after an error of the method or of ``succeeded``; None returns
-        None to the caller.
+        """Return the error to raise after the method or ``succeeded`` has raised ``error``.
 
-        ``entered`` is None if pymongo ran alone. The remaining arguments are those passed to
-        ``enter``.
+        If the result is None, no error is raised, and the caller gets None. ``entered`` is None if
+        pymongo ran alone. The remaining arguments are those passed to ``enter``.
         """
         return error
 
@@ -122,13 +124,13 @@ class Interceptor:
         return _async_wrapper(self, flag) if asynchronous else _wrapper(self, flag)
 
     def wrap(self, function: Function, flag: EnabledFlag, asynchronous: bool) -> Function:
-        """A function with the steps around it, that is called in place of ``function``."""
+        """Return ``function`` wrapped in this interceptor."""
         made: Function = wrapt.FunctionWrapper(function, self.wrapper(flag, asynchronous))
         return made
 
 
 class Subclass(NamedTuple):
-    """A replacement for a class, wherever it is looked up."""
+    """A factory for the subclass that replaces a class."""
 
     derive: Callable[[type], type]
 
@@ -141,17 +143,21 @@ def is_async(method: Any) -> bool:
 Owner = type | ModuleType
 Replacement = Wrapper | Subclass | Interceptor
 Row = tuple[Owner, str, Replacement]
-"""Owner and name of an attribute, and what replaces it."""
+"""The owner and the name of an attribute, and its replacement."""
 
 
 class DriverCall:
-    """pymongo's own method, for a ``send`` that takes the instance as its first argument."""
+    """pymongo's own method, as it is passed to ``send``.
+
+    ``send`` calls it with the instance as the first argument, like a function. If the method is
+    already bound to the instance, that argument is dropped.
+    """
 
     def __init__(self, original: Function, instance: Any) -> None:
         self._original = original
         self._skipped = 0 if instance is None else 1
         self.was_made = False
-        """True once it was called; from then on, the command may have been sent."""
+        """True once the method was called. From then on, a command may have been sent."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.was_made = True
@@ -208,13 +214,15 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 _recover(interceptor, entered, outer, internal_error)
                 instead = error
             if instead is error:
-                del instead  # or this frame, of the error's traceback, keeps both alive
+                # The error's traceback references this frame. Drop the reference to the error, so
+                # that both can be freed.
+                del instead
                 raise
         try:
             if instead is not None:
                 raise instead
         finally:
-            # A frame that holds the error it raised keeps both alive.
+            # As above, break the cycle of the error and this frame.
             del instead
         return None
 
@@ -272,13 +280,15 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 _recover(interceptor, entered, outer, internal_error)
                 instead = error
             if instead is error:
-                del instead  # or this frame, of the error's traceback, keeps both alive
+                # The error's traceback references this frame. Drop the reference to the error, so
+                # that both can be freed.
+                del instead
                 raise
         try:
             if instead is not None:
                 raise instead
         finally:
-            # A frame that holds the error it raised keeps both alive.
+            # As above, break the cycle of the error and this frame.
             del instead
         return None
 
@@ -292,12 +302,12 @@ def _refuses(
     error: BaseException,
     args: tuple[Any, ...],
 ) -> bool:
-    """Return True if the caller gets an error that was raised before pymongo was called.
+    """Return True if an error that was raised before the call of pymongo should reach the caller.
 
-    Otherwise the error is a bug of the library. It is logged, and pymongo runs alone.
+    Otherwise, the error is a bug of the library. It is logged, and pymongo runs alone.
 
     Raises:
-        InvalidOperation: pymongo alone would not do what the application asked for.
+        InvalidOperation: If pymongo alone would drop something that the application asked for.
     """
     if entered is not None:
         in_progress.recover(entered, outer)
@@ -316,10 +326,14 @@ def _has_sent(
     error: BaseException,
     args: tuple[Any, ...],
 ) -> bool:
-    """Return True if the replacement of pymongo's method has called pymongo, or refuses to.
+    """Return True if an error that ``send`` has raised should reach the caller.
 
-    Otherwise the error is a bug of the library. It is logged, and pymongo's method is called; see
-    ``_refuses``.
+    It should if ``send`` has called pymongo, since the command may then have been sent, and if the
+    error is not a bug of the library. Otherwise, the bug is logged, and the wrapper calls pymongo's
+    method.
+
+    Raises:
+        InvalidOperation: If pymongo alone would drop something that the application asked for.
     """
     if call.was_made or isinstance(error, REFUSED) or not raised_by_library(error):
         return True
@@ -354,9 +368,9 @@ def _error_to_raise(
     *arguments: Any,
     asynchronous: bool = False,
 ) -> BaseException | None:
-    """Return what the caller gets after an error, and restore what was in progress before.
+    """Return the error to raise, or None, and make the outer operation the current one again.
 
-    ``arguments`` are those of ``failed``.
+    ``arguments`` are the remaining arguments of ``Interceptor.failed``.
     """
     try:
         if entered is not None:
@@ -367,8 +381,8 @@ def _error_to_raise(
             if in_progress.current_or_ended() is not outer:
                 in_progress.unwind(outer)
         elif isinstance(entered, Operation) and in_progress.holds(entered):
-            # A coroutine may have been closed from another context: the operation that is in
-            # progress there is another task's.
+            # A coroutine may be closed from another context. The current operation there belongs to
+            # another task, so leave it alone.
             in_progress.unwind(outer)
 
 
@@ -378,7 +392,7 @@ def _recover(
     outer: Operation | None,
     error: BaseException,
 ) -> None:
-    """Log a bug of the library that was raised after pymongo had answered, and restore the state
+    """Log a bug of the library that occurred after pymongo had answered, and restore the state from
     before the call.
     """
     in_progress.recover(entered, outer)
@@ -386,7 +400,7 @@ def _recover(
 
 
 def _log(interceptor: Interceptor, when: str, error: BaseException) -> None:
-    """Log an internal error, unless a lock of pymongo is held."""
+    """Log an internal error, unless the interceptor may run while a lock of pymongo is held."""
     if interceptor.logs:
         what = type(interceptor).__name__
         text = "internal error in pymongo-resilience %s %s (please report it)"
@@ -394,7 +408,7 @@ def _log(interceptor: Interceptor, when: str, error: BaseException) -> None:
 
 
 def outside_of_operations(wrapper: Wrapper) -> Wrapper:
-    """Return a wrapper that does nothing inside of an operation."""
+    """Return a wrapper that calls the original directly if an operation is in progress."""
     found = in_progress.current_or_ended
 
     def gate(
@@ -409,7 +423,12 @@ def outside_of_operations(wrapper: Wrapper) -> Wrapper:
 
 
 class ContextInterceptor(Interceptor):
-    """``begin`` returns the context, from the instance; it raises ConfigurationError to refuse."""
+    """Runs a method inside of a context manager.
+
+    Args:
+        begin: Called with the instance. Returns the context manager, or raises ConfigurationError
+            to refuse the call.
+    """
 
     def __init__(self, begin: Callable[[Any], AbstractContextManager[None]]) -> None:
         self._begin = begin
@@ -428,14 +447,14 @@ awaitable.
 
 
 class Sender(NamedTuple):
-    """What a feature puts around a method of the public API."""
+    """A feature's replacement for methods of the public API."""
 
     make: Callable[[Any], Send | None]
-    """Returns the function that sends in place of the original, if any, from an
-    OperationInterceptor.
+    """Called with the OperationInterceptor of a method. Returns the function that replaces the
+    method, or None to leave it unchanged.
     """
     by_policy: bool
-    """Operations without a policy are sent unchanged."""
+    """True if the function is only needed for operations with a policy."""
 
 
 def _chained(outer: Send, inner: Send) -> Send:
@@ -446,8 +465,10 @@ def _chained(outer: Send, inner: Send) -> Send:
 
 
 def named_features(policy: Policy) -> str:
-    """Return the options of a policy that pymongo does not have, as ``"atomic=True, ..."``, and the
-    deadline of the incoming request around the caller."""
+    """Return the requested features that pymongo does not have, such as ``"atomic=True, ..."``.
+
+    They are options of the policy, and the deadline of the incoming request, if there is one.
+    """
     values = {name: getattr(policy, name) for name in FEATURES}
     named = [f"{name}={value}" for name, value in values.items() if value]
     if blocks.expires_at() is not None:
@@ -458,17 +479,17 @@ def named_features(policy: Policy) -> str:
 class OperationInterceptor(Interceptor):
     """An interceptor whose ``enter`` returns an Operation.
 
-    Only the outermost call is an operation. Calls that it makes on the same client are part of it.
+    Only the outermost call becomes an operation. Nested calls on the same client are part of it.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        """A Runtime, which begins and ends operations."""
+        """Begins and ends operations."""
         if self.succeeded is None:
             self.succeeded = runtime.end
 
     def plug_in(self, senders: Sequence[Sender]) -> None:
-        """Add what features put around the original. The first one is outermost."""
+        """Wrap the original with the functions of features. The first one is outermost."""
         self.sends_by_policy = all(sender.by_policy for sender in senders)
         for sender in reversed(senders):
             send = sender.make(self)
@@ -478,7 +499,8 @@ class OperationInterceptor(Interceptor):
     def failed(
         self, operation: Operation | None, error: BaseException, *_: Any
     ) -> BaseException | None:
-        if operation is None or operation.client is None:  # it was left already
+        # The client is None if the operation has already been left.
+        if operation is None or operation.client is None:
             return error
         instead: BaseException | None = self.runtime.end(operation, error=error)
         return instead

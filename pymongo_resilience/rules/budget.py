@@ -15,38 +15,43 @@ from .failure import UNHEALTHY, Failure, RetryReason
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1
-"""Tokens that a success at the first attempt adds."""
+"""Tokens that a success at the first attempt returns to a ``TokenBucket``."""
 RETRY = 1.0
-"""Tokens that one retry costs. A retry that shows a healthy server gets them back."""
+"""Tokens that one retry costs in a ``TokenBucket``. They are refunded if the retry succeeds, or
+fails for another reason than overload.
+"""
 
 RESERVE = 8.0
-"""Number of consecutive failed attempts that a client with a full account retries."""
+"""Tokens in a full account. This many consecutive failed attempts empty it."""
 DEBT = 8.0
-"""How far the account may be overdrawn. Successes must earn this much before the next retry."""
+"""Maximum debt of an account in tokens. Successes must earn the debt back before an account allows
+retries again.
+"""
 RATIO = 0.2
-"""Tokens that a success earns. If more than one attempt in six fails, the account runs empty."""
+"""Tokens that a success earns. If more than one attempt in six fails, the account becomes empty."""
 PYMONGO_RETRIES = 2
-"""How often pymongo itself retries a rejected operation."""
+"""How often pymongo alone retries a rejected operation."""
 GRACE_S = 1.0
-"""Length in seconds of the grace period that the first rejection of a full account starts. Many
-operations may be in progress at that time; those that began before the period ends may be retried
-as often as by pymongo, whatever the account holds.
+"""Length in seconds of the grace period, which begins when an operation is rejected while the
+account is full. Many operations may be in progress at that time. Those that began before the period
+ends may be retried ``PYMONGO_RETRIES`` times, even if the account is empty.
 """
 MAX_FAILED = 4
-"""The grace period ends when this many operations were rejected more often than pymongo would
-retry: the overload is not a brief one.
+"""The grace period ends early when pymongo's retries would not have been enough for this many
+operations, because the overload is then not a brief one.
 """
 PATIENCE_S, PATIENCE_BACKOFFS = 2.0, 20.0
-"""After its first rejection, an operation is retried more often than by pymongo for this many
-seconds, or for this many times the base of the back-off if that is longer. Later retries would hit
-a server that has just recovered, from many clients at once.
+"""How long after its first rejection an operation may be retried more often than by pymongo: in
+seconds, and in multiples of the back-off's base. The longer time applies. Later retries of many
+clients would all hit a server that has just recovered.
 """
 FORGOTTEN_S = 60.0
 """Seconds without a failed attempt after which the account is full again."""
 
 DISTRESS = UNHEALTHY | {RetryReason.NOT_PRIMARY}
-"""Reasons that a server in distress causes and that retries may make worse. Conflicts and lock
-timeouts come from the application, and attempts that a breaker refused were never sent.
+"""Reasons for failures that come from a server in distress, which retries may make worse. Other
+failures cost no tokens: conflicts and lock timeouts come from the application, and attempts that a
+breaker refused were never sent.
 """
 
 
@@ -78,20 +83,23 @@ class RetryBudget:
             began: When the operation began, on the clock; None if unknown.
 
         Returns:
-            True if the operation may be retried as often as by pymongo, whatever the budget holds.
+            True if the operation may be retried as often as by pymongo, even if the budget is
+            spent.
         """
         return False
 
     def allows(self, failure: Failure) -> bool:  # noqa: ARG002
-        """Return True if one retry may follow. Asking costs nothing."""
+        """Return True if a retry after the failure is allowed. This takes no tokens."""
         return True
 
     def spend(self, failure: Failure) -> bool:  # noqa: ARG002
-        """Pay for an allowed retry. Return False if another thread took the last token."""
+        """Take the tokens for an allowed retry. Return False if another thread took the last
+        ones.
+        """
         return True
 
     def is_too_late(self, since: float, delay: float, base_backoff: float) -> bool:  # noqa: ARG002
-        """Return True if a retry in ``delay`` seconds would be too late.
+        """Return True if a retry in ``delay`` seconds would be too long after the first rejection.
 
         Args:
             since: When the operation was first rejected, on the clock.
@@ -109,7 +117,7 @@ class RetryBudget:
         """
 
     def is_rejection(self, failure: Failure) -> bool:
-        """Return True if the budget counts the failure as overload."""
+        """Return True if the budget counts the failure as a rejection by an overloaded server."""
         return failure.overloaded
 
     def reset_after_fork(self) -> None:
@@ -122,11 +130,10 @@ UNLIMITED = RetryBudget()
 
 
 class _Accounts(RetryBudget):
-    """Two accounts of tokens, one for rejected attempts and one for other failures, under a
-    reentrant lock.
+    """Two accounts of tokens: one for rejected attempts, and one for other failures.
 
-    Both start full. Amounts are integers, in tenths of a token, because adding 0.1 ten times as
-    floats gives less than 1.
+    Both start full. A reentrant lock protects them. Amounts are integers, in tenths of a token,
+    because adding 0.1 ten times as a float gives less than 1.
     """
 
     def __init__(self, most: float, least: float) -> None:
@@ -150,27 +157,32 @@ class _Accounts(RetryBudget):
         with self._lock:
             self._rejected = min(self._most, max(self._least, self._rejected + rejected))
             self._others = min(self._most, max(self._least, self._others + others))
-            # Read without the lock by successes, which cost nothing while the accounts are full.
+            # Successes read this without the lock, so that they cost nothing while it is True.
             self.full = self._rejected == self._others == self._most
 
 
 class RatioBudget(_Accounts):
-    """A budget that allows retries in proportion to successes, for every reason.
+    """A budget that allows retries in proportion to the client's successes.
 
-    Each failed attempt costs a token, each success earns a part of one, and a retry needs a
-    positive balance. Rejections by an overloaded server have an account of their own, so that an
-    election does not use up the retries that rejections after it need. Source: gRPC A6, "Throttling
-    Retry Attempts and Hedged RPCs".
+    Each attempt that fails because the server is in distress costs a token, each success earns a
+    part of a token, and retries need a positive balance. Rejections by an overloaded server have
+    their own account, so that failures in an election do not use up the retries for rejections
+    after it. Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
 
-    Two rules keep short problems from causing errors that pymongo would not raise. An operation
-    that succeeds after at most ``PYMONGO_RETRIES`` rejections gets its tokens back. And the first
-    rejection of a full account starts a grace period: operations that began before its end may be
-    retried that often, whatever the balance, until ``MAX_FAILED`` operations were rejected more
-    often than that.
+    Two rules prevent errors that pymongo alone would not raise when an overload is brief:
 
-    A new or idle client has a full account even if the overload has lasted for long. If thousands
-    of such clients retried without end, they would all hit the server when it recovers. So an
-    operation is retried for ``PATIENCE_S`` only, unless another operation succeeds in that time.
+    - An operation that succeeds after at most ``PYMONGO_RETRIES`` rejections gets back the tokens
+      that they cost.
+    - A rejection while the account is full starts a grace period of ``GRACE_S`` seconds. Operations
+      that began before its end may be retried ``PYMONGO_RETRIES`` times, even if the account is
+      empty. The period ends early once ``MAX_FAILED`` operations were rejected more often than
+      that.
+
+    One rule protects a server that recovers. A new or idle client has a full account, even if the
+    overload began long ago. If thousands of such clients retried without end, their retries would
+    all arrive when the server recovers. Retries that pymongo would not make therefore end some time
+    after the operation's first rejection (see ``PATIENCE_S``), unless another operation of the
+    client has succeeded since then.
     """
 
     def __init__(
@@ -200,17 +212,17 @@ class RatioBudget(_Accounts):
         rejections: int = 0,
         began: float | None = None,
     ) -> bool:
-        # Failures that a server in distress does not cause cost nothing.
+        # Failures that do not come from a server in distress cost nothing.
         if not (failure.overloaded or failure.reason in DISTRESS):
             return False
         now = self._clock.now()
         with self._lock:
-            # The last failure is so long ago that the client starts with a full account again.
+            # The last failure was so long ago that the client gets full accounts again.
             if self._is_forgotten(now):
                 self._fill()
             self._failed_at = now
             if not self.is_rejection(failure):
-                # Ten tenths are one token.
+                # One token, in tenths.
                 self._add(0, -10)
                 return False
             in_grace = self._note_rejection(now, rejections, now if began is None else began)
@@ -218,18 +230,18 @@ class RatioBudget(_Accounts):
         return in_grace
 
     def _note_rejection(self, now: float, rejections: int, began: float) -> bool:
-        """Return True if this is the operation's first rejection and it began before a grace period
-        ended.
+        """Count a rejection. Return True if it is the operation's first one and the operation began
+        before the end of a grace period.
 
-        The start counts, not the rejection, because the operation may have waited long for a
-        connection.
+        The operation's start is compared, not the time of the rejection, because the operation may
+        have waited long for a connection.
         """
         if rejections == 0:
             # The account was full until now, so this is the first rejection after a quiet time.
             if self._rejected == self._most:
                 self._grace_ends, self._failed_in_grace = now + GRACE_S, 0
             return began < self._grace_ends
-        # Count each operation once: at the rejection that pymongo would not have retried.
+        # Count each operation once: at the rejection that follows pymongo's last retry.
         self._failed_in_grace += rejections == PYMONGO_RETRIES
         if self._failed_in_grace >= MAX_FAILED:
             self._grace_ends = -math.inf
@@ -245,7 +257,7 @@ class RatioBudget(_Accounts):
 
     def succeeded(self, *, retried: bool, rejections: int = 0) -> None:  # noqa: ARG002
         self._succeeded_at = self._clock.now()
-        # pymongo would have made these retries as well, so they cost nothing if they helped.
+        # Refund the retries that pymongo would have made as well, because they helped.
         refund = 10 * rejections if rejections <= PYMONGO_RETRIES else 0
         self._add(self._earned + refund, self._earned)
 
@@ -270,7 +282,10 @@ class TokenBucket(_Accounts):
         rejections: int = 0,  # noqa: ARG002
         began: float | None = None,  # noqa: ARG002
     ) -> bool:
-        """Return the token of a retry that failed for another reason than overload (rule 3)."""
+        """Refund the token of a retry that failed for another reason than overload (rule 3).
+
+        Always returns False, because the specification has no grace period.
+        """
         if retried and not failure.overloaded:
             self._add(_tenths(RETRY))
         return False
@@ -285,7 +300,7 @@ class TokenBucket(_Accounts):
         self._add(_tenths(RETURN_RATE + RETRY if retried else RETURN_RATE))
 
     def consume(self, tokens: float = RETRY) -> bool:
-        """Take the tokens if the bucket holds enough of them. Return True if it did."""
+        """Take tokens and return True. If the bucket does not hold enough of them, return False."""
         tenths = _tenths(tokens)
         with self._lock:
             if self._rejected < tenths:

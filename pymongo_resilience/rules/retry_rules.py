@@ -1,8 +1,8 @@
-"""The rules of retries, in order. Pure: applying them changes nothing.
+"""The rules that decide whether a failed attempt is retried. Applying them changes no state.
 
 A decision takes two steps, because a strategy may be a coroutine: ``declined`` applies the rules
-that need no strategy, and ``verdict`` those that need its answer. docs/retries.md explains the
-rules.
+that need no strategy, and ``verdict`` applies those that need its answer. docs/retries.md explains
+the rules.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from .retry_state import Kind, RetryState
 from .strategy import TERMINAL, Answer, RetryAction, follows_specification
 
 LAST_ATTEMPT = 0.005
-"""Seconds that are kept for the next attempt when a delay is shortened, because sleeps end late."""
+"""Seconds that a shortened delay leaves for the next attempt, because sleeps end late."""
 NEVER_RETRIED = frozenset({Kind.GET_MORE, Kind.CLEANUP})
-"""Once sent, these are retried only if the server rejected them."""
+"""Kinds of operations that, once sent, are retried only if the server rejected them."""
 RETRIED_IF_DECLARED = frozenset({Kind.COMMAND, Kind.AGGREGATE_WRITE})
-"""The same, unless the application declares that a second execution does no harm."""
+"""Kinds of operations that, once sent, are retried only if the server rejected them or if the
+application declared them idempotent.
+"""
 
 
 class Rule(enum.StrEnum):
@@ -35,18 +37,23 @@ class Rule(enum.StrEnum):
     SELECTION = "selection"
     """No server could be selected. Reported, never retried."""
     NEVER_RETRIED = "never_retried"
-    """Rule 0: the operation is retried only if it was not sent or was rejected."""
+    """Rule 0: operations of this kind are retried only if they were not sent or were rejected."""
     TRANSACTION_OVER = "transaction_over"
     """Rule 0: a commit or abort of a transaction that the server has aborted. The caller retries
     the whole transaction.
     """
     TIME_LIMIT = "time_limit"
     """Rules 0 and 4: the command takes longer than a limit other than the deadline, and a retry
-    would take as long. Either the server stopped it, at the application's own ``maxTimeMS`` or at a
-    limit that the server has by itself; or ``socketTimeoutMS`` ended it and one retry, although the
-    server is alive."""
+    would take as long.
+
+    Rule 0: the server stopped the command, at the application's own ``maxTimeMS`` or at a limit
+    of the server. Rule 4: ``socketTimeoutMS`` ended an attempt and its retry, although the server
+    is alive.
+    """
     UNKNOWN_REASON = "unknown_reason"
-    """Rule 1: the reason is unknown, or the pool is full, so a retry would not help."""
+    """Rule 1: the reason of the failure is unknown, or the pool is full, so that a retry would not
+    help.
+    """
     TERMINAL = "terminal"
     """Rule 1: the strategy treats the reason as permanent."""
     NOT_SAFE = "not_safe"
@@ -68,16 +75,16 @@ class Rule(enum.StrEnum):
     probe.
     """
     BUDGET = "budget"
-    """Rule 8: the server is overloaded, and the client's retry budget is spent or its patience with
-    this operation has ended.
+    """Rule 8: the server is overloaded, and the client's retry budget is spent or this operation
+    has been retried for too long.
     """
 
 
 WITHHELD = frozenset({
     Rule.ATTEMPTS, Rule.STRATEGY, Rule.OVERLOAD_WAIT, Rule.BREAKER, Rule.BUDGET,
 })  # fmt: skip
-"""Rules that decline a retry which would be safe and is normally made. The error and the log report
-it, even after a single attempt that the server answered.
+"""Rules that decline a retry which would be safe and is normally made. The error's text gives
+such a reason even if the server answered the only attempt.
 """
 
 
@@ -92,7 +99,7 @@ class Retry(NamedTuple):
 
     delay: float
     held_back: bool = False
-    """The delay is longer because the client's budget is spent."""
+    """True if the delay is longer because the client's budget is spent."""
 
 
 Verdict = GiveUp | Retry
@@ -101,8 +108,8 @@ Verdict = GiveUp | Retry
 def ask_strategy(state: RetryState, failure: Failure) -> Any:
     """Return the strategy's answer, which may be an awaitable.
 
-    Some reasons are always retried. Then the strategy is not asked, unless it follows MongoDB's
-    specifications.
+    Failures for some reasons are always retried. For these, a strategy is called only if it follows
+    MongoDB's specifications.
     """
     if failure.reason.always_retry and not follows_specification(state):
         return RetryAction(backoff.controlled(state.attempts))
@@ -110,8 +117,8 @@ def ask_strategy(state: RetryState, failure: Failure) -> Any:
 
 
 MAX_ATTEMPTS = 100_000
-"""Maximum attempts of one command, even if the clock stands still. More than fit into a minute at 1
-ms each.
+"""Maximum attempts of one command, in case the clock stands still. More than fit into one minute if
+each takes 1 ms.
 """
 
 
@@ -141,8 +148,8 @@ class RetryRules:
     def verdict(self, state: RetryState, failure: Failure, answer: Answer) -> Verdict:
         """Apply rules 5 to 8, given the strategy's answer."""
         if answer is None:
-            # The rules differ in their explanation: for a permanent error, another strategy would
-            # not help either.
+            # The two rules have different explanations. For a permanent error, another strategy
+            # would not help.
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         delay, held_back = max(0.0, answer.delay), self.holds_back(state, failure)
         if held_back:
@@ -154,15 +161,16 @@ class RetryRules:
             return self._after_overload(state, failure, delay, held_back=held_back)
         limit = state.time_limit
         room = math.inf if limit is None else _room(limit, failure)
-        # Here and below, comparisons are written so that a NaN leaves no room.
+        # Here and below, "not >=" and "not <=" are intentional: comparisons with NaN are False, so
+        # a NaN counts as no time left.
         if not room >= (LAST_ATTEMPT if delay else SHORTEST):
-            # Without a deadline, the limit was the time in which retries are allowed.
+            # Without a deadline, the time limit is the end of the retries.
             return GiveUp(Rule.ATTEMPTS if state.deadline is None else Rule.DEADLINE)
-        # Rather try early than not at all: shorten the delay so that one more attempt fits.
+        # An early attempt is better than none, so shorten the delay until one more attempt fits.
         delay = min(delay, max(0.0, room - LAST_ATTEMPT))
         if failure.next_probe_in is not None and not failure.elsewhere:
-            # Rule 7: before its probe, the breaker would refuse the attempt again, so this wait is
-            # not shortened. Without a time limit, do not wait for the probe.
+            # Rule 7: do not shorten this wait, because the breaker refuses all attempts until its
+            # probe. Without a time limit, do not wait for the probe at all.
             if not failure.next_probe_in <= (0.0 if limit is None else room):
                 return GiveUp(Rule.BREAKER)
             delay = max(delay, failure.next_probe_in)
@@ -176,18 +184,18 @@ class RetryRules:
         Args:
             state: The operation's state.
             failure: The overload error.
-            wait: Seconds by which the strategy or the budget delay the retry. Shortened if the time
-                does not suffice.
-            held_back: Whether the budget delays it.
+            wait: The delay in seconds from the strategy or the budget. It is shortened if the
+                remaining time is too short.
+            held_back: Whether ``wait`` is longer because the budget is spent.
         """
         base = self.base_backoff if failure.base_backoff is None else failure.base_backoff
         delay = backoff.overload(state.attempts, self.random, base, self.max_backoff)
         limit = state.time_limit
-        # The specification's delay is never shortened: an early retry would add to the overload.
+        # Do not shorten the specification's delay: an early retry would add to the overload.
         if limit is not None and not limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if state.deadline is None else Rule.OVERLOAD_WAIT)
-        # Retries that pymongo would make as well, in the grace period, and commits and aborts do
-        # not depend on the budget.
+        # Two kinds of retries are allowed even if the budget is spent: those of commits and aborts,
+        # and, in a grace period, those that pymongo would make as well.
         is_exempt = must_end_transaction(state) or (
             state.in_grace and state.rejections <= PYMONGO_RETRIES
         )
@@ -203,17 +211,17 @@ class RetryRules:
         """Return the maximum number of retries after an overload error.
 
         Args:
-            own: The client's own maximum, or None.
+            own: The client's own maximum, or None to use the configured one.
         """
         return self.max_retries if own is None else own
 
     def holds_back(self, state: RetryState, failure: Failure) -> bool:
-        """Return True if a retry must wait because the budget is spent (rule 8, other than
-        rejections).
+        """Return True if a retry must wait longer because the budget is spent.
 
-        No such retry is declined, or an election would cause errors before the deadline. The first
-        retry is immediate, as in every driver. Failures that a server in distress does not cause,
-        such as write conflicts, are not delayed.
+        This is rule 8 for failures other than rejections. Such retries are delayed but not
+        declined. Otherwise, an election would cause errors before the deadline. The first retry is
+        not delayed, as in every driver, and neither are retries after failures that do not come
+        from a server in distress, such as write conflicts.
         """
         budget = state.budget
         if state.attempts < 2 or follows_specification(state):  # noqa: PLR2004 - the first retry
@@ -225,13 +233,13 @@ class RetryRules:
         """Apply rules 0 to 4. Return the rule that declines, or None if the strategy decides."""
         if failure.timed_out and _deadline_is_over(state, failure):
             return Rule.DEADLINE
-        # Only that router can continue the transaction, so a retry could not succeed.
+        # Only the lost router can continue the transaction, so a retry could not succeed.
         if failure.router_lost:
             return Rule.NEVER_RETRIED
         if failure.selection:
             return Rule.TERMINAL if failure.terminal else Rule.SELECTION
-        # The server forgets transaction numbers together with the session, so it could no longer
-        # recognize a retry of the write.
+        # When a session expires, the server forgets its transaction numbers and no longer
+        # recognizes a retry of the write.
         if failure.session_expired and not (state.kind is Kind.WRITE and state.declared_idempotent):
             return Rule.NOT_SAFE
         if state.kind is Kind.TRANSACTION_END and failure.transaction_over:
@@ -259,19 +267,24 @@ class RetryRules:
         return Rule.TERMINAL if rule is Rule.ATTEMPTS and failure.reason in TERMINAL else rule
 
     def _safe(self, state: RetryState, failure: Failure) -> bool:
-        """Rule 2, for errors without both overload labels."""
+        """Apply rule 2: return True if a retry cannot apply a write twice.
+
+        Not for errors with both overload labels, after which any command is safe to retry.
+        """
         if state.kind in (Kind.READ, Kind.TRANSACTION_END) or failure.carried_txn_number:
             return True
         if failure.stage is Stage.NOT_SENT:
-            # An earlier attempt may have been sent. It was retried, so it carried a transaction
-            # number, which the next attempt carries as well, or the write is declared idempotent.
+            # This attempt was not sent, but an earlier one may have been. That it was retried means
+            # that it carried a transaction number, which the next attempt carries as well, or that
+            # the write is declared idempotent.
             return True
-        # pymongo waits for the reply of any other command, whatever the write concern.
+        # Only unacknowledged writes have no reply. pymongo waits for the reply to any other
+        # command, whatever its write concern.
         has_reply = state.acknowledged or state.kind is not Kind.WRITE
         return has_reply and state.declared_idempotent
 
     def _attempts_left(self, state: RetryState, failure: Failure) -> Rule | None:
-        """Rule 4."""
+        """Apply rule 4: return the rule that declines a further attempt, or None."""
         if failure.server_answered and _is_slow_again(state, failure):
             return Rule.TIME_LIMIT
         must_end = state.overloaded and must_end_transaction(state)
@@ -279,8 +292,8 @@ class RetryRules:
             most = self.max_retries_of(state.max_retries)
             return Rule.ATTEMPTS if state.retries >= most else None
         if state.deadline is not None and (must_end or not state.once):
-            # A clock that stands still, as in a test, never passes the deadline. Also limit the
-            # total delay and the number of attempts.
+            # Also limit the total delay and the number of attempts, because a clock that stands
+            # still, as in a test, never reaches the deadline.
             over = state.waited > state.deadline.timeout or state.attempts >= MAX_ATTEMPTS
             return Rule.DEADLINE if over else None
         if state.retry_window is not None and not state.once:
@@ -291,17 +304,18 @@ class RetryRules:
 
 
 def must_end_transaction(state: RetryState) -> bool:
-    """Return True for a commit or an abort.
+    """Return True for a commit or an abort, unless the strategy follows MongoDB's specifications.
 
-    After rejections, these are retried until the deadline, whatever the budget holds: the outcome
-    of the transaction, or its locks, depend on them.
+    After rejections, these are retried until the deadline, even if the budget is spent. Without the
+    commit, the outcome of the transaction is unknown; without the abort, it keeps its locks.
     """
     return state.kind is Kind.TRANSACTION_END and not follows_specification(state)
 
 
 def _is_too_late(state: RetryState, delay: float, base: float) -> bool:
-    """Return True if the budget ends those retries of this operation that pymongo would not
-    make.
+    """Return True if a retry that pymongo would not make comes too long after the first rejection.
+
+    The budget decides how long that is.
     """
     since = state.rejected_since
     if since is None or state.rejections <= PYMONGO_RETRIES:
@@ -310,22 +324,22 @@ def _is_too_late(state: RetryState, delay: float, base: float) -> bool:
 
 
 def is_extra(state: RetryState) -> bool:
-    """Return True if a retry does not count as the single retry that an operation without a
+    """Return True if a retry is extra, in addition to the single retry that an operation without a
     deadline gets.
 
-    The library detects a lost server within milliseconds, pymongo within half a second. So
-    pymongo's single retry may come after a short outage in which the library's single retry would
-    fail. Until pymongo would have retried, retries are therefore extra.
+    After a server is lost, the library finds out within milliseconds if it is back, but pymongo
+    only within half a second. So pymongo's single retry may succeed after a short outage in which
+    the library's would fail. Retries are therefore extra until pymongo would have retried.
     """
     excluded = state.time_limit is not None or state.once or follows_specification(state)
     return not (excluded or state.overloaded or state.pymongo_would_have_retried)
 
 
 def _waits_again(state: RetryState) -> bool:
-    """Return True if the operation waits for a full pool once more. As in pymongo, a read does so
-    once.
+    """Return True if the operation may wait for a connection of a full pool a second time.
 
-    The pool is full of this process's own operations, and more waiting would only add to them.
+    As in pymongo, only a read may, and only once. The connections are in use by this process, and
+    more waiting operations would not help.
     """
     is_read = state.kind is Kind.READ and not state.in_transaction
     return is_read and state.reasons.count(RetryReason.POOL_EXHAUSTED) == 1
@@ -334,35 +348,40 @@ def _waits_again(state: RetryState) -> bool:
 def _is_slow_again(state: RetryState, failure: Failure) -> bool:
     """Return True if an earlier attempt on the same server had no reply either.
 
-    The server goes on with each attempt that the client gives up, so more of them would keep it
-    even busier. pymongo makes one retry. A commit or an abort costs the server little.
+    The server continues to execute each attempt that the client gives up, so further attempts would
+    keep it even busier. pymongo retries once. Commits and aborts are excluded, because they cost
+    the server little.
     """
     return state.unanswered_by.count(failure.server) > 1 and not must_end_transaction(state)
 
 
 def _is_never_retried(state: RetryState, failure: Failure) -> bool:
-    """Rule 0, for errors without both overload labels."""
+    """Apply rule 0: return True if the kind of the operation forbids a retry.
+
+    Not for errors with both overload labels, after which any command is safe to retry.
+    """
     is_statement = state.in_transaction and state.kind is not Kind.TRANSACTION_END
     is_undeclared = state.kind in RETRIED_IF_DECLARED and not state.declared_idempotent
     if not (is_statement or is_undeclared or state.kind in NEVER_RETRIED):
         return False
-    # MongoDB's specifications do not retry these even if they were not sent. A cleanup is not
-    # retried either: nobody waits for it, and the server does the same by itself later.
+    # By default, they are retried if they were not sent. MongoDB's specifications do not do that. A
+    # cleanup is not retried either: nobody waits for it, and the server cleans up by itself later.
     retries_unsent = state.kind is not Kind.CLEANUP and not follows_specification(state)
     return failure.stage is not Stage.NOT_SENT or not retries_unsent
 
 
 def _room(limit: Deadline, failure: Failure) -> float:
-    """Return the seconds in which an attempt can start and its reply still arrive in time."""
-    # Written so that a NaN round-trip time counts as 0, and a NaN limit leaves no room.
+    """Return the seconds within which an attempt must start for its reply to arrive in time."""
+    # With 0.0 as the first argument, max() treats a NaN round-trip time as 0. If the limit is NaN,
+    # the result is NaN, which the callers treat as no time left.
     return limit.remaining() - max(0.0, failure.min_rtt)
 
 
 def _deadline_is_over(state: RetryState, failure: Failure) -> bool:
     """Return True if the deadline ended an attempt that timed out.
 
-    Other limits may have ended it before the deadline: those for server selection, the pool,
-    connections, sockets and the server.
+    Another limit may have ended it before the deadline: the limit for server selection, for the
+    pool, for connecting, for the socket, or ``maxTimeMS``.
     """
     if state.deadline is None or failure.application_limit_ms is not None:
         return False
@@ -380,5 +399,5 @@ def is_over(left: float, timeout: float, stage: Stage) -> bool:
     # A server that stops a command at its ``maxTimeMS`` uses its own clock. Its reply may arrive a
     # moment before the deadline on the client's clock.
     early = 0.01 * (1 + timeout) if stage is Stage.ANSWERED else 0.0
-    # Written so that a NaN leaves no time.
+    # "not >=" instead of "<", so that a NaN counts as no time left.
     return not left - early >= SHORTEST

@@ -1,4 +1,4 @@
-"""The state of one command for the retry rules: what it is, and which of its attempts failed."""
+"""The state of one operation for the retry rules: its kind, settings, and failed attempts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Kind(enum.Enum):
     WRITE = "write"
     """A write. Whether it is retryable is a fact of each attempt."""
     COMMAND = "command"
-    """``command()`` and its like. What they run is not inspected, so only the caller can declare
-    that a retry is safe."""
+    """``command()`` and similar methods. The library does not inspect the command, so only the
+    caller can declare that a retry is safe.
+    """
     GET_MORE = "getMore"
     AGGREGATE_WRITE = "aggregate with a write stage"
     TRANSACTION_END = "commit or abort"
@@ -53,16 +54,18 @@ class RetryState:
     acknowledged: bool = True
     """False if the write is unacknowledged, or if that is unknown."""
     declared_idempotent: bool = False
-    """The caller declares that applying the write twice does no harm."""
+    """The caller declared that applying the command twice does no harm."""
     deadline: Deadline | None = None
     retry_window: Deadline | None = None
-    """If ``timeout_ms=0``: there is no deadline, but retries end here."""
+    """The end of retries if there is no deadline: for ``timeout_ms=0`` and for endSessions."""
     max_retries: int | None = None
     """The client's own maximum; None if the configuration applies."""
     budget: RetryBudget = field(default=UNLIMITED, repr=False)
     """The client's retry budget."""
     once: bool = False
-    """At most one retry: an abort, which the client's background task sends again later."""
+    """True for an abort. Without a deadline, an abort that no server rejected is retried at most
+    once, because the client's background task sends it again later.
+    """
     method: str = ""
     """The pymongo method that the application called, such as ``"update_many"``; for a cursor's
     later batches, ``"find/getMore"``. Empty if unknown.
@@ -71,20 +74,20 @@ class RetryState:
     """The caller's own values for the strategy. Never exported, since they may be confidential."""
 
     unhurried_until: Deadline | None = None
-    """Without a deadline, retries that begin before then are extra: pymongo alone might still be
-    waiting for its server before its single retry.
+    """If there is no deadline, retries before this time do not count as the operation's single
+    retry: pymongo alone might still be waiting for the server. See ``retry_rules.is_extra``.
     """
 
     attempts: int = 0
     """Number of failed attempts of the current command."""
     unattempted: int = 0
-    """How many of these found a paused pool, so that no connection was tried."""
+    """Number of these that found a paused pool, so that no connection was tried."""
     carried_txn_number: bool = False
-    """The last attempt carried a transaction number."""
+    """True if the last attempt carried a transaction number."""
     overloaded: bool = False
-    """At least one attempt ended with an overload error."""
+    """True if at least one attempt ended with an overload error."""
     rejections: int = 0
-    """How many attempts the server rejected because it was overloaded."""
+    """Number of attempts that a server rejected because it was overloaded."""
     began: float | None = None
     """When the operation began, on the clock; None if unknown."""
     rejected_since: float | None = None
@@ -92,7 +95,7 @@ class RetryState:
     unknown.
     """
     in_grace: bool = False
-    """The operation may be retried as often as by pymongo, whatever the budget holds."""
+    """True if the operation may be retried as often as by pymongo, even if the budget is spent."""
     waited: float = 0.0
     """Total seconds of delay between attempts."""
     reasons: list[RetryReason] = field(default_factory=list)
@@ -104,24 +107,24 @@ class RetryState:
         """True if applying the command twice is known to do no harm.
 
         That holds for reads, commits and aborts, for writes whose failed attempt carried a
-        transaction number, and for what the caller declared idempotent.
+        transaction number, and for commands that the caller declared idempotent.
         """
         harmless = self.kind in (Kind.READ, Kind.TRANSACTION_END)
         return harmless or self.carried_txn_number or self.declared_idempotent
 
     @property
     def time_limit(self) -> Deadline | None:
-        """The deadline, or else the end of retries. No delay may pass it."""
+        """The deadline, or ``retry_window`` if there is none. No delay may last longer."""
         return self.retry_window if self.deadline is None else self.deadline
 
     def count(self, failure: Failure) -> None:
-        """Count one more failed attempt. ``RetryBudget.failed`` charges the budget for it."""
+        """Count a failed attempt. The budget counts it separately, in ``RetryBudget.failed``."""
         self.attempts += 1
         self.unattempted += failure.pool_paused
         if self.retries <= 1 and (until := failure.unhurried_until) is not None:
-            # pymongo's own retry begins once it has found the server again, at the latest this long
-            # after the library's first. Keep the earlier of two such times, so that the extra
-            # retries do end.
+            # ``until`` is the time by which pymongo alone would have found the server again and
+            # retried. The failures of the first attempt and of the first retry may move it back;
+            # the later one applies. Later failures may not, so that the extra retries end.
             earlier = self.unhurried_until
             if earlier is None or earlier.remaining() < until.remaining():
                 self.unhurried_until = until._replace(timeout=until.timeout + self.waited)
@@ -141,11 +144,11 @@ class RetryState:
     def pymongo_would_have_retried(self) -> bool:
         """True if pymongo alone would have made its single retry by now."""
         until = self.unhurried_until
-        # Also compare the delays, because a clock that stands still, as in a test, never expires.
+        # Also compare the total delay: if the clock stands still, as in a test, no time expires.
         return until is None or until.expired() or self.waited > until.timeout
 
     def next_command(self) -> None:
-        """Reset the counts: a bulk write has moved on to its next command, which gets its own
+        """Reset the counts when a bulk write moves on to its next command, which gets its own
         attempts.
         """
         self.attempts = self.unattempted = self.rejections = 0

@@ -1,7 +1,9 @@
 """The only package that uses private names of pymongo, with one module for each part of it.
 
 ``private_names`` lists them all, by the feature that needs them, for ``self_check``. Begin there to
-support a new pymongo. Nothing is decided in this package.
+support a new pymongo. Retry rules and timeouts are decided in other packages. The modules here
+decide only what follows from pymongo's own state: for example, the kind of a command, whether a
+transaction stays pinned to its router, and which method of pymongo to call after a failed attempt.
 
 Values that the library keeps on pymongo's objects are set and read as attributes. Reading the
 ``__dict__`` of an instance makes each later attribute access slower, permanently, in CPython 3.11

@@ -1,4 +1,4 @@
-"""What pymongo's loop sends for an ``insert_one`` or a ``replace_one``."""
+"""Finds the document that pymongo's loop sends for an ``insert_one`` or a ``replace_one``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class SentDocument(NamedTuple):
-    """A document that one command stores as a whole, unless it is there. Immutable."""
+    """The document of one ``insert_one``, or of a ``replace_one`` with ``upsert=True``.
+    Immutable.
+    """
 
     collection: AnyCollection
     document: Document
@@ -19,10 +21,10 @@ class SentDocument(NamedTuple):
 
 
 def document_of(send: Callable[..., Any]) -> SentDocument | None:
-    """Return what an ``insert_one`` inserts, or a ``replace_one`` with ``upsert=True`` may insert.
+    """Return the document that an ``insert_one``, or a ``replace_one`` with ``upsert=True``, sends.
 
-    None for anything else. pymongo 4.20 gives its loop a closure over these. If it does not, no
-    document is recognized.
+    None for any other operation. pymongo 4.20 passes its loop a closure, ``send``, that contains
+    the collection and the document. If another version does not, the result is None as well.
     """
     if not inspect.isfunction(send):
         return None
@@ -40,5 +42,5 @@ def document_of(send: Callable[..., Any]) -> SentDocument | None:
 
 
 def is_replacement(update: object) -> bool:
-    """Return True for a whole document, as opposed to update operators or a pipeline."""
+    """Return True if an update is a whole document, not update operators or a pipeline."""
     return isinstance(update, Mapping) and not any(name.startswith("$") for name in update)

@@ -1,4 +1,4 @@
-"""pymongo's monitors: how they wait for replies and for the next check, and what they know."""
+"""pymongo's monitors: their waits for replies and for the next check, and the results of checks."""
 
 from __future__ import annotations
 
@@ -194,10 +194,11 @@ def request_check(topology: Topology, address: Address) -> None:
 
 
 class SignOfLife:
-    """Whether a server answers a check after the moment at which this is made.
+    """Finds out whether a server answers a check that was requested when the object was created.
 
-    A check is requested, which is no wait and opens no connection: a monitor that waits for news
-    goes on waiting, and its round-trip monitor sends a hello within half a second.
+    Creating the object neither waits nor opens a connection. It requests a check from the server's
+    monitor and from its round-trip monitor. If the monitor is already waiting for news from the
+    server, it continues to wait, but the round-trip monitor sends a hello within half a second.
     """
 
     __slots__ = ("_address", "_asked_at", "_round_trip", "_topology")
@@ -212,15 +213,19 @@ class SignOfLife:
             server._monitor._rtt_monitor.request_check()
 
     def is_seen(self) -> bool:
-        """Return True if the server has answered since."""
+        """Return True if the server has answered a check since the object was created."""
         if last_reply_at(self._topology, self._address) >= self._asked_at:
             return True
         round_trip = _round_trip(self._topology, self._address)
+        # Compare identities: a new sample may leave the value unchanged.
         return round_trip is not None and round_trip is not self._round_trip
 
 
 def _round_trip(topology: Topology, address: Address) -> float | None:
-    """Return the average round trip to a server. Each new sample makes a new object of it."""
+    """Return the average round-trip time to a server, or None if it is unknown.
+
+    Each new sample creates a new float object, even if the value stays the same.
+    """
     server = server_at(topology, address)
     if server is None:
         return None

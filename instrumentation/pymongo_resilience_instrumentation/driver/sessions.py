@@ -87,27 +87,35 @@ class Router(NamedTuple):
 
     address: Any
     generation: object
-    """The pool's, which a lost connection changes."""
+    """The generation of its connection pool, which changes when a connection is lost."""
 
 
 def note_router(session: Session, connection: Connection) -> None:
-    """Remember the router of a session's transaction: pymongo forgets it after most errors."""
+    """Record the router of a session's transaction, because pymongo unpins it after most errors."""
     vars(session)[ROUTER] = Router(connection.address, connection.generation)
 
 
 def is_orphaned(client: Client, session: Session) -> bool:
-    """Return True if the router of the session's transaction cannot be reached now: no other one
-    knows what it has open on the shards."""
+    """Return True if the router of the session's transaction cannot be reached now.
+
+    No other router knows which shards take part in the transaction.
+    """
     router: Router | None = vars(session).get(ROUTER)
     return router is not None and not is_known(client, router.address)
 
 
 def is_forgotten(session: Any, connection: Any, code: int | None) -> bool:
-    """Return True if the reply to an abort, with this code, shows that a mongos may have restarted
-    since it was sent the last statement: it knows no transaction that it began before.
+    """Return True if the mongos that answered an abort may have restarted during the transaction.
 
-    A mongos also answers so if the shards have aborted the transaction. But then no connection to
-    it was lost.
+    A mongos that has restarted does not know transactions from before, and replies with
+    NoSuchTransaction. It gives the same reply if the shards have already aborted the transaction.
+    The two cases are told apart by the connection pool: after a restart, a connection was lost
+    since the last statement.
+
+    Args:
+        session: The session of the transaction.
+        connection: The connection on which the abort was sent, or None.
+        code: The error code of the reply.
     """
     router: Router | None = vars(session).get(ROUTER)
     if code != NO_SUCH_TRANSACTION or router is None or connection is None:
@@ -116,23 +124,31 @@ def is_forgotten(session: Any, connection: Any, code: int | None) -> bool:
 
 
 class OpenTransaction(NamedTuple):
-    """What identifies a transaction to its server, even after its session is gone."""
+    """A transaction that must still be aborted, even if its session no longer exists."""
 
     command: dict[str, Any]
     """The command that aborts it."""
     address: Any
-    """The router on which it began; None on a replica set."""
+    """The address of its router; None on a replica set."""
     session: weakref.ref[Any] | None = None
-    """Its session, on a sharded cluster."""
+    """Its session on a sharded cluster; None on a replica set."""
     is_forgotten: bool = False
-    """The router that it was begun through does not know it any more."""
+    """True if its router does not know it anymore, because the router has restarted."""
 
 
 def open_transaction(
     session: Session, *, aborted: bool = False, is_forgotten: bool = False
 ) -> OpenTransaction | None:
-    """That of the session; None where it has none, or has ended. ``aborted``: by the driver, which
-    does not know whether its server has heard of that."""
+    """Return what is needed to abort the session's transaction later.
+
+    None if the session has ended, or if it has no open transaction.
+
+    Args:
+        session: The session.
+        aborted: Whether pymongo considers the transaction aborted, although the server may not have
+            received the abort. It then counts as open.
+        is_forgotten: Whether the router does not know the transaction anymore.
+    """
     transaction, server = session._transaction, session._server_session
     if server is None or not (session.in_transaction or aborted):
         return None
@@ -151,8 +167,11 @@ def open_transaction(
 
 
 def can_be_ended(client: Client, opened: OpenTransaction) -> bool:
-    """Return True unless the only way to end the transaction is to kill a session that is still in
-    use."""
+    """Return True if the transaction can be ended now.
+
+    If it cannot be aborted, its whole session must be killed. That has to wait while the
+    application still uses the session.
+    """
     if opened.session is None or _can_be_aborted(client, opened):
         return True
     session = opened.session()
@@ -160,37 +179,52 @@ def can_be_ended(client: Client, opened: OpenTransaction) -> bool:
 
 
 def _can_be_aborted(client: Client, opened: OpenTransaction) -> bool:
-    """Return True if its server knows the transaction, and can be reached."""
+    """Return True if an abortTransaction can end the transaction.
+
+    On a sharded cluster, its router must be reachable and must still know the transaction.
+    """
     if opened.session is None:
         return True
     return not opened.is_forgotten and is_known(client, opened.address)
 
 
 def _ending(client: Client, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
-    """Return where to send which command. If the router has forgotten the transaction or cannot be
-    reached, any router has the shards kill the session: none knows the transaction, and could abort
-    it."""
+    """Return the address and the command that end the transaction.
+
+    Usually, that is an abortTransaction to its router, or to the primary of a replica set. If the
+    router cannot be reached or has forgotten the transaction, no reachable router knows it, so none
+    can abort it. Then a killSessions is sent to any router, which forwards it to the shards.
+    """
     if _can_be_aborted(client, opened):
         return opened.address, opened.command.copy()
     return None, {KILL_SESSIONS: [opened.command["lsid"]]}
 
 
 def is_still_open(opened: OpenTransaction, code: int | None) -> bool:
-    """Return True if the reply to an abort, with this code, may come from a router that has
-    restarted: the shards may not have heard of the abort."""
+    """Return True if the transaction may still be open on the shards after the reply to an abort.
+
+    A router that has restarted replies with NoSuchTransaction, although the shards may not have
+    received the abort.
+
+    Args:
+        opened: The transaction.
+        code: The error code of the reply.
+    """
     is_aborted_by_router = opened.session is not None and not opened.is_forgotten
     return is_aborted_by_router and code == NO_SUCH_TRANSACTION
 
 
 def abort(client: Client, opened: OpenTransaction) -> None:
+    """End the transaction: send an abortTransaction or a killSessions."""
     address, command = _ending(client, opened)
-    # Not through the retry loop: the background task tries again by itself.
+    # Do not use the retry loop, because the background task tries again by itself.
     server = client._select_server(writable_server_selector, None, ABORT, address)
     with client._checkout(server, None) as connection:
         connection.command("admin", command, client=client)
 
 
 async def abort_async(client: Client, opened: OpenTransaction) -> None:
+    """Do the same as ``abort`` in an async client."""
     address, command = _ending(client, opened)
     server = await client._select_server(writable_server_selector, None, ABORT, address)
     async with client._checkout(server, None) as connection:

@@ -1,5 +1,7 @@
-"""Connects pymongo's errors with the retry rules: the facts for the rules, and the final error for
-the application.
+"""Connects pymongo's errors with the retry rules.
+
+Collects the facts of each failed attempt for the rules, and chooses and completes the final error
+for the application.
 """
 
 from __future__ import annotations
@@ -48,22 +50,22 @@ if TYPE_CHECKING:
     from .retry_loop import RetryLoop
 
 CLOSING = 0.5
-"""Seconds for which endSessions is retried after its first failure, and for which a retry waits for
-a reply. Short, because ``close()`` waits for it.
+"""Limits in seconds for endSessions after its first failure: for all retries together, and for the
+reply to each of them. They are short because ``close()`` waits for endSessions.
 """
 
 
 def retry_state_of(loop: RetryLoop) -> RetryState:
     """Return the operation's state for the retry rules.
 
-    Does not read the caller's context, because another thread may call it.
+    Another thread may call this function, so it must not read context variables.
     """
     operation, runtime, client = loop.operation, loop.runtime, loop.client
     call, policy = operation.call, operation.policy(runtime.rules)
     kind = Kind.READ if loop.hooks is not None else loop.attempts.kind()
     method = call.method
     if kind is Kind.GET_MORE and call.cursor_class is None and method:
-        # The method reads the later batches of its own cursor as well, so name the batch.
+        # The method also fetches the later batches of its own cursor, so show that this is one.
         method += "/getMore"
     return RetryState(
         name=call.name,
@@ -83,16 +85,17 @@ def retry_state_of(loop: RetryLoop) -> RetryState:
 
 
 def deadlines(loop: RetryLoop) -> tuple[Deadline | None, Deadline | None]:
-    """Return the operation's deadline, or else the end of its retries. Reads the caller's
-    context.
+    """Return the operation's deadline and, if it has none, the end of its retries.
+
+    At least one of the two is None. Must be called in the operation's context.
     """
     operation, clock, timeout = (
         loop.operation,
         loop.runtime.executor.clock,
         driver.csot.active_timeout(),
     )
-    # Read this clock first: a deadline that the rules see later than pymongo does would let them
-    # begin an attempt that pymongo refuses.
+    # Read this clock before pymongo's. Otherwise, the deadline of the rules could be later than
+    # pymongo's, and they would allow an attempt that pymongo refuses.
     now, remaining = clock.now(), driver.csot.remaining()
     if operation.name == driver.attempts.END_SESSIONS:
         # ``close()`` sends endSessions and waits for it, so it gets only a short time.
@@ -129,15 +132,16 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
         and isinstance(error, PyMongoError)
         and classify.ended_by_client(error)
     ):
-        # pymongo labels every connection that could not be made as overload. Here, the server
-        # rejected nothing: the library or the deadline ended it.
+        # pymongo adds the overload labels to the error of every connection that could not be made.
+        # But here the library or the deadline ended the connection, and the server rejected
+        # nothing.
         driver.selection.forget_overload(error)
     failure = classify.failure_of(
         error,
         classify.Attempt(
             reached_connection=loop.connection is not None,
             carried_txn_number=loop.attempts.carries_txn_number(),
-            # If no server was selected, pymongo's loop still holds that of the attempt before.
+            # If no server was selected, pymongo's loop still holds the previous attempt's server.
             server=None if unselected else loop.attempts.server_address(),
             min_rtt=driver.csot.min_rtt(),
         ),
@@ -159,7 +163,7 @@ def classify_error(loop: RetryLoop, error: Exception, state: RetryState) -> Fail
 
 
 def is_merely_slow(loop: RetryLoop, error: Exception) -> bool:
-    """Return True if the server lives, and has received the attempt that had no reply."""
+    """Return True if the server is alive and has received the attempt that got no reply."""
     if loop.sign_of_life is None or not loop.sign_of_life.is_seen():
         return False
     cause = error.__cause__
@@ -170,20 +174,20 @@ SERVER_LOST = frozenset({
     RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.SOCKET_NOT_AVAILABLE,
     RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.NOT_PRIMARY,
 })  # fmt: skip
-"""After these, pymongo checks the server again before its single retry. After all other errors it
-retries at once, and so does the library.
+"""After these errors, pymongo checks the server before its single retry. After all other errors,
+pymongo and the library retry at once.
 """
 WAITS = 2
-"""How often pymongo alone may wait for a check: before its first attempt, if another operation lost
-the server, and before its retry.
+"""How many checks pymongo alone may wait for: one before its first attempt, if another operation
+has lost the server, and one before its retry.
 """
 LATE = 1.2
 """How late a check may be, as a multiple of its interval."""
 
 
 def when_pymongo_would_retry(loop: RetryLoop, failure: Failure) -> Deadline | None:
-    """Return until when plain pymongo might have waited for the failed attempt's server, or None if
-    it would not have waited.
+    """Return the time until which plain pymongo might wait for the failed attempt's server before
+    it retries, or None if it would not wait.
     """
     if failure.reason not in SERVER_LOST:
         return None
@@ -199,8 +203,9 @@ def when_pymongo_would_retry(loop: RetryLoop, failure: Failure) -> Deadline | No
 
 
 def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState) -> Exception:
-    """Return the error that the application gets after the last attempt, with the reason why there
-    is no further one.
+    """Return the error that the application gets after the last attempt.
+
+    Its text contains the reason why the library does not retry.
 
     Args:
         loop: The loop.
@@ -208,13 +213,15 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
         rule: The rule that declined a retry.
         state: The operation's state.
     """
-    # Do not use the operation's client: a task may outlive the operation in which it was started.
+    # Do not use the operation's client: a task that runs this loop may outlive the operation in
+    # which it was started.
     client = loop.client
     clients = loop.runtime.clients
     if failure.stage is Stage.NOT_SENT and clients.closed(client):
         closed = failure.error
         if not isinstance(closed, InvalidOperation):
-            # pymongo raises different errors, depending on which wait ``close()`` has ended.
+            # pymongo's error depends on which wait was ended by ``close()``. Raise the same one in
+            # all cases.
             closed = InvalidOperation(closed_text(client))
             closed.__cause__ = failure.error
         return closed
@@ -251,7 +258,9 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
 
 
 def _leave_open(loop: RetryLoop, failure: Failure) -> None:
-    """Leave a transaction to the background task if the server may still hold its locks."""
+    """After a failed abort, let the background task end the transaction, if the server may still
+    hold its locks.
+    """
     session, sessions = loop.session, driver.sessions
     is_forgotten = sessions.is_forgotten(session, loop.connection, failure.code)
     if (
@@ -282,20 +291,21 @@ def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:
 
 def error_to_raise(earlier: Failure | None, failure: Failure) -> Failure:
     """Return the failure whose error is raised: the newer one, unless the earlier one is more
-    informative.
+    informative. The earlier error then references the newer one.
 
     Source: Retryable Reads and Retryable Writes, "If a retry attempt fails".
     """
     if earlier is None or earlier.error is failure.error:
         return failure
     if TRANSIENT_TRANSACTION in failure.labels - earlier.labels:
-        # with_transaction must see that it can retry the transaction.
+        # With this label, with_transaction retries the whole transaction.
         return failure
     if failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN:
-        # A failed attempt is more informative than an attempt that the breaker refused.
+        # The error of an attempt is more informative than that of a breaker.
         is_less_informative = earlier.reason is not RetryReason.CIRCUIT_BREAKER_OPEN
     else:
-        # Other errors of pymongo, such as a full pool, do not show what happened on a server.
+        # Errors of other classes, such as that of a full pool, do not show what happened on a
+        # server.
         of_an_attempt = isinstance(
             failure.error, (ConnectionFailure, OperationFailure, ProtocolError)
         )
@@ -309,8 +319,8 @@ def error_to_raise(earlier: Failure | None, failure: Failure) -> Failure:
     if not is_less_informative:
         return failure
     if failure.no_writes_performed:
-        # The server reports that the retry wrote nothing, and is itself evidence about the earlier
-        # attempt.
+        # The newer error is the server's reply to the retry, so it helps to explain the earlier
+        # failure. Other errors are only the context.
         earlier.error.__cause__ = failure.error
     else:
         earlier.error.__context__ = failure.error

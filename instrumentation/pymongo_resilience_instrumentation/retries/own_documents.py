@@ -1,11 +1,18 @@
-"""Inserts that find their own documents: the reply of an earlier attempt was lost.
+"""Retried inserts that find the document of their own earlier attempt.
 
-Without a transaction number the server does not recognize the retry, and answers with a duplicate
-key. If the stored document is byte for byte the one that was sent, the insert has succeeded; what
-else may be the case, the error leaves to the application. Nothing is read unless a retry fails so.
+This applies only if both of these hold:
 
-A replacement that inserts if nothing matches is treated alike. What an update with operators would
-have inserted, only the server knows.
+- The write is sent without a transaction number, for example to a standalone server. Such a write
+  is retried only if the application declared it idempotent.
+- An earlier attempt may have been applied, usually because its reply was lost.
+
+Without a transaction number, the server does not recognize the retry. If the earlier attempt has
+stored the document, the retry fails with a duplicate key error. The library then reads the document
+with that ``_id``. If it is byte for byte the document that was sent, the insert counts as
+successful. Otherwise, the application gets the error. Documents are read only after such an error.
+
+A replacement with ``upsert=True`` is treated like an insert. An update with operators is not,
+because only the server can compute the document that it would have inserted.
 """
 
 from __future__ import annotations
@@ -51,20 +58,28 @@ class OwnDocument(NamedTuple):
 
     namespace: Namespace
     stored: bytes
-    """What the server has stored if it was that attempt."""
+    """The BSON that the server stores if the attempt was applied."""
     upserted_id: Any = None
-    """The ``_id``, if the document comes from an upsert."""
+    """The document's ``_id`` if it comes from an upsert."""
     is_upsert: bool = False
 
 
 def inserted(namespace: Namespace, document: Document, codec: CodecOptions[Any]) -> OwnDocument:
+    """Return the document that an insert stores."""
     return OwnDocument(namespace, encode(document, codec_options=codec))
 
 
 def upserted(
     namespace: Namespace, replacement: Document, codec: CodecOptions[Any], error: Reply
 ) -> OwnDocument:
-    """``error``: the server's, which names the ``_id`` that it would have given the document."""
+    """Return the document that a replacement with ``upsert=True`` stores.
+
+    Args:
+        namespace: The collection.
+        replacement: The replacement document, which need not contain an ``_id``.
+        codec: The options with which pymongo encodes the document.
+        error: The server's duplicate key error. It contains the ``_id`` of the document.
+    """
     upserted_id = error["keyValue"]["_id"]
     document = {"_id": upserted_id, **{k: v for k, v in replacement.items() if k != "_id"}}
     return OwnDocument(
@@ -73,13 +88,16 @@ def upserted(
 
 
 class Search(NamedTuple):
-    """Looks for documents of one collection. Immutable."""
+    """A find for documents of one collection by ``_id``. Immutable."""
 
     namespace: Namespace
     command: dict[str, Any]
 
     def run(self, connection: Connection, session: AnySession | None, client: AnyClient) -> Any:
-        """Ask the server that reported the duplicates; awaitable in async clients."""
+        """Send the find on the connection whose server reported the duplicates.
+
+        Returns the reply; in async clients, an awaitable.
+        """
         return connection.command(
             self.namespace[0],
             self.command,
@@ -89,11 +107,13 @@ class Search(NamedTuple):
         )
 
     def found(self, reply: Reply) -> Iterator[tuple[Namespace, bytes]]:
+        """Yield the documents in the reply, as their namespace and BSON."""
         for document in reply["cursor"]["firstBatch"]:
             yield self.namespace, document.raw
 
 
 def searches_for(documents: Sequence[OwnDocument]) -> list[Search]:
+    """Return one search for each collection that the documents belong to."""
     ids: dict[Namespace, list[Any]] = {}
     for each in documents:
         ids.setdefault(each.namespace, []).append(RawBSONDocument(each.stored)["_id"])
@@ -114,9 +134,13 @@ def searches_for(documents: Sequence[OwnDocument]) -> list[Search]:
 def stored_documents(
     documents: Sequence[OwnDocument], where: Where
 ) -> set[tuple[Namespace, bytes]]:
-    """Return what is stored under their ids. ``where``: connection, session and client.
+    """Return the documents that are stored under the ``_id`` of each given document.
 
-    Of what cannot be read, nothing is known.
+    A collection that cannot be read is skipped, so its documents count as not stored.
+
+    Args:
+        documents: The documents to look for.
+        where: The connection, session and client to use.
     """
     found: set[tuple[Namespace, bytes]] = set()
     for search in searches_for(documents):
@@ -130,6 +154,7 @@ def stored_documents(
 async def stored_documents_async(
     documents: Sequence[OwnDocument], where: Where
 ) -> set[tuple[Namespace, bytes]]:
+    """Do the same as ``stored_documents`` in an async client."""
     found: set[tuple[Namespace, bytes]] = set()
     for search in searches_for(documents):
         try:
@@ -140,7 +165,7 @@ async def stored_documents_async(
 
 
 def is_of_an_id(error: Document | None) -> bool:
-    """Return True for a duplicate of an ``_id``, as the server's own words have it."""
+    """Return True if the server reports a duplicate ``_id``, not a duplicate in another index."""
     return (
         isinstance(error, Mapping)
         and error.get("code") == DUPLICATE_KEY
@@ -149,7 +174,10 @@ def is_of_an_id(error: Document | None) -> bool:
 
 
 def may_be_applied(failure: Failure) -> bool:
-    """Return True if the server may have executed the attempt, and would not recognize another."""
+    """Return True if the server may have applied the attempt and would not recognize a retry.
+
+    It recognizes a retry by the transaction number.
+    """
     sent = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
     return sent and not failure.carried_txn_number
 
@@ -158,8 +186,11 @@ DOING = "after a duplicate key"
 
 
 def recognize(attempts: DriverAttempts) -> None:
-    """Have further attempts of an ``insert_one`` or ``replace_one`` succeed if they find its own
-    document."""
+    """Let further attempts of an ``insert_one`` or a ``replace_one`` succeed if they find the
+    document of an earlier attempt.
+
+    Has no effect on other operations. ``batch_with_duplicates`` handles bulk writes.
+    """
     send, client = attempts.function, attempts.client
     sent = driver.inserts.document_of(send)
     if sent is None:
@@ -196,6 +227,9 @@ def recognize(attempts: DriverAttempts) -> None:
 
 
 def _own_document(sent: SentDocument, error: DuplicateKeyError) -> OwnDocument | None:
+    """Return the document that an earlier attempt may have stored, or None if the error is about
+    another index than that of ``_id``.
+    """
     if not is_of_an_id(error.details):
         return None
     coll, details = sent.collection, error.details or {}
@@ -206,7 +240,9 @@ def _own_document(sent: SentDocument, error: DuplicateKeyError) -> OwnDocument |
 
 
 def _result(own: OwnDocument) -> dict[str, Any] | None:
-    """What pymongo's own function returns; nothing for an insert."""
+    """Return what pymongo's function returns after a success: None for an insert, the reply for an
+    upsert.
+    """
     if not own.is_upsert:
         return None
     counts = {"n": 1, "nModified": 0, "ok": 1.0, "updatedExisting": False}
@@ -214,26 +250,33 @@ def _result(own: OwnDocument) -> dict[str, Any] | None:
 
 
 class BulkReply(Protocol):
-    """The reply to one command of a bulk write, with what was sent. Immutable."""
+    """The reply to one command of a bulk write, and the statements that were sent. Immutable."""
 
     def errors(self) -> Iterator[tuple[int, Reply]]:
-        """Return the errors of statements, each with the statement's index."""
+        """Yield the index and the error of each statement that failed."""
         ...
 
     def own_document(self, index: int, error: Reply | None) -> OwnDocument | None:
-        """Return what the statement may have stored; None if it stores no whole document.
+        """Return the document that an earlier attempt of the statement may have stored.
 
-        ``error``: the statement's; None for a statement that the server has not come to.
+        None if that document is unknown, as for an update with operators.
+
+        Args:
+            index: The index of the statement.
+            error: The statement's error, or None if the server stopped before the statement.
         """
         ...
 
     def settled(self, own: Mapping[int, OwnDocument]) -> dict[str, Any]:
-        """Return the reply as if the statements with these indexes had just been executed."""
+        """Return the reply as if the statements with these indexes had just succeeded."""
         ...
 
 
 class CollectionReply(NamedTuple):
-    """For a collection's ``bulk_write``, or ``insert_many``: all statements are of one kind."""
+    """The reply to a command of a collection's ``bulk_write`` or ``insert_many``.
+
+    All its statements have the same kind: inserts, or updates and replacements.
+    """
 
     reply: Reply
     namespace: Namespace
@@ -269,7 +312,9 @@ class CollectionReply(NamedTuple):
 
 
 class ClientReply(NamedTuple):
-    """For a client's ``bulk_write``, whose statements may be of several collections."""
+    """The reply to a command of a client's ``bulk_write``, which may write to several
+    collections.
+    """
 
     reply: Reply
     namespaces: Sequence[Namespace]
@@ -312,6 +357,7 @@ class ClientReply(NamedTuple):
 
 
 def _statement_result(index: int, own: OwnDocument) -> dict[str, Any]:
+    """Return the result of a statement that succeeded, in the server's format."""
     result: dict[str, Any] = {"ok": 1.0, "idx": index, "n": 1}
     if own.is_upsert:
         result |= {"nModified": 0, "upserted": {"_id": own.upserted_id}}
@@ -319,22 +365,31 @@ def _statement_result(index: int, own: OwnDocument) -> dict[str, Any]:
 
 
 class Batch(NamedTuple):
-    """One command of a bulk write whose reply names duplicates. Immutable."""
+    """One command of a bulk write whose reply contains duplicates of an ``_id``. Immutable."""
 
     bulk: BulkReply
     ordered: bool
     documents: Mapping[int, OwnDocument]
-    """What may be an earlier attempt's: the statements with a duplicate of an ``_id``; of an
-    ordered command, the one at which the server stopped, and the inserts that follow it."""
+    """The documents that an earlier attempt may have stored, by the index of their statement.
+
+    Unordered: those of all statements that failed with a duplicate ``_id``. Ordered: that of the
+    statement at which the server stopped, and those of the inserts directly after it.
+    """
     where: Where
 
     def settle(self) -> tuple[Reply, int | None]:
-        """Return the reply as pymongo is to see it: own documents count as inserted; and how many
-        statements were sent, None for all, since an ordered bulk goes on behind its own documents.
+        """Find out which documents an earlier attempt has stored, and correct the reply.
+
+        Returns:
+            The reply for pymongo, in which these documents count as inserted, and the number of
+            statements that the reply covers. None means all of them. In an ordered bulk write, the
+            server has stopped at the first duplicate. The reply then covers the statements up to
+            the last stored document, and pymongo sends the rest as another command.
         """
         return self._settled(stored_documents([*self.documents.values()], self.where))
 
     async def settle_async(self) -> tuple[Reply, int | None]:
+        """Do the same as ``settle`` in an async client."""
         return self._settled(await stored_documents_async([*self.documents.values()], self.where))
 
     def _settled(self, stored: set[tuple[Namespace, bytes]]) -> tuple[Reply, int | None]:
@@ -343,6 +398,7 @@ class Batch(NamedTuple):
             if each[:2] in stored:
                 own[index] = each
             elif self.ordered:
+                # The earlier attempt was ordered as well, so it stored no later document either.
                 break
         end = max(own) + 1 if own and self.ordered else None
         return self.bulk.settled(own), end
@@ -355,14 +411,15 @@ def batch_with_duplicates(
     reply: Reply,
     sent: Sequence[Any],
 ) -> Batch | None:
-    """Return the batch, if an earlier attempt of it may have stored what is reported as duplicates.
+    """Return the command as a batch if an earlier attempt may have stored the documents that the
+    server reports as duplicates; otherwise None.
 
     Args:
-        loop: the retry loop; None if there is none.
-        context: pymongo's, which has the connection.
-        cmd: the command.
-        reply: the server's.
-        sent: the statements, and for a client's bulk the namespaces.
+        loop: The retry loop, or None if there is none.
+        context: pymongo's context of the bulk write, which contains the connection.
+        cmd: The command.
+        reply: The server's reply.
+        sent: The statements; for a client's bulk write, the statements and their namespaces.
     """
     if "txnNumber" in cmd or loop is None or not loop.may_be_applied:
         return None
@@ -389,11 +446,12 @@ def batch_with_duplicates(
 
 
 def _count_sent_before(loop: RetryLoop, sent: int) -> int:
-    """Return how many of the ``sent`` statements an earlier attempt contained.
+    """Return how many of the ``sent`` statements were part of an earlier attempt that may have been
+    applied.
 
-    A bulk write consists of several commands, and one that was never sent before cannot meet its
-    own documents. After own documents in an ordered bulk write, pymongo sends the rest of the same
-    command as another one.
+    A bulk write may consist of several commands, and a command that was never sent before cannot
+    find its own documents. But if a reply was corrected in an ordered bulk write, pymongo sends the
+    rest of that command as another command, whose statements were sent before.
     """
     progress = loop.attempts.bulk_progress()
     if progress is None or loop.uncertain_command is None:
@@ -409,8 +467,10 @@ def _count_sent_before(loop: RetryLoop, sent: int) -> int:
 def _reply_of(
     context: BulkContext, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
 ) -> BulkReply | None:
+    """Return the reply for the kind of the command, or None if it cannot be corrected."""
     if "bulkWrite" in cmd:
-        # Of more than one batch, the rest is behind a cursor that pymongo reads and closes.
+        # If the cursor is open, the reply contains only the first results. pymongo reads the others
+        # and closes the cursor, so leave the reply alone.
         if reply.get("error") or not reply.get("nErrors") or reply["cursor"]["id"]:
             return None
         statements, namespaces = sent

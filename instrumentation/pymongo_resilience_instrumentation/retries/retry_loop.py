@@ -1,6 +1,7 @@
-"""One run of pymongo's retry loop, as the engine's executors use it.
+"""One run of pymongo's retry loop.
 
-It makes the attempts, collects the facts of failures, and updates the client's limits.
+The engine's executors call it to make attempts, to get the facts of each failure, and to update the
+client's budget and circuit breakers.
 """
 
 from __future__ import annotations
@@ -43,26 +44,29 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 ROUTER_WAIT = 1.0
-"""Seconds after the first failure in which to wait for the router of an open transaction. No other
-router can continue the transaction, and a longer wait would only delay its retry as a whole.
+"""Seconds to wait for the router of an open transaction after it was first unreachable. No other
+router can continue the transaction, and a longer wait would only delay the retry of the whole
+transaction.
 """
 
 
 def is_internal(error: Exception) -> bool:
-    """Return True for a bug of the library: the rules could not decide, or the library's own code
-    raised the error.
+    """Return True if the error is a bug of the library.
+
+    It is if the rules could not decide, or if the library's own code raised it unintentionally.
     """
     if isinstance(error, UndecidedError):
         return True
     if isinstance(error, ConfigurationError):
-        # The library refuses the operation on purpose.
+        # The library raises this error on purpose, to refuse an operation.
         return False
     return raised_by_library(error)
 
 
 def release(retry_loop: RetryLoop, error: BaseException | None) -> None:
-    """Release a run that is over. If that reveals a bug of the library, pymongo's result is not
-    changed.
+    """End a run with ``error``.
+
+    A bug of the library in this step is logged and does not replace the error.
     """
     try:
         retry_loop.release(error)
@@ -106,32 +110,34 @@ def left_to_pymongo(
 
 
 class LoopHooks:
-    """Called by the first loop that an operation runs. Features extend it in subclasses.
+    """Hooks that the first loop of an operation calls. Features override them in subclasses.
 
-    An operation with hooks only reads, so it is retried like any other read.
+    Operations with hooks only read, so they are retried like any other read.
     """
 
     def begin(self, loop: RetryLoop) -> None:
         """Called before the first attempt."""
 
     def gives_up(self, loop: RetryLoop, error: Exception) -> bool:  # noqa: ARG002 - for others
-        """Return True if the error of the first attempt ends the loop without a retry."""
+        """Return True to end the loop with the error of its first attempt, without a retry."""
         return False
 
     def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002 - for others
-        """Return the failure that the rules should see."""
+        """Return the failure that the retry rules should use."""
         return failure
 
     def prepare(self, loop: RetryLoop) -> None:
         """Called before each retry."""
 
     def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:  # noqa: ARG002 - for others
-        """Return a function to call when the loop has succeeded (in tasks, to await), or None."""
+        """Return a function to call after the loop has succeeded, or None. In async clients, a
+        coroutine function.
+        """
         return None
 
 
 class RetryLoop:
-    """One run of pymongo's retry loop, in one thread or task. It is the work of the executors.
+    """One run of pymongo's retry loop. Belongs to one thread or task.
 
     Attributes that a healthy operation does not need are class attributes until they are set, so
     that creating the object is cheap.
@@ -145,24 +151,31 @@ class RetryLoop:
     state: RetryState | None = None
     """The state for the rules. Set after the first failure; other threads may read it."""
     last: Failure | None = None
-    """The failure whose error is raised, unless a later one is more informative."""
+    """An earlier failure. Its error is raised unless that of the last attempt is more informative.
+    """
     txn_number: TxnNumber
     """Set after the first failure."""
     may_be_applied = False
     """True if an attempt without a transaction number was sent and may have been applied."""
     uncertain_command: tuple[Any, int] | None = None
-    """The position of a bulk write's command whose attempt may have been applied."""
+    """The position of the bulk write's command that such an attempt has sent; see
+    ``DriverAttempts.bulk_progress``.
+    """
     uncertain_end = 0
-    """The position behind the statements of that command, once a retry of it has had a reply."""
+    """The position after the last statement of that command. Set once a reply to its retry contains
+    duplicates.
+    """
     began = 0.0
     """When the last attempt began, on the executor's clock. Set after the first failure."""
     is_unanswered = False
-    """True if the last attempt had no reply. The next one asks its server whether it lives."""
+    """True if the last attempt got no reply. The next attempt then also requests a check of its
+    server.
+    """
     sign_of_life: driver.monitors.SignOfLife | None = None
-    """What the server that was asked has answered since."""
+    """That check: whether the server of the current attempt is alive."""
     router_wait_ends: float | None = None
-    """Until when a statement that was not sent waits for the router of its transaction, on
-    pymongo's clock.
+    """The time on pymongo's clock until which a statement that was not sent waits for the router of
+    its transaction.
     """
     final_error = failed_attempts.final_error
 
@@ -185,12 +198,12 @@ class RetryLoop:
         # Other threads look for attempts here, to interrupt those on a silent server.
         runtime.in_flight[id(self)] = ref(self)
 
-    # A property written in Python would cost a call for each access, as in Operation.
+    # As in Operation, a property written in Python would cost a call for each access.
     if TYPE_CHECKING:
         connection: Connection | None
         """pymongo's connection of the last attempt, once it has one."""
         server: Server | None
-        """pymongo's server that the last attempt selected; None before."""
+        """The server that the last attempt selected, as pymongo's object; None before."""
     else:
         connection = property(attrgetter("attempts.connection"))
         server = property(attrgetter("attempts.server"))
@@ -202,8 +215,8 @@ class RetryLoop:
         return self.connection is None and is_internal(error)
 
     def gives_up(self, error: Exception) -> bool:
-        """Return True if the loop ends with the error of its first attempt, whatever the
-        rules are.
+        """Return True if the loop ends with the error of its first attempt, without applying the
+        rules.
         """
         self.runtime.in_flight.pop(id(self), None)
         # The coroutine is being closed, so nothing may be awaited or sent any more.
@@ -226,14 +239,14 @@ class RetryLoop:
             if session is not None and session.in_transaction:
                 # pymongo's own ``run`` does this after a success, but it is not used here.
                 self.attempts.note_completed()
-            # Only look at the budget if it is not full; most successes then cost nothing.
+            # A full budget need not count a success, so most successes cost nothing here.
             if not (budget.full or self.began):
                 budget.succeeded(retried=False)
         else:
             unfinished = operation.is_closed_by(error)
         if self.permit is not None:
-            # An unacknowledged write shows nothing about the server. A failed attempt was reported
-            # before.
+            # An unacknowledged write shows nothing about the server. Nor does an error: if it shows
+            # anything, ``report`` has already told the breaker.
             no_reply = error is not None or (
                 operation.call.is_public and not operation.call.is_acknowledged
             )
@@ -249,9 +262,10 @@ class RetryLoop:
             bounded_waits.end_waits(operation, None if self.connection is not None else error)
 
     def _end_permit(self, shown: Evidence, *, unfinished: bool = False) -> None:
-        """Report to the breaker what the attempt has shown.
+        """Report to the breaker what the attempt shows about the server.
 
-        ``unfinished`` is True if no lock may be taken, because a coroutine is being closed.
+        If a coroutine is being closed, ``unfinished`` is True. No lock may be taken then, so the
+        report is deferred.
         """
         permit, self.permit = self.permit, None
         if permit is None:
@@ -262,9 +276,10 @@ class RetryLoop:
             permit.report(shown)
 
     def check_txn(self, connection: Connection, retryable: bool) -> bool:
-        """Return True if a write is sent as a retryable write.
+        """Return True if a write should carry a transaction number.
 
-        pymongo decides for the first attempt, the library for the others.
+        ``retryable`` is pymongo's decision, which applies to the first attempt. For the retries of
+        a retryable write, the library decides.
 
         Raises:
             TxnNumberLostError: If the write must not be sent.
@@ -276,9 +291,13 @@ class RetryLoop:
         return retryable
 
     def limit_selection(self) -> AbstractContextManager[None] | None:
-        """Return what limits server selection to the client's ``serverSelectionTimeoutMS``.
+        """Return a context that limits server selection, or None if no limit is needed.
 
-        None if nothing has to be limited.
+        The limit is the wait for a transaction's router, or the client's
+        ``serverSelectionTimeoutMS``.
+
+        Raises:
+            ExecutionTimeout: If the incoming request's deadline has passed.
         """
         if self.router_wait_ends is not None:
             return driver.csot.within(max(0.0, self.router_wait_ends - driver.csot.now()))
@@ -290,20 +309,22 @@ class RetryLoop:
         own = self.client_limits.selection_timeout
         if own is None:
             own = self.client_limits.selection_timeout = self.attempts.server_selection_timeout
-        # Under a longer deadline, pymongo would wait for a server until the deadline.
+        # If the deadline is later, pymongo would wait for a server until the deadline.
         return None if timeout <= own else driver.csot.within(own)
 
     def ask_for_life(self, server: Server) -> None:
-        """Ask the server that was selected whether it lives, while it executes the attempt."""
+        """Request a check of the selected server, to find out if it is alive while it executes the
+        attempt.
+        """
         topology = driver.clients.topology_of(self.client)
         address = driver.selection.address(server)
         self.sign_of_life = driver.monitors.SignOfLife(topology, address)
 
     def selected(self, server: Server) -> None:
-        """Ask the circuit breaker of the selected server, before anything is sent.
+        """Get a permit from the selected server's circuit breaker, before anything is sent.
 
         Raises:
-            CircuitBreakerOpenError: Also pymongo's AutoReconnect.
+            CircuitBreakerOpenError: If the breaker refuses. This is also a pymongo AutoReconnect.
         """
         # killCursors and endSessions are never refused.
         if not self.operation.has_operations:
@@ -312,7 +333,7 @@ class RetryLoop:
             if (breakers := self.client_limits.breakers) is not None:
                 self.permit = breakers.admit(self.attempts, driver.selection.address(server))
         except CircuitBreakerOpenError:
-            # pymongo's loop does not know the server yet, but the error, the log and the next
+            # pymongo's loop has not stored the server yet, but the error, the log, and the next
             # selection need it.
             self.attempts.note_server(server)
             raise
@@ -342,14 +363,14 @@ class RetryLoop:
         if self.operation.is_closed_by(error):
             raise error
         self._attempt_ends(error, state)
-        # Nothing was sent, so the breaker learns nothing about the server.
+        # Nothing was sent, so this shows nothing about the server.
         if isinstance(error, TxnNumberUnsupportedError):
             self._end_permit(Evidence.NONE)
             if (earlier := self.txn_number.unsupported()) is not None:
                 return earlier
         if isinstance(error, TxnNumberLostError):
-            # Raised inside of a checkout, where an error of this class would make pymongo clear the
-            # pool.
+            # The library raised its own class, because pymongo clears the pool if AutoReconnect is
+            # raised inside of a checkout.
             error = AutoReconnect(str(error))
         return failed_attempts.classify_error(self, error, state)
 
@@ -360,7 +381,8 @@ class RetryLoop:
         # A bulk write consists of several commands, each with its own attempts and number.
         before, progress = self.attempts.progress, self.attempts.bulk_progress()
         if before is not None and progress != before:
-            # A bulk has gone on: the retry of its last command has succeeded.
+            # The bulk write has moved on, so its previous command has succeeded. If it had failed
+            # attempts, it succeeded at a retry.
             if state.attempts:
                 state.budget.succeeded(retried=True, rejections=state.rejections)
             state.next_command()
@@ -374,7 +396,8 @@ class RetryLoop:
 
     def prepare(self, failure: Failure, state: RetryState, retry: Retry) -> None:
         refused_by_breaker = failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN
-        # An attempt that was refused, or wrote nothing, says less than the one before it.
+        # An attempt that the breaker refused, or that wrote nothing, is less informative than an
+        # earlier one.
         if self.last is None or not (failure.no_writes_performed or refused_by_breaker):
             self.last = failure
         if own_documents.may_be_applied(failure):
@@ -383,11 +406,11 @@ class RetryLoop:
                 self.may_be_applied = True
                 # From now on, a duplicate key may be the document of the earlier attempt.
                 own_documents.recognize(self.attempts)
-        # pymongo keeps state of the failed attempt that would affect the next one.
+        # pymongo's loop still holds state of the failed attempt that would affect the next one.
         self.attempts.reset_after(failure)
         if retry.held_back and failure.reason is RetryReason.ATTEMPT_TIMEOUT:
-            # With the budget spent, let the attempt take all the remaining time: giving up each one
-            # costs a connection and the server's work.
+            # If the budget is spent, let the attempt use all of the remaining time. Giving up an
+            # attempt costs a connection, and the server has worked for nothing.
             command_limits.limit_attempts(self.operation.limits, None)
         if self.hooks is not None:
             self.hooks.prepare(self)
@@ -421,5 +444,5 @@ class RetryLoop:
         if retargets is None:
             retargets = self.runtime.config.overload_retargeting
         # By default, a read that prefers the primary or secondaries stays with its overloaded
-        # member. Elsewhere it would read older data, or overload the primary.
+        # member. On another member, it would read older data or overload the primary.
         return not self.attempts.prefers_members() if retargets is None else bool(retargets)

@@ -1,12 +1,13 @@
 """Spans of commands, as children of the operation's span.
 
-With ``on_retry``, an operation that succeeds with a single command shows on its own span what the
-command's span would show; with ``never``, every operation does. A command outside of a recorded
-operation has no span.
+The option ``command_spans`` decides which commands get their own span. With ``on_retry``, an
+operation that succeeds with a single command gets no command span. Its own span shows the command's
+attributes instead. With ``never``, no command gets a span, and the operation's span shows the
+attributes of its last command. Commands outside of a recorded operation are not shown.
 
-The application's hooks are called as opentelemetry-instrumentation-pymongo calls them:
+The application's hooks have the signatures of opentelemetry-instrumentation-pymongo:
 ``request_hook(span, CommandStartedEvent)``, ``response_hook(span, CommandSucceededEvent)`` and
-``failed_hook(span, CommandFailedEvent)``, in the operation's thread or task.
+``failed_hook(span, CommandFailedEvent)``. They are called in the operation's thread or task.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from pymongo_resilience_instrumentation.settings import Hook
 from . import semconv
 from .span_state import SpanState
 
-# Bound once: each command compares them, and CPython 3.11 looks up an enum's member slowly.
+# Read once, because every command compares these values, and looking up an enum member is slow in
+# CPython 3.11.
 NEVER, ON_RETRY = CommandSpanMode.NEVER.value, CommandSpanMode.ON_RETRY.value
 
 CommandEvent = (
@@ -48,7 +50,7 @@ CommandEvent = (
 
 @dataclass(frozen=True)
 class CommandSpans:
-    """Whether and how spans of commands are recorded. As thread- and task-safe as the hooks."""
+    """Settings of the spans of commands. Thread- and task-safe if the application's hooks are."""
 
     tracer: Tracer
     mode: str = ON_RETRY
@@ -87,24 +89,25 @@ class SentCommand:
     ) -> None:
         self._spans = spans
         self.event = event
-        # Each attribute of an event is a call.
+        # Read these once: the attributes of events are properties, and each access costs a call.
         self.name, self.command = event.command_name, event.command
         self.around = outer
         """The operation's span."""
         self.result = result
-        """Attributes beside those of what was sent."""
+        """Attributes of the span that do not come from ``event``."""
         self.span: Span | None = None
-        """None while the operation's own span may show the command, and until something needs the
-        command's own span."""
+        """The command's own span. None until a hook needs it or until the command is recorded."""
         self.started_ns = time.time_ns()
         self.ended_ns = 0
 
     def start(self, state: SpanState, request_id: int) -> None:
-        """Show it with a span of its own, unless it is the first command of its operation; the
-        second one has the first one shown, too.
+        """Register a command that has started, and decide whether it gets its own span.
 
-        A span begins when its command is over, unless a hook needs it before: then it is made with
-        all its attributes at once.
+        With ``on_retry``, the first command of an operation gets no span yet, because the
+        operation's span may show it. A second command causes spans for both.
+
+        A span is usually created when its command has ended, with all attributes at once. If there
+        are hooks, it is created here, because they are called with it.
         """
         state.commands[request_id] = self
         mode, first = self._spans.mode, state.only_command
@@ -122,6 +125,7 @@ class SentCommand:
             self.start_span()
 
     def start_span(self) -> Span:
+        """Create the command's own span. It starts when the command was started."""
         self.span = in_progress.call_foreign_wrapped(
             self._spans.tracer.start_span,
             self.name,
@@ -139,8 +143,14 @@ class SentCommand:
         ended_ns: int | None = None,
         error: BaseException | None = None,
     ) -> None:
-        """End it, at ``ended_ns`` since the epoch; None is now. ``error``: the error of an
-        operation that ends before pymongo reports the end of the command."""
+        """Note the end of the command, and record its span if it has one.
+
+        Args:
+            state: The state of the operation's span.
+            ended_ns: When the command ended, in nanoseconds since the epoch; None means now.
+            error: The operation's error, if the operation ended before pymongo reported the end of
+                the command.
+        """
         if error is not None:
             self.result |= _error_of(error)
         self.ended_ns = ended_ns or time.time_ns()
@@ -149,12 +159,14 @@ class SentCommand:
         elif self is not state.only_command:
             self.record()
         elif semconv.ERROR_TYPE in self.result:
-            # At once: the process may end before the operation does.
+            # Record the failure now, because the process may end before the operation does.
             state.show_each_command()
             self.record()
 
     def record(self) -> None:
-        """End its span, and create it first if there is none."""
+        """Set the remaining attributes of the command's span and end it. Create the span if there
+        is none.
+        """
         span, has_attributes = self.span, False
         if span is None:
             span, has_attributes = self.start_span(), True
@@ -168,18 +180,25 @@ class SentCommand:
             in_progress.call_foreign_wrapped(span.end, self.ended_ns)
 
     def settle(self, error: BaseException | None, *, retried: bool) -> Mapping[str, Any]:
-        """Return the attributes to copy to the operation's span, if the operation ends with this
-        single command.
+        """Return the command's attributes for the operation's span, because the operation has ended
+        without a span for this command.
+
+        If the operation failed or was retried, record the command's own span instead and return no
+        attributes, except with ``command_spans=never``.
         """
         if self._spans.mode != NEVER and (error is not None or retried):
             self.record()
             return {}
-        self.result.pop(semconv.ERROR_TYPE, None)  # of a command's span alone
+        # The operation's span has its own error type.
+        self.result.pop(semconv.ERROR_TYPE, None)
         return command_attributes(self, namespace=False)
 
 
 def failure_attributes(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
-    # The driver reports the failure while it handles the exception.
+    """Return the attributes of a command that failed. ``quotes`` is True if the error's own text
+    may be exported.
+    """
+    # pymongo reports the failure while it handles the exception, so that is the current exception.
     error = sys.exception()
     attributes = {semconv.ERROR_TYPE: "_OTHER"} if error is None else _error_of(error, quotes)
     code = event.failure.get("code") if hasattr(event.failure, "get") else None
@@ -203,7 +222,9 @@ NAMING_A_COLLECTION = frozenset({
     "listIndexes", "mapReduce", "mapreduce", "planCacheClear", "reIndex", "update",
     "updateSearchIndex", "validate",
 })  # fmt: skip
-"""Other commands begin with a value, as ``usersInfo`` with the name of a user."""
+"""Commands whose first value is the name of a collection. The first value of another command may be
+confidential: that of ``usersInfo`` is the name of a user.
+"""
 AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
 
 
@@ -225,18 +246,21 @@ def _constant_attributes(
 
 
 def command_attributes(sent: SentCommand, *, namespace: bool) -> dict[str, Any]:
-    """Return what a span shows of a command. With ``namespace``, it includes what the operation's
-    span shows as well."""
+    """Return the attributes of a command.
+
+    With ``namespace``, they include those of the database and the collection, which the operation's
+    span already has.
+    """
     event, command, name = sent.event, sent.command, sent.name
     collection: Any = None
     if name == "getMore" or name in NAMING_A_COLLECTION:
         collection = command.get("collection" if name == "getMore" else name)
-        # Plain: a bson.Code is a str that cannot be hashed.
+        # Convert subclasses of str: a bson.Code cannot be hashed, as the cache below requires.
         collection = str(collection) if isinstance(collection, str) else None
     address = event.connection_id
     known = _constant_attributes(name, event.database_name, collection, address, namespace)
     attributes = {**known, **sent.result}
-    # The server's word, or the application's: what is no number is left out.
+    # The server or the application may have sent any type here. Include only numbers.
     server_connection_id = event.server_connection_id
     if isinstance(server_connection_id, int):
         attributes[semconv.SERVER_CONNECTION_ID] = int(server_connection_id)
@@ -252,12 +276,12 @@ def command_attributes(sent: SentCommand, *, namespace: bool) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _uuid_text(octets: bytes) -> str:
-    """Return a UUID as text. Cached, because sessions are used again and again."""
+    """Return a UUID as text. Cached, because pymongo reuses its sessions."""
     return str(uuid.UUID(bytes=octets))
 
 
 def cursor_of(sent: SentCommand, reply: Mapping[str, Any]) -> int | None:
-    """Return the cursor that the reply leaves open, or the one that the command read or closed."""
+    """Return the ID of the cursor that the command opened, read, or closed, or None."""
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
     found = cursor.get("id") if hasattr(cursor, "get") else None
     if not found and sent.name == "getMore":
@@ -278,7 +302,7 @@ def text_of(command: Mapping[str, Any], length: int) -> str:
     """
     shown = {name: value for name, value in command.items() if name not in LEFT_OUT}
     text = ""
-    # Piece by piece: a command may be as long as 48 MB.
+    # Convert piece by piece and stop early, because a command may be 48 MB long.
     for piece in _extended_json(shown):
         text += piece
         if len(text) >= length:
@@ -287,6 +311,7 @@ def text_of(command: Mapping[str, Any], length: int) -> str:
 
 
 def _extended_json(value: Any) -> Iterator[str]:
+    """Yield a value as pieces of relaxed extended JSON."""
     if isinstance(value, Mapping):
         yield "{"
         for index, (name, each) in enumerate(value.items()):
@@ -302,5 +327,5 @@ def _extended_json(value: Any) -> Iterator[str]:
     else:
         try:
             yield json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS)
-        except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
+        except Exception:  # noqa: BLE001 - a type of the application, which only its codec encodes
             yield f'"<{type(value).__name__}>"'

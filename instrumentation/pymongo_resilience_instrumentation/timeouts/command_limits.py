@@ -1,10 +1,10 @@
 """The time limits of a command: ``maxTimeMS``, ``attempt_timeout_ms``, and older options.
 
 A timeout that the application sets replaces the older options (maxTimeMS, socketTimeoutMS, wtimeout
-and so on), as the specification demands. A timeout from the configuration does not, because the
-application did not choose it in their place; then the shorter limit applies. Source: Client Side
-Operations Timeout, "Command Execution", "timeoutMS overrides deprecated timeout options" and
-"Deprecations".
+and so on), as the specification demands. A timeout from the configuration does not replace them,
+because the application did not choose it instead of them. In that case, the shorter limit applies.
+Source: Client Side Operations Timeout, "Command Execution", "timeoutMS overrides deprecated timeout
+options" and "Deprecations".
 """
 
 from __future__ import annotations
@@ -50,10 +50,14 @@ IGNORED = (
 
 
 def of_pymongo(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
-    """Yield what to wrap for ``strategy=driver``, where pymongo enforces every timeout: the limits
-    that the server is told under a timeout that was set through this library.
+    """Yield what to wrap for ``strategy=driver``.
 
-    ``configured`` is True if the configuration has a timeout.
+    With this strategy, pymongo enforces every timeout. The library only corrects the limits that
+    are sent to the server under a timeout that was set through the library.
+
+    Args:
+        enabled_flag: Whether the library is enabled.
+        configured: Whether the configuration has a timeout.
     """
     if configured:
         yield driver.csot.MODULE, driver.csot.WRITE_CONCERN, KeepWtimeout()
@@ -62,10 +66,11 @@ def of_pymongo(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
 
 
 def limit_for_pymongo(enabled_flag: EnabledFlag) -> Wrapper:
-    """Return a wrapper that removes ``maxTimeMS`` from a cursor's first command if each batch has
-    its own timeout: the server would count the time of all batches against it.
+    """Return a wrapper of ``Connection.apply_timeout`` for ``strategy=driver``.
 
-    Under a timeout of the configuration, the application's own limit is kept if it is shorter.
+    If each batch of a cursor has its own timeout, it removes ``maxTimeMS`` from the first command,
+    because the server would apply the limit to all batches together. If the timeout comes from the
+    configuration, it keeps the application's own limit if that is shorter.
     """
     current_operation = in_progress.current_or_ended
 
@@ -81,7 +86,7 @@ def limit_for_pymongo(enabled_flag: EnabledFlag) -> Wrapper:
             return original(*args, **kwargs)
         command = kwargs["cmd"] if "cmd" in kwargs else args[-1]
         own = None if command is None else command.get(LIMIT)
-        # pymongo now adds the remaining time as the limit.
+        # pymongo replaces the limit in the command by the remaining time.
         result = original(*args, **kwargs)
         with contain_internal_errors("while limiting a command"):
             timeout = driver.csot.TIMEOUT.get()
@@ -95,14 +100,14 @@ def limit_for_pymongo(enabled_flag: EnabledFlag) -> Wrapper:
 
 
 class OurLimit(int):
-    """A ``maxTimeMS`` that the library leaves in the application's document for ``command``.
+    """A ``maxTimeMS`` that remains in a document which the application passed to ``command``.
 
-    If the application uses the document again, the limit must not be taken for its own.
+    The type shows that the application did not set it, in case it passes the document again.
     """
 
 
 def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
-    """Yield what to wrap, and the interceptors. ``configured`` is True if the configuration has any
+    """Yield what to wrap, and the replacements. ``configured`` is True if the configuration has any
     timeout.
     """
     if configured:
@@ -112,11 +117,11 @@ def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
 
 
 reply_limits_used = FirstUse()
-"""Of a limit for the wait for a reply that is not the operation's deadline."""
+"""Notes the first use of a limit for replies other than the operation's deadline."""
 
 
 def for_replies() -> Iterator[Row]:
-    """The rest of ``wrapped``, once ``reply_limits_used``."""
+    """Yield the wrappers that are needed only from the first use of ``reply_limits_used`` on."""
     for module, name in driver.connections.receivers():
         yield module, name, Reply()
 
@@ -124,8 +129,9 @@ def for_replies() -> Iterator[Row]:
 def limit(enabled_flag: EnabledFlag) -> Wrapper:
     """Return a wrapper of ``Connection.apply_timeout``, which sets ``maxTimeMS``.
 
-    If each batch has its own timeout, a cursor's first command gets only the application's limit.
-    An attempt may have a shorter limit.
+    If each batch of a cursor has its own timeout, the first command does not get it as
+    ``maxTimeMS``, because the server would apply the limit to all batches together. With
+    ``attempt_timeout_ms``, the limit may be shorter than the remaining time.
     """
     active_timeout, current_operation = driver.csot.TIMEOUT.get, in_progress.current_or_ended
     warned: ByClient[bool] = ByClient(lambda _: True)
@@ -138,7 +144,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
         attempt = None if limits is None else limits.attempt_timeout
         if (timeout is None and attempt is None) or not enabled_flag.on:
             return original(*args, **kwargs)
-        # The command is None for a getMore, which gets no limit because it may wait for new
+        # pymongo passes None for a getMore. That gets no limit, because it may wait for new
         # documents.
         command = kwargs["cmd"] if "cmd" in kwargs else args[-1]
         # Remember the application's own limit, because pymongo overwrites it.
@@ -151,8 +157,8 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
         try:
             result = original(*args, **kwargs)
         except ExecutionTimeout as error:
-            # pymongo refuses to send a command with too little time left, in the form of a server's
-            # error.
+            # Too little time is left, so pymongo does not send the command. Mark its error, because
+            # it looks like one of the server's.
             mark_unsent(error)
             raise
         try:
@@ -196,6 +202,7 @@ def _apply_other_limits(
     timeout: float | None,
     operation: Operation,
 ) -> None:
+    """Apply the limits other than the operation's deadline, and record the limit that is sent."""
     limits = operation.limits
     is_configuration = limits.source.is_configuration
     if limits.attempt_timeout is not None or (
@@ -205,12 +212,13 @@ def _apply_other_limits(
     if timeout is not None:
         _adjust(connection, command, own, timeout, operation)
         if is_configuration:
-            # pymongo replaces the socket timeout by the remaining time; restore the application's.
+            # pymongo has replaced the socket timeout by the remaining time. Restore the
+            # application's own.
             driver.connections.keep_socket_timeout(connection)
             if command is not None and (own is not None or COMMIT in command):
                 own = _keep_configured_limit(command, own, operation)
     if (attempt := limits.attempt_timeout) is not None:
-        # A getMore may wait for new documents, so it has no limit for the reply.
+        # Do not limit a getMore, because it may wait for new documents.
         limits.reply_within = None if command is None else attempt
         limits.attempt_limits_server = command is not None and driver.connections.limit_attempt(
             connection, command, attempt
@@ -225,9 +233,10 @@ def _apply_other_limits(
 
 
 def _is_left_over(limit: int, limits: Limits) -> bool:
-    """Return True if the limit in a command was set by the library.
+    """Return True if the limit in a command was set for an earlier attempt or call, not by the
+    application.
 
-    pymongo sends some documents again in a retry, and the application may pass the same document to
+    pymongo reuses some documents for a retry, and the application may pass the same document to
     ``command`` twice.
     """
     if isinstance(limit, OurLimit):
@@ -236,11 +245,11 @@ def _is_left_over(limit: int, limits: Limits) -> bool:
 
 
 def _keep_configured_limit(command: Command, own: int | None, operation: Operation) -> int | None:
-    """Send the application's ``maxTimeMS`` or ``maxCommitTimeMS`` if it is shorter than the
-    remaining time.
+    """Restore the application's ``maxTimeMS`` or ``maxCommitTimeMS`` in a command if it is shorter
+    than the remaining time.
 
     Returns:
-        The limit, or None if the remaining time applies.
+        The application's limit, or None if the remaining time is sent.
     """
     if own is None and COMMIT in command:
         session = operation.call.session if operation.loop is None else operation.loop.session
@@ -256,7 +265,7 @@ def _keep_configured_limit(command: Command, own: int | None, operation: Operati
 class KeepWtimeout(Interceptor):
     """Keeps the ``wtimeout`` of a write concern if the timeout comes from the configuration.
 
-    pymongo removes it from every command under a timeout.
+    pymongo omits it from every command for which a timeout is active.
     """
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
@@ -286,28 +295,33 @@ def _adjust(
     timeout: float,
     operation: Operation | None,
 ) -> None:
-    # A document for ``command()`` belongs to the application, so its contents are left alone.
+    """Correct the limits that pymongo has applied to a command under a timeout.
+
+    Raises:
+        ExecutionTimeout: If less than a millisecond is left, so that the command must not be sent.
+    """
+    # A document for ``command()`` belongs to the application, so do not remove limits that it set.
     is_document = operation is not None and operation.name == "runCommand"
     limits = None if operation is None else operation.limits
     if not timeout:
         if not (is_document or (limits is not None and limits.source.is_configuration)):
-            # A timeout of 0 that the application sets replaces the older limits by none.
+            # The application has disabled the timeout with 0, which also removes the older limits.
             driver.connections.lift_limits(connection, command)
     elif command is None:
         return
     elif limits is not None and limits.cursor is not None and limits.cursor.omits_max_time:
         command.pop(LIMIT, None)
         if is_document and own is not None:
-            # The document of the application may contain its own limit.
+            # Restore the application's own limit, which pymongo has overwritten.
             command[LIMIT] = own
     elif command.get(LIMIT) == 0:
-        # The server takes 0 for "no limit", so pymongo 4.20 would send a command without a limit if
-        # less than a millisecond is left.
+        # pymongo 4.20 sends 0 if less than a millisecond is left, but for the server, 0 means no
+        # limit.
         raise _no_time_left()
 
 
 def _no_time_left() -> ExecutionTimeout:
-    """Return the error of a command that is not sent, in pymongo's words and shape."""
+    """Return the error for a command that is not sent, with pymongo's text and attributes."""
     remaining = max(0.0, driver.csot.remaining() or 0.0)
     text = f"operation would exceed time limit, remaining timeout:{remaining:.5f} < 1 ms "
     error = ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
@@ -316,10 +330,10 @@ def _no_time_left() -> ExecutionTimeout:
 
 
 def check_request(limits: Limits) -> None:
-    """Raise ExecutionTimeout for an attempt if the incoming request is over.
+    """Raise ExecutionTimeout before an attempt if the incoming request's deadline has passed.
 
-    pymongo would select a server and take a connection first. If there is none, it would fail to
-    open one in no time, and take the server for lost.
+    pymongo would first select a server and get a connection. If the pool had no idle connection,
+    pymongo would fail to open one with no time left, and would mark the server as lost.
     """
     left = driver.csot.remaining() if limits.without_request is not None else None
     if left is not None and left <= 0:
@@ -366,12 +380,12 @@ class Reply(Interceptor):
         self, entered: Entered | None, error: BaseException, args: tuple[Any, ...], *_: Any
     ) -> BaseException:
         remaining = driver.csot.remaining()
-        # Once the operation's own deadline is over, the error is the deadline's and not the
-        # attempt's.
+        # If the operation's own deadline has passed, it has caused the error, not the limit of the
+        # attempt.
         has_expired = remaining is not None and remaining <= 0
         if entered is None or not isinstance(error, TimeoutError) or has_expired:
             return error
-        # pymongo's error would name the operation's timeout, which is not what ended the wait.
+        # pymongo's error would blame the operation's timeout, but another limit has ended the wait.
         late: OSError = driver.connections.socket_timed_out(args[0])
         if entered.instance is not None:
             late = AttemptTimeoutError(entered.instance)
@@ -380,9 +394,10 @@ class Reply(Interceptor):
 
 
 def with_limit(operation: Operation, failure: Failure, state: RetryState) -> Failure:
-    """Add to a failure with code 50 whose time limit it was.
+    """Return a failure with code 50 with the time limit that has expired.
 
-    If a command was not sent because time ran out, that shows nothing about the server.
+    It may be the application's own ``maxTimeMS``, ``attempt_timeout_ms``, or another one. If the
+    command was not sent, the failure is returned unchanged.
     """
     if failure.stage is Stage.NOT_SENT:
         return failure
@@ -390,7 +405,7 @@ def with_limit(operation: Operation, failure: Failure, state: RetryState) -> Fai
     if limits.application_limit_ms is not None:
         return replace(failure, application_limit_ms=limits.application_limit_ms)
     deadline = state.deadline
-    # After the deadline, the operation itself is over, not only the attempt.
+    # If the deadline has passed, it ends the whole operation, not only the attempt.
     if not limits.attempt_limits_server or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
@@ -406,7 +421,7 @@ def limit_attempts(limits: Limits, seconds: float | None) -> None:
 
 
 def warn_of_ignored_options(client: Client) -> None:
-    """Log a warning that names the older options of a client which its ``timeoutMS`` replaces."""
+    """Log a warning that lists the client's older options which its ``timeoutMS`` replaces."""
     options, pool = client.options, client.options.pool_options
     if options.timeout is None:
         return

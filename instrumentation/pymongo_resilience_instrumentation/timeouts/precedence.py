@@ -1,28 +1,28 @@
-"""Decides which timeout applies to an operation, and keeps the timeout of a cursor, which outlives
-the operation that created it.
+"""Decides which timeout applies to an operation, and stores the timeouts of cursors, because a
+cursor outlives the operation that created it.
 
-The first row that applies is used:
+The first row that matches the operation applies. Its timeout starts at the time in the last column:
 
-| the operation is | timeout | it begins |
+| operation | timeout that applies | start of the timeout |
 |---|---|---|
-| in a ``with_transaction``, with its session | that of the transaction | with the transaction |
-| in ``pymongo.timeout`` and ``override`` | the shorter one | with the one ending sooner |
-| in ``pymongo.timeout``, with an inner one of 0 or None | the outer one | with the outer one |
-| in ``pymongo.timeout`` | that of the block | with the block |
-| in ``override(timeout_ms=...)`` | that of the block | with each operation |
-| on an object with ``bind()`` or ``default_timeout_ms`` | its own | with each operation |
-| in a namespace with a rule | the rule's | with each operation, "by iteration" |
-| on a client with ``timeoutMS`` | that of the client | with each operation |
-| under ``PYMONGO_RESILIENCE_TIMEOUT_MS`` | its own | with each operation, "by iteration" |
-| none of these | none | never |
+| in a ``with_transaction``, with its session | the transaction's | start of the transaction |
+| in ``pymongo.timeout`` and in ``override`` | the shorter one | start of the one that ends first |
+| in ``pymongo.timeout(0)`` inside of another one | the outer one's | start of the outer one |
+| in ``pymongo.timeout`` | the block's | start of the block |
+| in ``override(timeout_ms=...)`` | the block's | start of each operation |
+| on an object with ``bind()`` or ``default_timeout_ms`` | the object's | start of each operation |
+| in a namespace with a rule | the rule's (for commands only) | start of each operation |
+| on a client with ``timeoutMS`` | the client's | start of each operation |
+| any other | ``timeout_ms`` of the configuration (for commands only) | start of each operation |
 
-0 disables the timeout and hides the rows below; compared with another timeout, it is the longer
-one. "By iteration" means that the timeout applies to commands but does not end a cursor, a change
-stream, or a GridFS stream. If the installed pymongo does not support CSOT, only the client's own
-timeout exists.
+If the configuration has no ``timeout_ms`` either, there is no timeout. ``pymongo.timeout(None)`` is
+treated like ``pymongo.timeout(0)``. A timeout of 0 means no timeout: the rows below it do not
+apply, and it counts as longer than any other timeout. "For commands only" means that the timeout
+does not end a cursor, a change stream, or a GridFS stream. If the installed pymongo does not
+support CSOT, only the client's own timeout applies.
 
-Inside of an incoming request with a deadline, an operation ends no later than the request, whatever
-its timeout is. This does not apply to a cursor or stream after the request.
+In an incoming request with a deadline, an operation ends no later than the request, whatever its
+timeout is. A cursor or stream that is used after the request is not affected.
 
 Source: Client Side Operations Timeout, "timeoutMS", "Convenient Transactions API" and "Cursors".
 """
@@ -79,7 +79,7 @@ class TimeoutRules:
         self.csot_available = csot_available
         self._observes = observes
         self.are_common = csot_available and not observes and not rules.any
-        """Whether ``set_common_timeout`` may be used."""
+        """True if ``set_common_timeout`` may be used."""
         self.timeout_mode = config.timeout_mode
         self._rules = rules
         self._have_timeouts = rules.have_timeouts
@@ -101,7 +101,8 @@ class TimeoutRules:
             limits.transaction = transaction_of(session)
         if limits.transaction is not None:
             if call.is_public:
-                # Only commands of the application can have a timeout of their own.
+                # Check only operations that the application called. Others, such as commands that
+                # pymongo sends by itself, cannot have their own timeout.
                 limits.transaction.refuse_others()
             limit_to(limits, limits.transaction.timeout, limits.transaction.source)
             return
@@ -136,7 +137,10 @@ class TimeoutRules:
         _keep_or_set(limits, seconds, source, block.timeout_ms)
 
     def set_common_timeout(self, call: Call, limits: Limits) -> None:
-        """Do the same as ``set_timeout`` for a call without a session and without any policy."""
+        """Do the same as ``set_timeout`` for a call without a session and without any policy.
+
+        This is faster.
+        """
         if self._attempt_timeout is not None:
             limits.attempt_timeout = self._attempt_timeout
         seconds, source = self._default, self._default_source
@@ -151,8 +155,8 @@ class TimeoutRules:
             limits.deadline = driver.csot.ActiveTimeout(seconds, source=source)
 
     def _is_pymongos(self, call: Call, limits: Limits) -> bool:
-        """Return True if pymongo's own timeout applies, or none, so that nothing needs to be
-        set.
+        """Return True if the library must not set a timeout: either pymongo enforces the one that
+        applies, or none applies.
         """
         own = call.client.options.timeout
         if not self.csot_available:
@@ -176,7 +180,7 @@ class TimeoutRules:
         An incoming request's deadline is not included, because a stream may outlive the request.
 
         Returns:
-            The timeout in seconds, who set it, and whether it is "by iteration".
+            The timeout in seconds, who set it, and whether it is for commands only.
         """
         if in_progress.in_foreign_call():
             return None, TimeoutSource.NONE, False
@@ -205,8 +209,8 @@ class TimeoutRules:
         return call, limits
 
     def mode_of(self, call: Call) -> str | None:
-        """Return the first ``timeout_mode`` that is set by a block, by what the cursor was created
-        from, or by a rule.
+        """Return the first ``timeout_mode`` that is set by a block, by the object from which the
+        cursor was created, or by a rule.
         """
         mode: str | None = call.option(self._rules, "timeout_mode")
         return mode
@@ -222,18 +226,19 @@ def _keep_or_set(
         return
     limits.timeout, limits.source = seconds, source
     if seconds is not None:
-        # Also if it is the client's own: pymongo's loop over several batches has none.
+        # Activate it even if it is the client's own timeout: pymongo itself does not apply that
+        # timeout to its loop over several batches.
         limits.deadline = driver.csot.ActiveTimeout(seconds, source=source)
 
 
 def _keep_active(limits: Limits, block_ms: int | None) -> bool:
-    """Return True if the operation keeps the active timeout.
+    """Return True if the operation keeps the active timeout, and store it in ``limits``.
 
-    It does unless a block of ``override`` around it has a shorter one.
+    It does, unless a block of ``override`` around it has a shorter timeout.
     """
     if block_ms:
         active = driver.csot.active_timeout()
-        # The block's timeout is shorter than the active one, so it replaces that.
+        # The block's timeout is shorter, so it replaces the active one.
         if shorter(active or 0, block_ms / 1000) != active:
             return False
     elif (hidden := driver.csot.hidden_timeout()) is not None:
@@ -247,9 +252,9 @@ def _keep_active(limits: Limits, block_ms: int | None) -> bool:
 def limit_to(
     limits: Limits, timeout: driver.csot.Timeout, source: TimeoutSource | None = None
 ) -> None:
-    """Give an operation this timeout, which is active while pymongo runs.
+    """Set the timeout of an operation. It is active while pymongo runs.
 
-    Without a ``source``, the timeout counts as set by whoever set the previous one.
+    Without a ``source``, the source of the previous timeout is kept.
     """
     if limits.without_request is not None:
         _, limits.source = limits.without_request
@@ -262,7 +267,7 @@ def limit_to(
 
 
 def _end_with_request(limits: Limits) -> None:
-    """Make the operation end together with the incoming request, unless it ends earlier anyway."""
+    """Shorten the timeout so that the operation ends no later than the incoming request."""
     expires_at = blocks.expires_at()
     if expires_at is None:
         return
@@ -282,22 +287,23 @@ def _end_with_request(limits: Limits) -> None:
     limits.without_request = limits.timeout, limits.source
     if limits.source is TimeoutSource.NONE:
         limits.source = TimeoutSource.REQUEST
-    # If the request's time is over, this is still positive. pymongo then raises its error before it
-    # sends anything.
+    # Keep the timeout positive even if the request's time is over, because 0 would disable it.
+    # pymongo then raises its error before it sends anything.
     limits.timeout = max(request_ends - now, SHORTEST)
     limits.deadline = driver.csot.ActiveTimeout(limits.timeout, request_ends, limits.source)
 
 
 def refresh(limits: Limits) -> None:
-    """Give an operation its whole timeout again, from now on."""
+    """Restart the operation's timeout now."""
     timeout, _ = limits.to_keep()
     if timeout is not None:
         limit_to(limits, driver.csot.Timeout.from_now(timeout))
 
 
 def leave_at_least(limits: Limits, seconds: float) -> None:
-    """Give an operation the rest of its timeout, but at least ``seconds``, up to its whole
-    timeout.
+    """Extend the rest of the operation's timeout to ``seconds`` if it is shorter.
+
+    The result is never longer than the whole timeout.
     """
     timeout, _ = limits.to_keep()
     if not timeout:
@@ -312,7 +318,7 @@ class TransactionDeadline(NamedTuple):
 
     timeout: driver.csot.Timeout
     timed: Block | None
-    """The ``override`` with a timeout around with_transaction, if any."""
+    """The block of ``override(timeout_ms=...)`` around with_transaction, if any."""
     began: float
     """Seconds on pymongo's clock."""
     source: TimeoutSource = TimeoutSource.NONE
@@ -322,7 +328,8 @@ class TransactionDeadline(NamedTuple):
         """Raise InvalidOperation if the callback gives an operation its own timeout."""
         timed = blocks.timed()
         has_own_timeout = timed is not None and timed is not self.timed
-        # A timeout that an operation activates for nested operations was not set by the callback.
+        # Inside of another operation, the active timeout belongs to that operation and was not set
+        # by the callback.
         if not has_own_timeout and in_progress.current() is None:
             has_own_timeout = driver.csot.active_timeout() is not None and not driver.csot.is_ours()
         if has_own_timeout:
@@ -363,37 +370,41 @@ class CursorTimeout:
     """The timeout of one cursor or change stream. Belongs to the user of the cursor."""
 
     seconds: float | None
-    """0 disables the timeout. None if a block of ``pymongo.timeout`` set it, which applies only
-    inside that block.
+    """The timeout in seconds. 0 disables it. None if it was set by a block of ``pymongo.timeout``
+    or by a GridFS operation around the cursor, because it then applies only inside of these.
     """
     mode: str
     began: float
     """Seconds on the clock of pymongo's deadlines."""
     to_close: float
-    """Timeout of ``close()`` in seconds: that of the operation that created the cursor."""
+    """The timeout of ``close()`` in seconds. It is the timeout of the operation that created the
+    cursor.
+    """
     wait: float = 0.0
-    """Seconds for which the server may wait for new documents. A getMore gets them in addition."""
+    """Seconds for which the server may wait for new documents. The timeout of each batch is
+    extended by them.
+    """
     source: TimeoutSource = TimeoutSource.NONE
     """Who set the timeout."""
     in_use: bool = True
-    """False until the first command, whose timeout was decided before."""
+    """False if the timeout was set before the cursor's first command, which still has to use it."""
 
     @property
     def omits_max_time(self) -> bool:
-        """True if the first command must not have a maxTimeMS, which the server would apply to all
-        batches.
+        """True if the first command must not have a maxTimeMS, because the server would apply it to
+        all batches together.
         """
         return self.mode == ITERATION
 
     @property
     def ends(self) -> float:
-        """The end of the cursor's life, or ``NEVER``."""
+        """The time at which the cursor's timeout ends it, or ``NEVER``."""
         if self.mode == ITERATION or not self.seconds:
             return NEVER
         return self.began + self.seconds
 
     def for_a_batch(self) -> driver.csot.Timeout | None:
-        """Return the timeout of a batch that begins now, or None to keep what is active.
+        """Return the timeout of a batch that begins now, or None to keep the active timeout.
 
         A block of ``override`` or ``pymongo.timeout`` around the batch can only shorten it.
         """
@@ -402,7 +413,7 @@ class CursorTimeout:
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (blocks.current().timeout_ms or 0) / 1000)
         active = driver.csot.active_timeout()
-        # 0 disables the cursor's own timeout, but not one around it.
+        # If the cursor's own timeout is disabled by 0, a surrounding timeout still applies.
         if not seconds and (active is not None or driver.csot.hidden_timeout() is not None):
             return None
         seconds = shorter(seconds, active or 0)
@@ -416,7 +427,7 @@ def kept_by(cursor: Cursor | ChangeStream) -> CursorTimeout | None:
 
 
 cursor_timeouts_used = FirstUse()
-"""Of a cursor or change stream that keeps a timeout."""
+"""Notes the first cursor or change stream that keeps a timeout."""
 
 
 def keep(cursor: Cursor | ChangeStream, timeout: CursorTimeout | None) -> None:
@@ -434,13 +445,20 @@ def cursor_timeout(
 ) -> CursorTimeout | None:
     """Return the timeout of the cursor that ``call`` creates, or None if it has none of its own.
 
-    It has none without a timeout, or in a transaction, whose timeout covers it.
+    It has none if no timeout applies, or in a transaction, whose timeout covers the cursor.
+
+    Args:
+        rules: The rules for timeouts.
+        call: The call that creates the cursor.
+        limits: The limits of its operation.
+        cursor: The cursor, if it exists already.
+        writes: The $out or $merge stage of an aggregate, if any.
 
     Raises:
-        ConfigurationError: If a policy sets a mode without a timeout, a lifetime for a tailable
-            cursor, or iteration for an aggregate that ``writes`` ($out or $merge); or if the server
-            would wait for new documents longer than the timeout. The mode of the configuration is
-            only a default and never raises.
+        ConfigurationError: If a policy sets a mode without a timeout, the cursor-lifetime mode for
+            a tailable cursor, or the iteration mode for an aggregate that writes. Also if the
+            server would wait for new documents longer than the timeout. The mode of the
+            configuration is only a default and never raises this error.
     """
     mode, tailable = rules.mode_of(call), driver.cursors.is_tailable(cursor)
     max_await_ms = driver.cursors.max_await_time_ms(cursor)
@@ -461,7 +479,7 @@ def cursor_timeout(
     # In a transaction, the transaction's timeout covers the cursor.
     if timeout is None or limits.transaction is not None:
         return None
-    # A method or a stream of GridFS has one deadline, which covers its cursors.
+    # True for a cursor of a GridFS method or stream, whose single deadline covers its cursors.
     within_another = driver.csot.is_ours()
     # A tailable cursor has no end, so it cannot have a timeout for its whole life.
     if tailable:
@@ -490,7 +508,7 @@ def limit_cursor(
     cursor: Cursor | None = None,
     writes: str | None = None,
 ) -> None:
-    """Give an operation that creates a cursor the timeout that the cursor will keep.
+    """Store the timeout of the cursor that an operation creates in the limits of the operation.
 
     Arguments and errors are those of ``cursor_timeout``.
     """
@@ -498,23 +516,24 @@ def limit_cursor(
 
 
 def limit_batch(limits: Limits, kept: CursorTimeout | None) -> None:
-    """Give an operation that fetches a batch the timeout that its cursor keeps."""
+    """Apply the timeout that a cursor keeps to an operation that fetches a batch of it."""
     limits.cursor = kept
     if kept is None:
         return
     kept.in_use = True
     timeout = kept.for_a_batch()
     if timeout is not None:
-        # The application set both a block around the batch and the timeout of the cursor, so either
-        # may be the source.
+        # If the application set the cursor's timeout, name it as the source, even if a shorter one
+        # of a block around the batch applies: the application set that as well.
         limit_to(limits, timeout, None if kept.source.is_configuration else kept.source)
 
 
 def limit_resume(limits: Limits, kept: CursorTimeout | None, least: float) -> None:
-    """Give an operation that resumes a change stream at least ``least`` seconds, if the
-    configuration set its timeout.
+    """Extend the timeout of an operation that resumes a change stream to ``least`` seconds, if the
+    configuration set it and it is shorter.
 
-    Such a timeout does not end a stream, and plain pymongo waits that long for a server.
+    A timeout from the configuration must not end a stream that plain pymongo would resume, and
+    pymongo waits ``least`` seconds for a server.
     """
     limits.stream = kept
     timeout, source = limits.to_keep()
@@ -529,8 +548,8 @@ def wait_for_news(cursor: Cursor | None) -> float:
 
 
 def advice(operation: Operation) -> str:
-    """Return a hint for the error of a batch or a resume whose timeout is not only its own;
-    otherwise "".
+    """Return a hint for the error of an operation whose time was limited by an incoming request, a
+    change stream, or the life of a cursor; otherwise "".
     """
     limits = operation.limits
     if limits.without_request is not None:
@@ -544,7 +563,7 @@ def advice(operation: Operation) -> str:
 
 
 def check_max_await(limits: Limits, max_await_ms: object) -> None:
-    """Raise ConfigurationError if a getMore without new documents would always time out.
+    """Raise ConfigurationError if a getMore would always time out when there are no new documents.
 
     A timeout from the configuration does not limit the wait for new documents.
     """
