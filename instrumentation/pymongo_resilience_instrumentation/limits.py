@@ -32,10 +32,10 @@ class HasDeadline(Protocol):
 
 
 class Limits:
-    """How long an operation may take. Only the modules of ``timeouts/`` write it.
+    """How long an operation may take. The modules of ``timeouts/`` write it while it runs.
 
-    Belongs to the operation's thread or task. Durations are in seconds. What most operations never
-    set is an attribute of the class until then.
+    Belongs to the operation's thread or task. Durations are in seconds. Attributes that most
+    operations never set are class attributes, so that creating the limits is cheap.
     """
 
     timeout: float | None = None

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 class Operation:
     """One operation. Belongs to one thread or task.
 
-    The outermost wrapper creates it, and inner ones find it. Only ``timeouts/`` writes ``limits``,
-    only the executor writes ``outcome``, and only ``telemetry/`` writes ``shown``. The runtime
-    begins and ends it; the methods of this class write everything else. Attributes that most
-    operations never set are class attributes, so that creating an operation is cheap.
+    The outermost wrapper creates it, and inner ones find it. While it runs, ``timeouts/`` writes
+    ``limits``, the executor writes ``outcome``, and ``telemetry/`` writes ``shown``. The runtime
+    begins and ends it. The methods of this class write everything else, and replace these values
+    when it begins, adopts a try of a hedged read, or ends. Attributes that most operations never
+    set are class attributes, so that creating an operation is cheap.
     """
 
     has_operations = True

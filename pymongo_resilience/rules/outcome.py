@@ -1,6 +1,6 @@
 """The record of one operation: its failed attempts and their outcome.
 
-Only the executor writes it.
+The executor writes it while the operation runs.
 """
 
 from __future__ import annotations
