@@ -105,7 +105,7 @@ def is_orphaned(client: Client, session: Session) -> bool:
 
 
 def is_forgotten(session: Any, connection: Any, code: int | None) -> bool:
-    """Return True if the mongos that answered an abort may have restarted during the transaction.
+    """Return True if the mongos that answered an abort may not know the transaction (anymore).
 
     A mongos that has restarted does not know transactions from before, and replies with
     NoSuchTransaction. It gives the same reply if the shards have already aborted the transaction.
@@ -120,7 +120,8 @@ def is_forgotten(session: Any, connection: Any, code: int | None) -> bool:
     router: Router | None = vars(session).get(ROUTER)
     if code != NO_SUCH_TRANSACTION or router is None or connection is None:
         return False
-    return bool(router.generation != connection.generation)
+    # Another router never knew the transaction, and the generation of its pool is not comparable.
+    return router != Router(connection.address, connection.generation)
 
 
 class OpenTransaction(NamedTuple):
