@@ -39,7 +39,7 @@ from support.engine.retry_strategies import AT_ONCE
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.failure import RetryReason, Stage
-from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules
+from pymongo_resilience.rules.retry_rules import RETRIED_IF_DECLARED, GiveUp, Retry, RetryRules
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import MongoDB, RetryAction
 
@@ -71,6 +71,8 @@ def permitted(call: Call, fault: Fault) -> bool:
     if fault.stage is Stage.NOT_SENT:
         return True
     if call.kind is Kind.GET_MORE:
+        return False
+    if call.kind in RETRIED_IF_DECLARED and not call.idempotent:
         return False
     if call.in_transaction and not ends_a_transaction:
         return False
