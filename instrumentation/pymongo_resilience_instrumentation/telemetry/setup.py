@@ -43,7 +43,7 @@ class Telemetry:
         self._timelines = Timelines(config.slow_ms)
         self._ending: tuple[Observer, ...] = (self._timelines,)
         """The observers of an operation's end, in order."""
-        self.recorders: list[Observer] = []
+        self.recorders: tuple[Observer, ...] = ()
         """The observers for which there is an SDK."""
         self.records = False
         """Whether there are ``recorders``."""
@@ -95,7 +95,7 @@ class Telemetry:
                 self._without_sdk.pop(observer, None)
         if not self._without_sdk:
             self.looks_at = NEVER
-        self.recorders = [each for each in self._observers if each not in self._without_sdk]
+        self.recorders = tuple(each for each in self._observers if each not in self._without_sdk)
         self._ending = (self._timelines, *self.recorders)
         spans = (each for each in self.recorders if isinstance(each, OperationSpans))
         self.spans = next(spans, None)
