@@ -91,6 +91,25 @@ def providers(spans: OpenSpans) -> tuple[TracerProvider, MeterProvider]:
     return tracer_provider, MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
 
 
+def use_sessions_and_cursors(scene: Scene) -> None:
+    """Some wrappers are applied at their first use, and stay until ``uninstrument()``."""
+    with scene.documents() as collection:
+        scene.do(collection.find().to_list)
+        unread = scene.do(collection.find, batch_size=2)
+        scene.do(anext if scene.is_async else next, unread)
+        scene.do(unread.close)
+        with pymongo_resilience.override(timeout_ms=10_000):
+            scene.do(collection.find().to_list)
+            scene.do(scene.do(collection.aggregate, []).to_list)
+        session = scene.do(collection.database.client.start_session)
+        scene.do(session.start_transaction)
+        scene.do(collection.find_one, session=session)
+        scene.do(session.abort_transaction)
+        scene.do(session.end_session)
+        scene.do(collection.delete_many, {})
+    scene.heard.clear()
+
+
 @pytest.fixture
 def spans(scene: Scene) -> Iterator[OpenSpans]:
     """Instrumented, every span counted, and all of it inside of a span of the application."""
@@ -99,6 +118,7 @@ def spans(scene: Scene) -> Iterator[OpenSpans]:
     span = tracer_provider.get_tracer("application").start_span("application")
     scene.context.run(context.attach, trace.set_span_in_context(span))
     instrument(scene, tracer_provider, meter_provider)
+    use_sessions_and_cursors(scene)
     yield counted
     pymongo_resilience.uninstrument()
 
@@ -125,6 +145,7 @@ def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
 ) -> None:
     spans = OpenSpans()
     instrument(scene, *providers(spans), **WHAT_IS_OFF)
+    use_sessions_and_cursors(scene)
     try:
         with no_residue(spans=spans, context=scene.context, pause=scene.pause):
             play(scene)
