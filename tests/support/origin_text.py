@@ -8,7 +8,7 @@ _END = r"(?=$|[\"'])"
 """Of a text, or of one that is quoted in it: of the error inside of a bulk write's."""
 _ORIGIN = re.compile(rf" \((?:[^ ()]+:\d+, )?\d+ attempts?(?:; (?:[^()]|\([^()]*\))*)?\){_END}")
 _OUTCOME = re.compile(
-    rf" \((?:whether |it is unknown whether )?the transaction was committed[^()]*\){_END}"
+    rf" \((?:(?:it is unknown )?whether )?the transaction was committed[^()]*\){_END}"
 )
 """Of a transaction whose commit has failed."""
 
