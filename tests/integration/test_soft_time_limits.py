@@ -53,7 +53,7 @@ CALLING_FOREIGN_CODE = {
     each.__code__
     for each in (
         wrap_foreign_error, attribute, ask_strategy, _Retries.awaited, _Retries._checked,
-        Broadcast.on_event,
+        Broadcast.on_event, in_progress.call_foreign_wrapped,
     )
 }  # fmt: skip
 """Of functions that catch whatever a span processor, an error's property, a strategy or a listener
