@@ -114,8 +114,10 @@ def recover(entered: HasDeadline | None, outer: Operation | None) -> None:
             context.attach(operation.outer_context)
         CURRENT.set(outer)
     operation.abandon()
-    if operation.span is not None and operation.span.is_recording():
-        call_foreign_wrapped(operation.span.end)
+    # Not by Operation.span: this runs after a bug, which may be in there.
+    span = None if operation.shown is None else operation.shown.span
+    if span is not None and span.is_recording():
+        call_foreign_wrapped(span.end)
 
 
 def detach_in_child() -> None:

@@ -42,12 +42,8 @@ SETTLES = 50
 MOST = 10
 """Functions whose bugs may reach the application."""
 DOCUMENTS = 5
-EXCEPT = {
-    # The application calls it: a block whose end raises at once has not ended.
-    "engine.policies.blocks.override.__exit__",
-    # The recovery from a bug reads it as well, so its error takes the place of the timeout.
-    "operation.Operation.span",
-}
+END_OF_BLOCK = "engine.policies.blocks.override.__exit__"
+"""The application calls it: a block whose end raises at once has not ended."""
 SLOW_S = 2.5
 """How long the server holds back a reply, for an operation that has a deadline."""
 LONGEST = 10
@@ -323,7 +319,7 @@ def dropped(bench: Bench, choose: Callable[[list[CodeType]], list[CodeType]]) ->
     functions = Functions()
     found = {}
     for code in choose(in_order(called)):
-        if name_of(code) in EXCEPT:
+        if name_of(code) == END_OF_BLOCK:
             continue
         seen = bench.run(lambda: functions.broken(code))  # noqa: B023 - called at once
         after = ("active", "later", "left")
