@@ -20,7 +20,9 @@ from pymongo import CursorType
 from pymongo.errors import PyMongoError
 
 import pymongo_resilience
-from pymongo_resilience import Config, override
+from pymongo_resilience import Config, override, readiness
+from pymongo_resilience.deadlines import WSGIMiddleware
+from pymongo_resilience.streams import ChangeConsumer, CollectionTokens
 from pymongo_resilience.testbed import BlackHole, CutAfter, Overload, Refuse, ReplicaSet, Slow
 
 
@@ -74,6 +76,19 @@ def hedge(slow: Any) -> None:
             slow.find_one()
 
 
+def serve(one: Any, database: str) -> None:
+    """A probe, a request that arrives too late, and a consumer of changes that stops."""
+    readiness(one)
+    late = WSGIMiddleware(lambda *_: [], header="x-timeout-ms")
+    late({"HTTP_X_TIMEOUT_MS": "0"}, lambda *_: None)
+    coll, tokens = one[database].changes, CollectionTokens(one[database].tokens, "scraped")
+    consumer = ChangeConsumer(coll, lambda _: None, name="scraped", tokens=tokens)
+    stopping = threading.Timer(0.1, consumer.stop)
+    stopping.start()
+    consumer.run()
+    stopping.join()
+
+
 def main(host: str, port: str, database: str, metrics_port: str) -> None:
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
     pymongo_resilience.instrument(
@@ -98,6 +113,7 @@ def main(host: str, port: str, database: str, metrics_port: str) -> None:
         pair.inject(Slow(0.01))
         while not ended.is_set():
             hedge(slow[database].coll)
+            serve(one, database)
             trouble(proxy, database, one[database].coll, small[database].crowded)
 
 
