@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.call import AnyClient, Call
     from pymongo_resilience_instrumentation.driver.protocols import Client
     from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
-    from pymongo_resilience_instrumentation.telemetry.observers import Observer
+    from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 
 FURTHER = "a sampler or span processor raised an error; further errors are not logged"
 UNUSED_STRATEGY = NAMED["fast_fail"]
@@ -90,8 +90,7 @@ class Runtime:
         """True if the library decides about retries, not pymongo's own loop."""
         self.enabled_flag = EnabledFlag()
         self._warned: set[str] = set()
-        self._faulty: set[Observer] = set()
-        """Observers whose first error at the beginning of an operation was logged."""
+        self._has_logged_span_error = False
         self.telemetry = telemetry = Telemetry(settings)
         self.clients: Clients = Clients() if earlier is None else earlier.clients
         clock = ClientClock(self.clients)
@@ -214,10 +213,7 @@ class Runtime:
         if operation.started >= self.telemetry.looks_at:
             self.look_for_sdk(operation.started)
         if span and (spans := self.telemetry.spans) is not None:
-            try:
-                spans.begins(operation)
-            except internal_error_types() as internal_error:  # a sampler's, too: see ``foreign``
-                self._log_once(spans, internal_error)
+            self._begin_span(spans, operation)
 
     def begin_common(self, call: Call) -> Operation:
         """Begin an operation as ``begin`` does, if there is no session, block, binding, or rule,
@@ -231,19 +227,18 @@ class Runtime:
         if operation.started >= self.telemetry.looks_at:
             self.look_for_sdk(operation.started)
         if (spans := self.telemetry.spans) is not None:
-            try:
-                spans.begins(operation)
-            except internal_error_types() as internal_error:  # a sampler's, too: see ``foreign``
-                self._log_once(spans, internal_error)
+            self._begin_span(spans, operation)
         return operation
 
-    def _log_once(self, recorder: Observer, internal_error: Exception) -> None:
-        """Log the first error of an observer at the beginning of an operation."""
-        if recorder not in self._faulty:
-            self._faulty.add(recorder)
-            logger.error(
-                "an operation has no span or is not recorded: %s", FURTHER, exc_info=internal_error
-            )
+    def _begin_span(self, spans: OperationSpans, operation: Operation) -> None:
+        """Begin the operation's span, and log the first error: it has no span then."""
+        try:
+            spans.begins(operation)
+        except internal_error_types():
+            # Also the error of a sampler: see ``ForeignError``.
+            if not self._has_logged_span_error:
+                self._has_logged_span_error = True
+                logger.exception("an operation has no span or is not recorded: %s", FURTHER)
 
     def _warn_of_unused(self, call: Call) -> None:
         """Log which fields of a block or binding have no effect with pymongo's own loop."""

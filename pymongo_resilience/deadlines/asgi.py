@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from pymongo_resilience.deadlines.limits import EXPIRED_TEXT, RequestLimits, report_expired
+from pymongo_resilience.deadlines.limits import EXPIRED_BODY, RequestLimits, report_expired
 from pymongo_resilience.deadlines.request import Request
 
 Message = MutableMapping[str, Any]
@@ -15,10 +15,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 BEGINS_BODY = frozenset({
     "http.response.body", "http.response.pathsend", "http.response.zerocopysend",
 })  # fmt: skip
-BODY = EXPIRED_TEXT.encode() + b"\n"
 HEADERS = [
     (b"content-type", b"text/plain; charset=utf-8"),
-    (b"content-length", str(len(BODY)).encode()),
+    (b"content-length", str(len(EXPIRED_BODY)).encode()),
 ]
 
 
@@ -60,7 +59,7 @@ class ASGIMiddleware:
         elif seconds <= 0:
             report_expired("asgi")
             await send({"type": "http.response.start", "status": 504, "headers": HEADERS})
-            await send({"type": "http.response.body", "body": BODY})
+            await send({"type": "http.response.body", "body": EXPIRED_BODY})
         else:
             block = Request(seconds).step()
 

@@ -19,6 +19,8 @@ _GRPC_VALUE = re.compile(r"([0-9]{1,8})([HMSmun])")
 _MILLISECONDS = re.compile(r"[0-9]{1,10}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 EXPIRED_TEXT = "the request's deadline had passed when it arrived"
+EXPIRED_BODY = EXPIRED_TEXT.encode() + b"\n"
+"""The body of the response 504."""
 
 
 class RequestLimits:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
-from pymongo_resilience.deadlines.limits import EXPIRED_TEXT, RequestLimits, report_expired
+from pymongo_resilience.deadlines.limits import EXPIRED_BODY, RequestLimits, report_expired
 from pymongo_resilience.deadlines.request import Request
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
-BODY = EXPIRED_TEXT.encode() + b"\n"
 
 
 class WSGIMiddleware:
@@ -51,9 +50,9 @@ class WSGIMiddleware:
         if seconds <= 0:
             report_expired("wsgi")
             headers = [("Content-Type", "text/plain; charset=utf-8")]
-            headers.append(("Content-Length", str(len(BODY))))
+            headers.append(("Content-Length", str(len(EXPIRED_BODY))))
             start_response("504 Gateway Timeout", headers)
-            return [BODY]
+            return [EXPIRED_BODY]
         has_started = False
 
         def start(*arguments: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import gridfs
@@ -62,17 +63,21 @@ def what_becomes_of(
     return WRITE if "txnNumber" in struck[0].command else READ
 
 
-def test_every_operation_does_what_the_document_says(
+@pytest.fixture
+def tried(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
+) -> Callable[[Operation], str]:
+    """Tries an operation whose connection is cut, and returns what becomes of it."""
     telemetry = instrument(timeout_ms=20_000)
     sent = SentCommands()
     scene = Scene(side, proxy.uri, side.client(proxy.uri, event_listeners=[sent]), database)
     scene.prepare()
+    return lambda operation: what_becomes_of(operation, scene, proxy, telemetry, sent)
+
+
+def test_every_operation_does_what_the_document_says(tried: Callable[[Operation], str]) -> None:
     seen = {
-        f"{owner}.{each.name}": what_becomes_of(each, scene, proxy, telemetry, sent)
-        for owner, calls in BY_CLASS.items()
-        for each in calls
+        f"{owner}.{each.name}": tried(each) for owner, calls in BY_CLASS.items() for each in calls
     }
     said = documented()
     assert said.keys() >= TOO_NEW
@@ -80,12 +85,8 @@ def test_every_operation_does_what_the_document_says(
 
 
 def test_a_declaration_has_an_effect_on_every_operation_except_these(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    tried: Callable[[Operation], str],
 ) -> None:
-    telemetry = instrument(timeout_ms=20_000)
-    sent = SentCommands()
-    scene = Scene(side, proxy.uri, side.client(proxy.uri, event_listeners=[sent]), database)
-    scene.prepare()
     said = documented()
     with override(idempotent=True):
         not_retried = {
@@ -93,7 +94,7 @@ def test_a_declaration_has_an_effect_on_every_operation_except_these(
             for owner, calls in BY_CLASS.items()
             for each in calls
             if said[name := f"{owner}.{each.name}"] in {UNSENT, NEVER}
-            and what_becomes_of(each, scene, proxy, telemetry, sent) in {UNSENT, NEVER}
+            and tried(each) in {UNSENT, NEVER}
         }
     assert not_retried == {"Cursor.next after the first batch", "Cursor.close", "MongoClient.close"}
 

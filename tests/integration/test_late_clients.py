@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo.monitoring import ServerListener
 from support.clients import Side
 from support.pool_connections import Closed
+from support.server_states import Unknown
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
@@ -35,21 +35,6 @@ MANY = 60
 """Operations that begin together."""
 LATE_S = 0.1
 """For which an event loop is blocked again and again."""
-
-
-class Unknown(ServerListener):
-    """Counts how often a server that was known became Unknown."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def opened(self, event: Any) -> None: ...
-
-    def closed(self, event: Any) -> None: ...
-
-    def description_changed(self, event: Any) -> None:
-        before, now = event.previous_description, event.new_description
-        self.times += before.is_server_type_known and not now.is_server_type_known
 
 
 @dataclass

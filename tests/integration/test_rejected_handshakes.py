@@ -10,10 +10,10 @@ import pymongo
 import pytest
 import wrapt
 from pymongo.errors import OperationFailure, PyMongoError
-from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.recovery import woken_monitors
 from support.clients import Side
+from support.server_states import Unknown
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -34,21 +34,6 @@ class NoSpeculation(Interception):
 
     def on_hello(self, reply: dict[str, Any]) -> None:
         reply.pop("speculativeAuthenticate", None)
-
-
-class Unknown(ServerListener):
-    """Counts how often a server that was known became Unknown."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def opened(self, event: Any) -> None: ...
-
-    def closed(self, event: Any) -> None: ...
-
-    def description_changed(self, event: ServerDescriptionChangedEvent) -> None:
-        before, now = event.previous_description, event.new_description
-        self.times += before.is_server_type_known and not now.is_server_type_known
 
 
 @pytest.fixture(scope="module")
