@@ -37,8 +37,10 @@ NO_PROGRESS = 60
 
 
 def forked(function: Callable[[], None]) -> int:
-    """Run a function in a forked process; returns its id. This process has no clients and no
-    threads of its own: what a child has, it has made itself."""
+    """Run a function in a forked process, and return its id.
+
+    This process has no clients and no threads, so the child inherits none.
+    """
     child = os.fork()
     if child:
         return child

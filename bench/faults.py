@@ -64,7 +64,7 @@ class Row:
     name: str
     run: Callable[[Orders], object]
     faults: Callable[[], list[Fault]] = list
-    is_applied: Callable[[Document], bool] = lambda found: True  # noqa: ARG005
+    is_applied: Callable[[Document], bool] = lambda _: True
     """Whether the document shows everything that a successful operation must have done."""
     counts_attempts: bool = False
     """Whether the attempts are more telling than the time."""
@@ -145,7 +145,7 @@ class _Attempts(CommandListener):
     def __init__(self) -> None:
         self.count = 0
 
-    def started(self, event: CommandStartedEvent) -> None:  # noqa: ARG002
+    def started(self, event: CommandStartedEvent) -> None:  # noqa: ARG002 - only counted
         self.count += 1
 
     def _ignore(self, event: Any) -> None:

@@ -185,6 +185,7 @@ class RetryLoop:
         self.operation = operation
         self.attempts = attempts
         self.client = attempts.client
+        # Look the limits up without a call of ours, because every operation does so.
         self.client_limits = runtime.limits.get(id(self.client)) or runtime.limits.of(self.client)
         attempts.loop.owner, attempts.loop.send = self, attempts.send
         operation.loop = self

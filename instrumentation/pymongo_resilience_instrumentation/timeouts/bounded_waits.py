@@ -239,7 +239,7 @@ class ConditionWait(MeasuredWait):
 
     def __init__(self, what: WaitKind, terminal_check: TerminalCheck | None = None) -> None:
         super().__init__(what)
-        self._hopeless = terminal_check
+        self._terminal_check = terminal_check
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Waiting:
         condition, timeout = args
@@ -251,9 +251,9 @@ class ConditionWait(MeasuredWait):
         if remaining is not None:
             remaining = max(remaining, RESOLUTION)
             timeout = remaining if timeout is None else min(timeout, remaining)
-        if operation is not None and self._hopeless is not None:
+        if operation is not None and self._terminal_check is not None:
             # Ask before the wait is recorded: an operation that fails at once has not waited.
-            error = self._hopeless(operation)
+            error = self._terminal_check(operation)
             if error is not None:
                 return _Waiting(condition, timeout, error=error)
         self._begin(operation)
