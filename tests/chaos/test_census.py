@@ -56,7 +56,7 @@ def _registered_client(undo: Undo) -> Any:
 
 
 def _module_entry(undo: Undo) -> None:
-    client_registry.session_expired = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
+    client_registry.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
     undo.callback(delattr, client_registry, "forgotten")
 
 
