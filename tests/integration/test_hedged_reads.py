@@ -551,12 +551,41 @@ def test_a_hedged_read_that_fails_leaves_no_circle(
             settle(side, coll)
             telemetry.clear()  # its events have the error
             # The thread of a try that has lost may end a little later.
-            wait_until(
-                # Not isinstance(): it raises for a weak proxy of another test's.
-                lambda: (
-                    not [each for each in gc.get_objects() if type(each) in (AsyncRace, Race, Try)]
-                )
-            )
+            wait_until(nothing_is_left)
+    finally:
+        gc.enable()
+
+
+def nothing_is_left() -> bool:
+    # Not isinstance(): it raises for a weak proxy of another test's.
+    return not [each for each in gc.get_objects() if type(each) in (AsyncRace, Race, Try)]
+
+
+@pytest.mark.parametrize("side", ["async"], indirect=True)
+def test_a_second_try_that_is_canceled_before_it_begins_leaves_no_circle(
+    side: Side, coll: Any, replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the first try fails in the same step of the event loop, or when the loop ends."""
+    original, tasks = workers.TaskWorkers.start, []
+
+    def start(self: workers.TaskWorkers, function: Any) -> Any:
+        task = original(self, function)
+        tasks.append(task)
+        if len(tasks) == 2:
+            task.cancel()
+        return task
+
+    monkeypatch.setattr(workers.TaskWorkers, "start", start)
+    replica_set.inject(slow(1, seconds=0.2))
+    gc.collect()
+    gc.disable()
+    try:
+        with override(hedge=HEDGE_MS):
+            assert side.do(coll.find_one)["x"] == 1
+        assert len(tasks) == 2
+        tasks.clear()
+        settle(side, coll)
+        wait_until(nothing_is_left)
     finally:
         gc.enable()
 

@@ -7,6 +7,7 @@ attempt on another server; nobody retries it or waits for it.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -139,8 +140,7 @@ class Race:
         Raises:
             Exception: The first try's error, unless the second try was answered before.
         """
-        if not self._workers.start(partial(self._try, self._first)):
-            # No thread is available, so the caller sends the read itself.
+        if not self._start(self._first):
             # No thread is available, so the caller sends the read itself.
             self._read.adopt(self._first)
             return self._read.send(self._first)
@@ -152,6 +152,11 @@ class Race:
         except BaseException:
             self._abandon()
             raise
+
+    def _start(self, tried: Try) -> bool:
+        """Start a worker for one try. Return False if none is available."""
+        started: bool = self._workers.start(partial(self._try, tried))
+        return started
 
     def _try(self, tried: Try) -> Any:
         """Run one try, in a worker."""
@@ -234,7 +239,9 @@ class Race:
         for tried in (self._first, second):
             if tried.operation.shown is not None:
                 tried.operation.shown.show_each_command()
-        second.begun = self._workers.start(partial(self._try, second))
+        second.begun = self._start(second)
+        if not second.begun:
+            second.leave()
         return second.begun
 
     def _settle(self) -> Any:
@@ -300,7 +307,7 @@ class AsyncRace(Race):
     """As ``Race``, in tasks."""
 
     async def run(self) -> Any:
-        self._workers.start(partial(self._try, self._first))
+        self._start(self._first)
         seconds: float | None = self._delay
         try:
             while not await self._decided.wait(seconds):
@@ -309,6 +316,12 @@ class AsyncRace(Race):
         except BaseException:
             self._abandon()
             raise
+
+    def _start(self, tried: Try) -> bool:
+        task: asyncio.Task[object] = self._workers.start(partial(self._try, tried))
+        # A task that is canceled before its first step runs nothing of _try, not even its end.
+        task.add_done_callback(lambda _: tried.leave())
+        return True
 
     async def _try(self, tried: Try) -> None:
         try:

@@ -86,12 +86,13 @@ class TaskWorkers:
         """Strong references, because an event loop references its tasks only weakly."""
         self._mine: list[asyncio.Task[object]] = []
 
-    def start(self, function: Callable[[], Coroutine[Any, Any, object]]) -> bool:
+    def start(self, function: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[object]:
+        """Run a coroutine function in a new task."""
         task = asyncio.get_running_loop().create_task(function())
         self._mine.append(task)
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
-        return True
+        return task
 
     def cancel(self) -> None:
         """Cancel the tasks, as pymongo's own operation would end with its caller's task."""
