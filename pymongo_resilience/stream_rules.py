@@ -1,5 +1,7 @@
-"""A change stream's consumer, step by step, for threads and for tasks: ``consume`` yields what is
-to be done next, and gets its result or its error. It does nothing itself.
+"""The steps of a change stream's consumer, for the sync and the async one.
+
+``consume`` is a generator. It yields the next step, and the caller carries the step out and sends
+back the result, or throws the error.
 """
 
 from __future__ import annotations
@@ -20,32 +22,34 @@ class Delivery(enum.StrEnum):
     """How often a change is handled."""
 
     AT_LEAST_ONCE = "at_least_once"
-    """The token is stored after the handler: a change may be handled again after a failure."""
+    """The token is stored after the handler, so a change may be handled again after a failure."""
     EXACTLY_ONCE = "exactly_once"
-    """The token is stored in the transaction of the handler's own writes."""
+    """The token is stored in the transaction of the handler's writes."""
 
 
 class ErrorKind(enum.Enum):
     """What an error means for the stream."""
 
     PASSING = enum.auto()
-    """The server is away, busy or changing: open the stream again."""
+    """The server is unavailable for the moment. Open the stream again."""
     TERMINAL = enum.auto()
-    """Waiting cannot help, unless the stream was open before: then someone is repairing it."""
+    """Waiting does not help, unless the stream was open before and somebody repairs the cause."""
     HISTORY_LOST = enum.auto()
     FOREIGN_TOKEN = enum.auto()
     TOO_LARGE = enum.auto()
     FINAL = enum.auto()
-    """The application, or its configuration, is at fault."""
+    """The error is raised, because the application or its configuration caused it."""
 
 
 class StreamError(Exception):
-    """A consumer has ended, and cannot go on by itself. The text says what to do."""
+    """A consumer has ended and cannot continue by itself. The text says what to do."""
 
 
 class HistoryLostError(StreamError):
-    """The server no longer has the changes after the stored token: some were not handled, and
-    cannot be had any more. Raised once by each ``run()``, never passed over."""
+    """The server no longer has the changes after the stored token, so changes were lost.
+
+    Each ``run()`` raises this once. No option skips it.
+    """
 
 
 class ForeignTokenError(StreamError):
@@ -53,39 +57,40 @@ class ForeignTokenError(StreamError):
 
 
 class ChangeTooLargeError(StreamError):
-    """A change has more than 16 MB, and cannot be sent."""
+    """A change is larger than 16 MB, so the server cannot send it."""
 
 
 class StreamInvalidatedError(StreamError):
-    """The collection was dropped or renamed, or its database dropped, and the consumer was to stop
-    then. The next ``run()`` goes on with what has the name afterwards."""
+    """The collection was dropped or renamed, or its database was dropped, and
+    ``on_invalidated="stop"`` is set. The next ``run()`` watches the next collection of that name.
+    """
 
 
 class OvertakenError(StreamError):
-    """Another consumer with the same name is running: it has stored a token in the meantime."""
+    """Another consumer with the same name is running, because it has stored a token."""
 
 
-# What is to be done.
+# The steps
 
 
 class Load(NamedTuple):
-    """Read the stored token; None if there is none."""
+    """Return the stored token, or None."""
 
 
 class Open(NamedTuple):
-    """Open the stream after a token, or now; returns where it begins."""
+    """Open the stream after a token or at the present, and return the token of its beginning."""
 
     token: Token | None
     is_reduced: bool = False
-    """Without the documents, which may be too large."""
+    """Leave out the documents, which may be too large."""
 
 
 class Next(NamedTuple):
-    """Wait for a change for a moment."""
+    """Wait a moment for a change, and return a ``Received``."""
 
 
 class Handle(NamedTuple):
-    """Call the handler; with the token to store in its transaction, and the one before."""
+    """Call the handler. With ``EXACTLY_ONCE``, store the token in the handler's transaction."""
 
     change: Change
     token: Token
@@ -93,7 +98,7 @@ class Handle(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """Record a change that the handler has failed for, and store the token."""
+    """Record a change for which the handler failed, and store the token."""
 
     change: Change
     error: Exception
@@ -102,34 +107,34 @@ class Skip(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Store a token in place of the one before."""
+    """Replace the token ``before`` with ``token``."""
 
     token: Token
     before: Token | None
 
 
 class Pause(NamedTuple):
-    """Wait, or until the consumer is stopped."""
+    """Wait, at most until the consumer is stopped."""
 
     seconds: float
 
 
 class Close(NamedTuple):
-    """Close the stream; its errors do not matter."""
+    """Close the stream, and ignore errors."""
 
 
 Step = Load | Open | Next | Handle | Skip | Save | Pause | Close
 
 
 class Received(NamedTuple):
-    """What ``Next`` has brought: a change or None, and the token after it."""
+    """The result of ``Next``: a change or None, and the token after it."""
 
     change: Change | None
     token: Token | None
 
 
 class Control(Protocol):
-    """What the application has asked for in the meantime."""
+    """The application's control over a run."""
 
     @property
     def is_stopping(self) -> bool: ...
@@ -142,16 +147,16 @@ class StreamRules:
     name: str
     delivery: Delivery = Delivery.AT_LEAST_ONCE
     handler_retries: int = 0
-    """How often the handler is called again for a change that it has failed for."""
+    """How often the handler is called again for a change for which it failed."""
     skips: bool = False
-    """Record such a change and go on; else its error ends the consumer."""
+    """Record such a change and continue. If False, its error ends the consumer."""
     stops_when_invalidated: bool = False
     reduces_large: bool = False
-    """Hand over a change that is too large without its documents; else it ends the consumer."""
+    """Pass on a change that is too large without its documents. If False, it ends the consumer."""
     save_every: int = 1
-    """Changes after which the token is stored, with ``AT_LEAST_ONCE``."""
+    """Store the token after this many changes, with ``AT_LEAST_ONCE``."""
     save_idle_s: float = 10.0
-    """Seconds after which the token of a stream without changes is stored."""
+    """Store the token of a stream without changes after this many seconds."""
 
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
@@ -159,18 +164,18 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 
 
 class Pace:
-    """When to try again: at most one attempt a second, and fewer while they fail."""
+    """Limits attempts to open the stream to one a second, and to fewer while they fail."""
 
     def __init__(self, shortest: float = SHORTEST_PAUSE) -> None:
         self._shortest = self._next = shortest
         self._last: float | None = None
 
     def begin(self, now: float) -> None:
-        """Note an attempt."""
+        """Record an attempt."""
         self._last = now
 
     def succeed(self) -> None:
-        """Note that the stream has delivered something, or was idle in good order."""
+        """Record that the stream has delivered a change, or was idle without an error."""
         self._next = self._shortest
 
     def pause(self, now: float) -> float:
@@ -183,26 +188,25 @@ ADVICE = {
     ErrorKind.HISTORY_LOST: (
         HistoryLostError,
         (
-            "the server no longer has the changes after the stored token, because the consumer was "
-            "away for longer than the oplog reaches back. Bring what the handler maintains up to "
-            "date from the collection itself, then forget the token (tokens.forget()) and start "
-            "again; to prevent it, make the oplog larger (replSetResizeOplog, minRetentionHours)"
+            "the server no longer has the changes after the stored token, because the consumer "
+            "stood still for longer than the oplog reaches back. Update the handler's data from "
+            "the collection itself, remove the token with tokens.forget(), and start again. To "
+            "prevent this, make the oplog larger (replSetResizeOplog, minRetentionHours)"
         ),
     ),
     ErrorKind.FOREIGN_TOKEN: (
         ForeignTokenError,
         (
             "the stored token does not belong to this stream: the name is used for another "
-            "collection, database, deployment or pipeline. Give each stream a name of its own, or "
-            "forget the token (tokens.forget()) if the changes since then do not matter"
+            "collection, database, deployment or pipeline. Give each stream its own name. If the "
+            "changes since then do not matter, remove the token with tokens.forget()"
         ),
     ),
     ErrorKind.TOO_LARGE: (
         ChangeTooLargeError,
         (
-            'a change has more than 16 MB. Use on_large_change="reduce", which hands it over '
-            "without its documents, project fewer fields in the pipeline, or do without "
-            "full_document"
+            'a change is larger than 16 MB. Set on_large_change="reduce" to get it without its '
+            "documents, project fewer fields in the pipeline, or remove full_document"
         ),
     ),
 }
@@ -215,9 +219,11 @@ def consume(
     now: Callable[[], float],
     notify: Callable[[StreamNotice], None],
 ) -> Generator[Step, Any, None]:
-    """Yield the steps of a consumer, until it is stopped.
+    """Yield the steps of a consumer until it is stopped.
 
-    Raises what ended it: a StreamError, the handler's own error, or the driver's.
+    Raises:
+        StreamError: The stream cannot continue.
+        Exception: The handler's error, or an error of the driver that ended the consumer.
     """
     consumer = _Consumer(rules, control, now, notify)
     while not control.is_stopping:
@@ -262,7 +268,7 @@ class _HandlerError(Exception):
 
 
 class _Consumer:
-    """What one run knows."""
+    """The state of one run."""
 
     def __init__(
         self,
@@ -279,11 +285,11 @@ class _Consumer:
         self.was_open = False
         self.is_reduced = False
         self._handled: Token | None = None
-        """After the last change that was handled."""
+        """The token after the last change that was handled."""
         self._saved: Token | None = None
         self._saved_at = 0.0
         self._unsaved = 0
-        """Changes that were handled since."""
+        """Number of changes that were handled since the token was stored."""
 
     def tell(self, step: StreamStep, reason: str = "", pause: float | None = None) -> None:
         self._notify(StreamNotice(self._rules.name, step, reason, pause))
@@ -292,7 +298,7 @@ class _Consumer:
         """Open the stream after the last change that was handled, and follow it."""
         exactly = self._rules.delivery is Delivery.EXACTLY_ONCE
         if exactly or self._handled is None:
-            # With EXACTLY_ONCE the store alone shows whether a commit without a reply happened.
+            # With EXACTLY_ONCE, only the store shows whether a commit without a reply took effect.
             self._handled = self._saved = yield Load()
             self._unsaved = 0
         token = self._handled
@@ -301,8 +307,8 @@ class _Consumer:
         self.was_open = True
         self._saved_at = self._now()
         if token is None and begins is not None:
-            # Before anything was handled: what happens from here on must not be missed by the next
-            # start.
+            # Nothing was handled so far. Store the beginning, so that a restart does not miss the
+            # changes from now on.
             yield from self._save(begins)
         while not self._control.is_stopping:
             received: Received = yield Next()
@@ -318,10 +324,10 @@ class _Consumer:
             yield from self._save(self._handled)
 
     def _handle(self, change: Change, after: Token | None) -> Generator[Step, Any, bool]:
-        """Handle one change; returns whether the stream ends with it."""
+        """Handle one change. Return True if the stream ends with it."""
         rules = self._rules
         invalidates = change.get("operationType") == "invalidate"
-        # After an invalidation, only its own token can be started after.
+        # After an invalidation, a stream can only be started with the invalidation's own token.
         token: Token = change["_id"] if invalidates or after is None else after
         if self.is_reduced:
             token = change["_id"]
@@ -337,8 +343,8 @@ class _Consumer:
             self.tell(StreamStep.INVALIDATED)
             if rules.stops_when_invalidated:
                 raise StreamInvalidatedError(
-                    f"{rules.name}: what the stream watches was dropped or renamed; the next run() "
-                    "goes on with what has its name then"
+                    f"{rules.name}: the watched collection or database was dropped or renamed. The "
+                    "next run() watches the next one of that name"
                 )
         was_reduced, self.is_reduced = self.is_reduced, False
         return invalidates or was_reduced
@@ -371,7 +377,7 @@ class _Consumer:
                 raise _HandlerError(error)
 
     def _save_if_idle(self, token: Token | None) -> Generator[Step, Any, None]:
-        """Store how far a stream without changes has come, or its history is lost one day."""
+        """Store the position of a stream without changes, which the oplog would lose otherwise."""
         if token is None or self._now() - self._saved_at < self._rules.save_idle_s:
             return
         if token != self._saved:
@@ -379,7 +385,7 @@ class _Consumer:
         self._saved_at = self._now()
 
     def save_at_end(self) -> Generator[Step, Any, None]:
-        """Store the token of the changes before the one that has ended the consumer."""
+        """Store the token of the change before the one that ended the consumer."""
         if self._unsaved and self._handled is not None:
             with suppress(Exception):  # then they are handled again
                 yield from self._save(self._handled)
@@ -395,7 +401,7 @@ class _Consumer:
 
 
 class HandlerFailed(Exception):  # noqa: N818 - it is no error by itself
-    """What runs ``Handle`` raises if the handler has failed, and the server is not at fault."""
+    """Thrown into ``consume`` if the handler failed, unless the server was the cause."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()

@@ -1,3 +1,5 @@
-"""Consumers of change streams that survive: the public ones, for threads and for tasks, over the
-engine's ``stream_rules``; and where they store their tokens. They use pymongo's public methods, and
-need no ``instrument()``."""
+"""Consumers of change streams that survive failures, sync and async, and their token stores.
+
+The engine's ``stream_rules`` decide each step. The consumers use pymongo's public methods, so they
+work without ``instrument()``.
+"""

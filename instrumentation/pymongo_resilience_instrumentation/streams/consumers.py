@@ -1,4 +1,4 @@
-"""The consumers of change streams: what they are given, and how they do each step."""
+"""The consumers of change streams: their arguments, and how they carry out each step."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from .tokens import AsyncCollectionTokens, CollectionTokens
 
 HISTORY_LOST = frozenset({286})
 FOREIGN_TOKEN = frozenset({260, 280, 40585, 40647, 40649, 50788, 50795, 50796, 50797, 50811, 50814})
-"""InvalidResumeToken, ChangeStreamFatalError, and what older servers answer for tokens that they
-cannot read or find."""
+"""InvalidResumeToken, ChangeStreamFatalError, and the codes of older servers for tokens that they
+cannot parse or find."""
 TOO_LARGE = frozenset({10334, 17280})
-"""BSONObjectTooLarge, KeyTooLong of older servers."""
+"""BSONObjectTooLarge, and KeyTooLong of older servers."""
 CURSOR_LOST = frozenset({43, 136, 175, 237, 11601})
 """CursorNotFound, CappedPositionLost, QueryPlanKilled, CursorKilled, Interrupted."""
 RESUMABLE = "ResumableChangeStreamError"
@@ -61,7 +61,7 @@ CONFIGURED_WRONG = frozenset({
 REDUCED = {"$project": {"_id": 1, "operationType": 1, "ns": 1, "documentKey": 1, "clusterTime": 1}}
 TRANSACTION: dict[str, Any] = {"write_concern": WriteConcern("majority")}
 SLICE = 0.1
-"""Seconds between two looks whether the consumer is to stop, in a pause."""
+"""Seconds between two checks in a pause for whether ``stop()`` was called."""
 RETRIES = integer(0, 1_000_000)
 EVERY = integer(1, 1_000_000)
 DELIVERIES = one_of(*Delivery)
@@ -71,7 +71,7 @@ ON_LARGE_CHANGE = one_of("stop", "reduce")
 
 
 def kind_of(error: Exception) -> ErrorKind:
-    """Return what an error of pymongo means for a stream."""
+    """Return what one of pymongo's errors means for a stream."""
     if not isinstance(error, PyMongoError):
         return ErrorKind.FINAL
     code = classify.attribute(error, "code")
@@ -99,7 +99,7 @@ def kind_of(error: Exception) -> ErrorKind:
 
 
 class _Consumer:
-    """What both kinds have."""
+    """The parts that the sync and the async consumer share."""
 
     _sources: tuple[type, ...]
     _collection_tokens: type
@@ -129,7 +129,7 @@ class _Consumer:
                 f"not an object of type {type(source).__name__}"
             )
         if not callable(handler):
-            raise TypeError(f"{type(self).__name__}: the handler is a function of one change")
+            raise TypeError(f"{type(self).__name__}: the handler must be callable")
         problems = [
             kind.problem(option, value)
             for option, kind, value in (
@@ -147,8 +147,8 @@ class _Consumer:
             stored: Any = tokens
             if not isinstance(tokens, self._collection_tokens):
                 problems.append(
-                    f'delivery="exactly_once": expected tokens={self._token_class}(...), which are '
-                    "stored in the handler's transaction"
+                    f'delivery="exactly_once": expected tokens={self._token_class}(...), which can '
+                    "be stored in the handler's transaction"
                 )
             elif stored.collection.database.client is not client:
                 problems.append('delivery="exactly_once": expected tokens of the same client')
@@ -165,7 +165,7 @@ class _Consumer:
             stored.belong_to(_watched(source))
         self.name = name
         self.handled = self.skipped = 0
-        """Changes of this object's runs."""
+        """Number of changes in all runs of this object."""
         self.is_stopping = False
         self._is_running = False
         self._source: Any = source
@@ -185,14 +185,16 @@ class _Consumer:
         )
 
     def stop(self) -> None:
-        """End ``run()`` in good order: after the change that is being handled, within about a
-        second. A ``run()`` that has not begun returns at once. May be called from any thread, from
-        a signal handler, and by the handler itself."""
+        """End ``run()`` after the change that is being handled; without one, within about a second.
+
+        If ``run()`` has not begun, the next call returns at once. May be called from any thread,
+        from a signal handler, and by the handler itself.
+        """
         self.is_stopping = True
 
     def _begin(self) -> Any:
         if self._is_running:
-            raise InvalidOperation(f"{self.name}: this consumer is running already")
+            raise InvalidOperation(f"{self.name}: this consumer is already running")
         self._is_running = True
         return consume(self._rules, self, kind_of, time.monotonic, _notify)
 
@@ -200,14 +202,14 @@ class _Consumer:
         options: dict[str, Any] = {**self._watch_options}
         options["pipeline"] = [*self._pipeline, REDUCED] if step.is_reduced else self._pipeline
         if step.token is not None:
-            # Unlike resume_after, it takes the token of an invalidation, too.
+            # Unlike resume_after, start_after also accepts the token of an invalidation.
             options["start_after"] = step.token
             options.pop("start_at_operation_time", None)
         return options
 
     def _failed(self, error: Exception) -> Exception:
-        """Return what to raise for an error of the handler: it is not the handler's fault if the
-        server is away."""
+        """Return what to raise for an error of the handler. An error of an unavailable server is
+        not the handler's fault, so it is returned unchanged."""
         if isinstance(error, StreamError) or kind_of(error) is ErrorKind.PASSING:
             return error
         return HandlerFailed(error)
@@ -229,7 +231,7 @@ def _client_of(source: Any) -> Any:
 
 
 def _watched(source: Any) -> str:
-    """Return ``"shop.orders"``, ``"shop"``, or a text for all databases."""
+    """Return what is watched: ``"shop.orders"``, ``"shop"``, or ``"all databases"``."""
     if isinstance(source, (MongoClient, AsyncMongoClient)):
         return "all databases"
     return str(getattr(source, "full_name", source.name))
@@ -248,30 +250,32 @@ class ChangeConsumer(_Consumer):
 
     Args:
         source: A Collection, a Database or a MongoClient.
-        handler: Called with each change; with ``exactly_once`` also with the session of the
-            transaction, which its writes must use. It may be called again for the same change.
-        name: Of the stream, for logs and metrics.
-        tokens: Where the resume token is stored: CollectionTokens, or an object with ``load()`` and
+        handler: Called with each change. With ``exactly_once``, it is also given the session of
+            the transaction, and must pass it to its writes. It may be called more than once for
+            the same change.
+        name: Name of the stream in logs and metrics.
+        tokens: Stores the resume token: CollectionTokens, or an object with ``load()`` and
             ``save(token)``.
         pipeline: As for ``watch``.
-        delivery: ``"at_least_once"`` stores the token after the handler, ``"exactly_once"`` in the
-            transaction of the handler's own writes.
-        on_handler_error: What follows once the handler has raised and ``handler_retries`` are used
-            up: ``"stop"`` raises its error, ``"skip"`` calls ``on_skip`` and goes on.
-        handler_retries: How often the handler is called again for a change, with a growing pause.
-        on_skip: Called with the change and the error, and with the session for ``exactly_once``.
-        on_invalidated: ``"continue"`` goes on with what has the name after a drop or a rename,
-            ``"stop"`` raises StreamInvalidatedError.
-        on_large_change: ``"stop"`` raises ChangeTooLargeError for a change of more than 16 MB,
-            ``"reduce"`` hands it over without its documents.
-        save_every: Changes after which the token is stored, for ``at_least_once``.
-        watch_options: Others of ``watch``, such as ``full_document``.
+        delivery: ``"at_least_once"`` stores the token after the handler has returned.
+            ``"exactly_once"`` stores it in the transaction of the handler's writes.
+        on_handler_error: What to do if the handler still fails after ``handler_retries``.
+            ``"stop"`` raises its error, ``"skip"`` calls ``on_skip`` and continues.
+        handler_retries: How often to call the handler again for a change, with growing pauses.
+        on_skip: Called with the change and the error, and with ``exactly_once`` also with the
+            session.
+        on_invalidated: What to do after the collection was dropped or renamed. ``"continue"``
+            watches the next collection of that name, ``"stop"`` raises StreamInvalidatedError.
+        on_large_change: What to do with a change of more than 16 MB. ``"stop"`` raises
+            ChangeTooLargeError, ``"reduce"`` passes it to the handler without its documents.
+        save_every: Store the token after this many changes; for ``at_least_once``.
+        watch_options: Other options of ``watch``, such as ``full_document``.
 
     Raises:
-        ConfigurationError: One or more of the arguments are not legal.
-        TypeError: ``source`` or ``handler`` is something else.
+        ConfigurationError: One or more arguments are invalid.
+        TypeError: ``source`` or ``handler`` has the wrong type.
 
-    One ``run()`` at a time; ``stop()`` is thread-safe.
+    Only one ``run()`` may be active at a time. ``stop()`` is thread-safe.
     """
 
     _sources = (Collection, Database, MongoClient)
@@ -282,9 +286,10 @@ class ChangeConsumer(_Consumer):
         """Handle changes until ``stop()`` is called.
 
         Raises:
-            HistoryLostError, ForeignTokenError, ChangeTooLargeError, OvertakenError,
-            StreamInvalidatedError: what their docstrings say.
-            Exception: the handler's own, or one of pymongo's that does not pass by waiting.
+            StreamError: The stream cannot continue: HistoryLostError, ForeignTokenError,
+                ChangeTooLargeError, OvertakenError, or StreamInvalidatedError.
+            Exception: The handler's error, or an error of pymongo that would not go away by
+                waiting.
         """
         steps = self._begin()
         try:
@@ -378,10 +383,11 @@ class ChangeConsumer(_Consumer):
 
 
 class AsyncChangeConsumer(_Consumer):
-    """The same for an AsyncCollection, an AsyncDatabase or an AsyncMongoClient; ``run`` is a
-    coroutine, and so may be the handler, ``on_skip``, and the methods of ``tokens``.
+    """As ``ChangeConsumer``, for an AsyncCollection, an AsyncDatabase or an AsyncMongoClient.
 
-    A cancelled ``run()`` stores nothing more: the change that was being handled is handled again.
+    ``run`` is a coroutine. The handler, ``on_skip``, and the methods of ``tokens`` may be coroutine
+    functions. If ``run()`` is canceled, no further token is stored, so the change that was being
+    handled is handled again.
     """
 
     _sources = (AsyncCollection, AsyncDatabase, AsyncMongoClient)
@@ -389,7 +395,8 @@ class AsyncChangeConsumer(_Consumer):
     _token_class = "AsyncCollectionTokens"  # noqa: S105 - no password
 
     async def run(self) -> None:
-        """Handle changes until ``stop()`` is called; raises as ``ChangeConsumer.run`` does."""
+        """Handle changes until ``stop()`` is called. Raises the same errors as
+        ``ChangeConsumer.run``."""
         steps = self._begin()
         try:
             step: Step = next(steps)
@@ -482,6 +489,6 @@ class AsyncChangeConsumer(_Consumer):
 
 
 async def _awaited(value: Any) -> Any:
-    """Return the value, or what it is awaited for."""
+    """Await the value if that is possible, and return the result."""
     result: Awaitable[Any] = value
     return await result if inspect.isawaitable(value) else value

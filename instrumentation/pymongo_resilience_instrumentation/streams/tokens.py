@@ -1,4 +1,4 @@
-"""Where a consumer stores its token: a document of a collection, or what the application has."""
+"""Token stores: documents of a collection, and the protocol for an application's own store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAJORITY: dict[str, Any] = {
     "read_preference": ReadPreference.PRIMARY,
     "write_concern": WriteConcern("majority"),
 }
-"""A token that a failover takes back would have changes handled again."""
+"""If a failover rolled a token back, changes would be handled again."""
 
 
 class Tokens(Protocol):
-    """Stores the token of one stream: a document of strings and bytes."""
+    """Stores the resume token of one stream, which is a document of strings and bytes."""
 
     def load(self) -> Token | Awaitable[Token | None] | None:
-        """Return the token that was stored last; None if there is none."""
+        """Return the token that was stored last, or None."""
 
     def save(self, token: Token, /) -> Awaitable[None] | None:
         """Store a token, durably."""
@@ -37,18 +37,18 @@ class Tokens(Protocol):
 class _Stored:
     """One document of a collection, with the fields ``token``, ``of`` and ``at``.
 
-    ``of`` is what the stream watches, ``"shop.orders"``: a server takes the token of the end of a
-    batch for any stream.
+    ``of`` is what the stream watches, such as ``"shop.orders"``. It is stored because a server
+    accepts a token from the end of a batch for any stream.
     """
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:
-            raise TypeError("the name of a stream is a text that is not empty")
+            raise TypeError("the name of a stream must be a nonempty string")
         self.name = name
         self._of: str | None = None
 
     def belong_to(self, watched: str) -> None:
-        """Note what the stream watches, ``"shop.orders"``; called by the consumer."""
+        """Set what the stream watches, such as ``"shop.orders"``. The consumer calls this."""
         self._of = watched
 
     def _token(self, document: Mapping[str, Any] | None) -> Token | None:
@@ -57,9 +57,9 @@ class _Stored:
         of = document.get("of")
         if None not in (of, self._of) and of != self._of:
             raise ForeignTokenError(
-                f"{self.name}: the stored token is of a stream of {of}, not of {self._of}. Give "
-                "each stream a name of its own, or forget the token (tokens.forget()) if the "
-                "changes since then do not matter"
+                f"{self.name}: the stored token belongs to a stream of {of}, not of {self._of}. "
+                "Give each stream its own name. If the changes since then do not matter, remove "
+                "the token with tokens.forget()"
             )
         token: Token = document["token"]
         return token
@@ -72,17 +72,17 @@ class _Stored:
 
     def _overtaken(self) -> NoReturn:
         raise OvertakenError(
-            f"{self.name}: another consumer with this name has stored a token in the meantime. Run "
-            "one at a time, or give each a name of its own"
+            f"{self.name}: another consumer with this name has stored a token since then. Run "
+            "one at a time, or give each its own name"
         )
 
 
 class CollectionTokens(_Stored):
-    """Stores the token in a document of a collection, by the name of the stream. Thread-safe.
+    """Stores the token in a document whose ``_id`` is the stream's name. Thread-safe.
 
     Args:
-        collection: A Collection; it need not exist.
-        name: Of the stream; no other consumer may have it.
+        collection: A Collection. It is created when the first token is stored.
+        name: Name of the stream. No other consumer may use the same one.
     """
 
     def __init__(self, collection: Collection[Any], name: str) -> None:
@@ -92,7 +92,7 @@ class CollectionTokens(_Stored):
         self.collection = collection.with_options(**MAJORITY)
 
     def load(self) -> Token | None:
-        """Return the token that was stored last; None if there is none."""
+        """Return the token that was stored last, or None."""
         return self._token(self.collection.find_one({"_id": self.name}))
 
     def save(self, token: Token, /) -> None:
@@ -102,10 +102,10 @@ class CollectionTokens(_Stored):
     def replace(
         self, token: Token, before: Token | None, session: ClientSession | None = None
     ) -> None:
-        """Store a token in place of ``before``.
+        """Replace the token ``before`` with ``token``.
 
         Raises:
-            OvertakenError: another one was stored.
+            OvertakenError: The stored token is not ``before``.
         """
         target = self.collection if session is None else _in_transaction(self.collection)
         try:
@@ -118,12 +118,12 @@ class CollectionTokens(_Stored):
             self._overtaken()
 
     def forget(self) -> None:
-        """Remove the token: the next start begins with the changes from then on."""
+        """Remove the token. The next ``run()`` begins with the changes from then on."""
         self.collection.delete_one({"_id": self.name})
 
 
 class AsyncCollectionTokens(_Stored):
-    """The same for an AsyncCollection. Task-safe."""
+    """As ``CollectionTokens``, for an AsyncCollection. Task-safe."""
 
     def __init__(self, collection: AsyncCollection[Any], name: str) -> None:
         super().__init__(name)
@@ -132,7 +132,7 @@ class AsyncCollectionTokens(_Stored):
         self.collection = collection.with_options(**MAJORITY)
 
     async def load(self) -> Token | None:
-        """Return the token that was stored last; None if there is none."""
+        """Return the token that was stored last, or None."""
         return self._token(await self.collection.find_one({"_id": self.name}))
 
     async def save(self, token: Token, /) -> None:
@@ -142,10 +142,10 @@ class AsyncCollectionTokens(_Stored):
     async def replace(
         self, token: Token, before: Token | None, session: AsyncClientSession | None = None
     ) -> None:
-        """Store a token in place of ``before``.
+        """Replace the token ``before`` with ``token``.
 
         Raises:
-            OvertakenError: another one was stored.
+            OvertakenError: The stored token is not ``before``.
         """
         target = self.collection if session is None else _in_transaction(self.collection)
         try:
@@ -158,10 +158,10 @@ class AsyncCollectionTokens(_Stored):
             self._overtaken()
 
     async def forget(self) -> None:
-        """Remove the token: the next start begins with the changes from then on."""
+        """Remove the token. The next ``run()`` begins with the changes from then on."""
         await self.collection.delete_one({"_id": self.name})
 
 
 def _in_transaction(collection: Any) -> Any:
-    """Return the collection without concerns, which a transaction has as a whole."""
+    """Return the collection without concerns, because only the transaction may have them."""
     return collection.with_options(read_concern=ReadConcern(), write_concern=WriteConcern())

@@ -1,4 +1,5 @@
-"""The demonstration: one workload on four sides through the same faults, and an exact ledger.
+"""The demonstration: four sides run one workload through the same faults, and a ledger compares
+what was acknowledged with what is stored.
 
-Needs the extra ``demo``; started by ``pymongo-resilience demo``.
+Needs the extra ``demo``. Start it with ``pymongo-resilience demo``.
 """

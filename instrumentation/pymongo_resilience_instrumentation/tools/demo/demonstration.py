@@ -1,4 +1,4 @@
-"""Runs the timeline on all sides step by step, and shows the verdict and a table of them."""
+"""Runs the script on all sides step by step, and shows the verdict and a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _WIDTH: Final = 110
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the demonstration; returns 0 only if our side lost, duplicated and showed nothing.
+    """Run the demonstration. Return 0 only if our side lost and duplicated no write and showed the
+    application no error.
 
     Raises TestbedError if it cannot run to its end, OSError for a file.
     """

@@ -1,4 +1,4 @@
-"""The script of the demonstration: phases in order, and which faults hit which operation."""
+"""The script of the demonstration: the order of phases, and the faults of each operation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of the timeline."""
+    """A part of the script."""
 
     name: str
     share: float
@@ -51,7 +51,9 @@ class Phase:
     """The faults of the operations in between."""
 
     def scenes(self, seed: int) -> Iterator[Scene]:
-        """Endless, the same for the same seed; the first :attr:`shortest` hold every trouble."""
+        """Yield scenes without end. The same seed yields the same scenes, and the first
+        :attr:`shortest` of them include every fault.
+        """
         rng = random.Random(f"{seed}/{self.name}")  # noqa: S311 (a script, no secret)
         while True:
             troubles = rng.sample(self.trouble, len(self.trouble)) or [Scene(Kind.FIND, self.calm)]
@@ -66,7 +68,7 @@ class Phase:
 
 
 def _after_idleness(kind: Kind, times: int) -> Scene:
-    """The pool has given its connection up, so that the operation begins with a handshake."""
+    """Close idle connections, so that the next operation begins with a handshake."""
     return Scene(kind, lambda: [CutAtHandshake(times)], idle=1.25 * MAX_IDLE)
 
 

@@ -1,4 +1,4 @@
-"""What the sides met, summed up: a table, a verdict, figures as JSON."""
+"""The results of the sides: a table, a verdict, and figures as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BAD: Final = "bold red"
 
 
 class Side(enum.Enum):
-    """Who runs the workload; the value names it in JSON and, as ``demo_*``, its database."""
+    """One of the sides. The value is its name in JSON, and ``demo_<value>`` is its database."""
 
     PLAIN = "plain"
     TIMEOUT = "timeout"
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """The sum of one side's operations, and what its database had in the end."""
+    """The results of one side's operations, and the contents of its database at the end."""
 
     seconds: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ class Record:
         self.errors.update([outcome.error] if outcome.error else [])
 
     def quantile(self, share: float) -> float:
-        """The shortest duration (seconds) that this share did not exceed; ``nan`` without any."""
+        """Return the quantile of some durations in seconds, or ``nan`` if there are none."""
         ordered = sorted(self.seconds)
         return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
 
@@ -99,7 +99,7 @@ class Result:
     sides: dict[Side, Record]
 
     def problems(self) -> list[str]:
-        """What our side did wrong, in words; empty if it lost, doubled and showed nothing."""
+        """Return what our side did wrong, in words: lost or duplicated writes, and errors."""
         ours = self.sides[Side.OURS]
         names = ", ".join(sorted(ours.errors))
         found = {
@@ -111,7 +111,7 @@ class Result:
         return [problem for problem, is_so in found.items() if is_so]
 
     def verdict(self) -> list[str]:
-        """The run in plain sentences, ours first."""
+        """Describe the run in sentences, our side first."""
         ours, title, problems = self.sides[Side.OURS], Side.OURS.title, self.problems()
         sentence = (
             f"{title} FAILED: it " + " and ".join(problems) + "."
@@ -131,7 +131,7 @@ class Result:
         return [sentence, *others]
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``; durations are seconds."""
+        """Return the result for ``--json``. Durations are seconds."""
         return {
             "server": self.server,
             "seed": self.seed,
@@ -143,7 +143,7 @@ class Result:
         }
 
     def report(self) -> RenderableType:
-        """What became of our side, and a table with the same rows for each."""
+        """Return our side's result, and a table with the same rows for each side."""
         table = Table("", *(side.title for side in Side), box=None, padding=(0, 1))
         records = [self.sides[side] for side in Side]
 

@@ -48,8 +48,10 @@ Ask = Callable[[Step | None], dict[Side, Any]]
 
 @contextlib.contextmanager
 def processes(settings: list[Settings]) -> Iterator[Ask]:
-    """One process per side. The function has every side run a step, and waits for the slowest: an
-    Outcome for each. Without a step they export what their telemetry has. It raises TestbedError.
+    """Start one process for each side, and return a function that runs a step on all of them.
+
+    It waits for the slowest side and returns each side's Outcome. Without a step, the sides export
+    their telemetry. It raises TestbedError.
     """
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
@@ -82,7 +84,7 @@ def processes(settings: list[Settings]) -> Iterator[Ask]:
 
 
 class _Failures(CommandListener, ConnectionPoolListener):
-    """Names each failed attempt of one operation, by pymongo's own events: alike on every side."""
+    """Collects the errors of one operation's failed attempts from pymongo's events."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -95,7 +97,7 @@ class _Failures(CommandListener, ConnectionPoolListener):
         self.names.append("no connection")
 
     def _ignore(self, event: Any) -> None:
-        """Of no interest here."""
+        """Ignore the event."""
 
     started = succeeded = _ignore
     pool_created = pool_ready = pool_cleared = pool_closed = _ignore
@@ -104,7 +106,7 @@ class _Failures(CommandListener, ConnectionPoolListener):
 
 
 class _Process:
-    """A side in its process."""
+    """One side, in its own process."""
 
     def __init__(self, settings: Settings) -> None:
         self._failures = _Failures()
@@ -161,7 +163,7 @@ def _run(step: Step | None) -> Outcome | None:
 
 
 def _providers(endpoint: str) -> dict[str, Any]:
-    """The arguments for ``instrument()``; what they record goes to an OTLP collector."""
+    """Return the providers for ``instrument()``, which export to an OTLP collector."""
     base = endpoint.rstrip("/")
     resource = Resource.create({"service.name": "pymongo-resilience-demo"})
     tracers = TracerProvider(resource=resource)

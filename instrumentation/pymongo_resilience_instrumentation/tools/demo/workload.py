@@ -1,4 +1,4 @@
-"""The operations, the effects each must have exactly once, and how many of them are there."""
+"""The operations, and the ledger of their effects, each of which must occur exactly once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation, the same on every side; its number marks everything it writes."""
+    """One operation, the same on every side. Everything that it writes includes its number."""
 
     number: int
     kind: Kind
@@ -35,7 +35,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One write that must be found exactly once after its operation was acknowledged."""
+    """One write, which must exist exactly once if its operation was acknowledged."""
 
     step: int
     part: int | None
@@ -53,14 +53,14 @@ def effects(step: Step) -> list[Effect]:
 
 
 def prepare(database: Database[Document]) -> None:
-    """Create the counters; raises PyMongoError."""
+    """Create the counters. Raises PyMongoError."""
     counters = [{"_id": number, "count": 0, "log": []} for number in range(_COUNTERS)]
     database[ORDERS].insert_many(counters)
     database[ORDERS].create_index("step")
 
 
 def perform(database: Database[Document], step: Step) -> None:
-    """Run one operation, as an application writes it; raises PyMongoError."""
+    """Run one operation as an application would. Raises PyMongoError."""
     orders: Collection[Document] = database[ORDERS]
     counter = {"_id": step.number % _COUNTERS}
     # The log says which steps were counted, so the ledger can tell one effect from two.
@@ -83,7 +83,7 @@ def perform(database: Database[Document], step: Step) -> None:
 
 
 class Balance(NamedTuple):
-    """The difference between what was acknowledged and what is there, counted in writes."""
+    """The difference between acknowledged and stored writes."""
 
     duplicated: int
     """Writes that are there once too often, each time counted, acknowledged or not."""
@@ -92,20 +92,20 @@ class Balance(NamedTuple):
 
 
 class Ledger:
-    """Remembers the writes of one side. For one thread at a time."""
+    """Records the writes of one side. Not thread-safe."""
 
     def __init__(self) -> None:
         self._expected: set[Effect] = set()
 
     def record(self, step: Step, *, acknowledged: bool) -> None:
-        """Note one operation; one that raised may have happened or not, but not twice."""
+        """Record one operation. If it raised, its writes may exist once or not at all."""
         if acknowledged:
             self._expected.update(effects(step))
 
     def balance(self, database: Database[dict[str, Any]]) -> Balance:
-        """Read the database and compare; give it one without faults in between.
+        """Read the database, which must be reachable without faults, and compare.
 
-        A counter that differs from the length of its own log is a difference too.
+        A counter that differs from the length of its log counts as a difference, too.
         """
         found: Counter[Effect] = Counter()
         duplicated = lost = 0
