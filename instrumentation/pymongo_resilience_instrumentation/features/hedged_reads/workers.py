@@ -84,19 +84,20 @@ class TaskWorkers:
     def __init__(self, alive: set[asyncio.Task[object]]) -> None:
         self._alive = alive
         """Strong references, because an event loop references its tasks only weakly."""
-        self._mine: list[asyncio.Task[object]] = []
+        self._mine: set[asyncio.Task[object]] = set()
 
     def start(self, function: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[object]:
         """Run a coroutine function in a new task."""
         task = asyncio.get_running_loop().create_task(function())
-        self._mine.append(task)
-        self._alive.add(task)
-        task.add_done_callback(self._alive.discard)
+        for tasks in (self._mine, self._alive):
+            tasks.add(task)
+            # A canceled task references the frames of its coroutine, and thus the read.
+            task.add_done_callback(tasks.discard)
         return task
 
     def cancel(self) -> None:
         """Cancel the tasks, as pymongo's own operation would end with its caller's task."""
-        for task in self._mine:
+        for task in [*self._mine]:
             # The event loop may be closed.
             with suppress(RuntimeError):
                 task.cancel()
