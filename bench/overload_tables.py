@@ -19,9 +19,11 @@ def run(report: Report) -> str:
 
 
 def points(report: Report) -> str:
-    headings = ["times the capacity", "", "goodput, cold", "warm", "attempts", "errors", "p99 ms"]
     return table(
-        [*headings, "client CPU", "late ms"],
+        [
+            *("times the rate", "", "goodput, cold", "warm", "attempts", "errors", "p99 ms"),
+            *("handshakes rejected", "became Unknown", "first ms", "client CPU", "late ms"),
+        ],
         [
             [
                 f"{each['load']:g}",
@@ -31,6 +33,9 @@ def points(report: Report) -> str:
                 f"{each['attempts']:.2f}",
                 f"{each['errors']:.1%}",
                 "-" if each["p99_ms"] is None else f"{each['p99_ms']:.0f}",
+                str(each["rejected_handshakes"]),
+                str(each["unknown"]),
+                "fails" if each["first_ms"] is None else f"{each['first_ms']:.0f}",
                 f"{each['busy']:.0%}",
                 f"{each['late_ms']:.0f}",
             ]
