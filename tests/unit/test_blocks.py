@@ -221,6 +221,17 @@ def test_one_instance_in_two_contexts_that_leave_in_any_order() -> None:
     assert second(declared) is None
 
 
+def test_one_instance_that_is_left_elsewhere_ends_where_it_was_entered_last() -> None:
+    block = override(idempotent=True)
+    contexts = [contextvars.copy_context() for _ in range(3)]
+    for each in contexts:
+        each.run(block.__enter__)
+    for left in (2, 1, 0):
+        in_new_context(lambda: block.__exit__(None, None, None))
+        held = [True] * left + [None] * (3 - left)
+        assert [each.run(declared) for each in contexts] == held
+
+
 def test_a_decorated_generator_function_holds_for_each_step() -> None:
     closed = []
 

@@ -196,6 +196,38 @@ def test_a_probe_that_was_replaced_is_heard_all_the_same(
     assert breaker.snapshot().state is state
 
 
+def test_while_it_is_not_closed_it_shows_the_calls_that_opened_it(
+    breaker: CircuitBreaker, clock: FakeClock
+) -> None:
+    call(breaker, "+---")
+    assert breaker.snapshot() == Snapshot(State.OPEN, 4, 3, 8.0)
+    clock.advance(8)
+    assert breaker.snapshot() == Snapshot(State.HALF_OPEN, 4, 3, 0.0)
+    call(breaker, "-")
+    assert breaker.snapshot() == Snapshot(State.OPEN, 4, 3, 8.0)
+
+
+def test_each_change_that_a_call_makes_is_reported_once(clock: FakeClock) -> None:
+    changes = []
+
+    def changed(snapshot: Snapshot) -> None:
+        with ThreadPoolExecutor(1) as pool:  # another thread gets the lock meanwhile
+            assert pool.submit(breaker.snapshot).result(10) == snapshot
+        changes.append(snapshot)
+
+    breaker = CircuitBreaker(CONFIG, clock, changed)
+    call(breaker, "+++")
+    assert changes == []
+    call(breaker, "---")
+    assert changes == [Snapshot(State.OPEN, 6, 3, 8.0)]
+    clock.advance(8)
+    breaker.snapshot()
+    call(breaker, "." + "+" * (breakers.PROBES - 1))
+    assert len(changes) == 1, "it becomes half-open by itself"
+    call(breaker, "+")
+    assert changes[1:] == [Snapshot(State.CLOSED, 0, 0, 0.0)]
+
+
 class LetsOthersIn:
     """Options that are read in the middle of a step, and give every other thread its turn."""
 

@@ -183,6 +183,73 @@ def test_the_numbers_of_the_text_and_those_that_the_simulation_chose() -> None:
     assert (PYMONGO_RETRIES, GRACE_S, MAX_FAILED) == (2, 1, 4)
 
 
+@pytest.mark.parametrize("failure", [OVERLOAD, CUT])
+def test_a_failure_costs_one_token_and_a_success_earns_a_part_of_one(failure: Failure) -> None:
+    budget = RatioBudget(FakeClock(), 3, 5, 0.1)
+    for _ in range(3):
+        assert budget.allows(failure)
+        budget.failed(failure, retried=False)
+    assert not budget.allows(failure)
+    budget.succeeded(retried=False)
+    assert budget.allows(failure)
+    for _ in range(4):
+        budget.failed(failure, retried=False)
+    for _ in range(39):
+        budget.succeeded(retried=False)
+    assert not budget.allows(failure)
+    budget.succeeded(retried=False)
+    assert budget.allows(failure)
+
+
+@pytest.mark.parametrize(("rejections", "tokens"), [(0, 3.2), (1, 4.2), (2, 5.2), (3, 3.2)])
+def test_pymongos_retries_are_refunded_if_they_help(rejections: int, tokens: float) -> None:
+    budget = RatioBudget(FakeClock())
+    for _ in range(5):
+        budget.failed(OVERLOAD, retried=False)
+    budget.succeeded(retried=True, rejections=rejections)
+    assert budget.tokens == tokens
+
+
+def test_a_grace_period_is_for_operations_that_began_before_its_end() -> None:
+    clock = FakeClock(100.0)
+    budget = RatioBudget(clock)
+    assert budget.failed(OVERLOAD, retried=False, began=0.0)
+    clock.advance(GRACE_S + 5)
+    assert budget.failed(OVERLOAD, retried=False, began=100.0 + GRACE_S * 0.9)
+    assert not budget.failed(OVERLOAD, retried=False, began=100.0 + GRACE_S)
+    assert not budget.failed(OVERLOAD, retried=False)
+    assert not budget.failed(OVERLOAD, retried=True, rejections=1, began=0.0), "at its first"
+
+
+def test_a_later_rejection_begins_no_grace_period() -> None:
+    """As in a forked child, which begins with a full account in the middle of an operation."""
+    budget = RatioBudget(FakeClock())
+    assert not budget.failed(OVERLOAD, retried=True, rejections=1)
+    assert not budget.failed(OVERLOAD, retried=False)
+
+
+@pytest.mark.parametrize("make", [lambda: RatioBudget(FakeClock()), lambda: TokenBucket(8)])
+def test_a_full_budget_says_so(make: Callable[[], RetryBudget]) -> None:
+    budget = make()
+    assert budget.full
+    budget.failed(OVERLOAD, retried=False)
+    assert budget.spend(OVERLOAD)
+    assert not budget.full
+    for _ in range(10):
+        budget.succeeded(retried=False)
+    assert budget.full
+
+
+def test_a_budget_without_a_limit_allows_everything() -> None:
+    budget = RetryBudget()
+    assert (budget.full, budget.tokens) == (True, None)
+    assert not budget.failed(OVERLOAD, retried=False)
+    assert budget.allows(OVERLOAD)
+    assert budget.spend(OVERLOAD)
+    assert not budget.is_too_late(0.0, 1e9, 0.0)
+    assert budget.is_rejection(OVERLOAD)
+
+
 def test_one_operation_of_a_quiet_client_has_its_five_retries() -> None:
     one = operation(RatioBudget(FakeClock()), timeout=None)
     assert [type(decided(one, OVERLOAD)) for _ in range(5)] == [Retry] * 5
@@ -340,7 +407,7 @@ def test_the_grace_ends_once_it_does_not_help() -> None:
 )
 def test_an_operation_is_retried_often_only_for_a_while(base: float, patience: float) -> None:
     failure = replace(OVERLOAD, base_backoff=base)
-    one = operation(RatioBudget(clock := FakeClock()), timeout=None)
+    one = operation(RatioBudget(clock := FakeClock(100.0)), timeout=None)
     one.rejected_since = clock.now()
     for _ in range(PYMONGO_RETRIES):
         assert isinstance(decided(one, failure), Retry)
@@ -350,6 +417,12 @@ def test_an_operation_is_retried_often_only_for_a_while(base: float, patience: f
     assert decided(one, failure) == GiveUp(Rule.BUDGET)
     one.budget.succeeded(retried=False)
     assert isinstance(decided(one, failure), Retry), "not all is rejected"
+
+
+def test_a_retry_is_too_late_if_its_wait_is() -> None:
+    budget = RatioBudget(FakeClock(100.0))
+    assert not budget.is_too_late(99.0, 0.9, 0.001)
+    assert budget.is_too_late(99.0, 1.1, 0.001)
 
 
 def test_pymongos_own_retries_have_no_such_limit() -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from pymongo_resilience_instrumentation.failures.causes import ObservedServer, diagnose, symptom_of
+from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo_resilience_instrumentation.failures.causes import (
+    ObservedServer,
+    diagnose,
+    hangs_up,
+    is_rejection,
+    symptom_at,
+    symptom_of,
+)
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
 pytestmark = pytest.mark.oldest
@@ -80,6 +88,8 @@ def member(address: str, *, is_primary: bool = False) -> ObservedServer:
         ([down("a:1"), down("b:1", None)], {}, Symptom.REFUSED),
         ([down("a:1", None)], {}, None),
         ([], {}, None),
+        ([member("a:1"), down("b:1")], {}, Symptom.NO_MAJORITY),
+        ([down("a:1", None)], {"wants_primary": False}, None),
         ([], {"replica_set": True}, Symptom.SET_NAME),
         ([member("a:1"), member("b:1"), down("c:1")], {}, Symptom.ELECTION),
         ([member("a:1"), down("b:1"), down("c:1")], {}, Symptom.NO_MAJORITY),
@@ -98,6 +108,67 @@ def test_the_cause(
 ) -> None:
     diagnosis = diagnose(servers, **facts)  # type: ignore[arg-type]
     assert (diagnosis and diagnosis.symptom) is symptom
+
+
+@pytest.mark.parametrize(
+    ("servers", "facts", "named"),
+    [
+        ([down("a:1"), down("b:1", Symptom.EXPIRED), down("c:1")], {}, ("a:1", "c:1")),
+        ([member("a:1"), down("b:1"), down("c:1")], {}, ("b:1", "c:1")),
+        ([member("a:1"), member("b:1"), down("c:1")], {}, ("c:1",)),
+        ([], {"replica_set": True, "seeds": ["a:1", "b:1"]}, ("a:1", "b:1")),
+        ([down("in:1"), down("in:2")], {"seeds": ["out:1"]}, ("in:1", "in:2")),
+        ([member("a:1", is_primary=True), down("b:1")], {}, ()),
+    ],
+)
+def test_the_cause_names_the_servers_that_show_it(
+    servers: list[ObservedServer], facts: dict[str, object], named: tuple[str, ...]
+) -> None:
+    diagnosis = diagnose(servers, **facts)  # type: ignore[arg-type]
+    assert diagnosis is not None
+    assert diagnosis.servers == named
+    assert str(diagnosis) == (
+        f"Likely cause: {diagnosis.symptom.says}. Check {diagnosis.symptom.check}"
+    )
+
+
+HOST, SOCKET_FILE = ("a", 1), ("/tmp/mongodb-27017.sock", None)  # noqa: S108 - only a name
+RESET, REFUSED = "Connection reset by peer", "Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "facts", "symptom"),
+    [
+        (REFUSED, HOST, {}, Symptom.REFUSED),
+        (REFUSED, SOCKET_FILE, {}, Symptom.UNIX_SOCKET),
+        ("No such file or directory", SOCKET_FILE, {}, Symptom.UNIX_SOCKET),
+        ("timed out", SOCKET_FILE, {}, Symptom.NO_ANSWER),
+        (RESET, HOST, {}, Symptom.HANGS_UP),
+        (RESET, HOST, {"handshake": True}, Symptom.HANGS_UP),
+        (RESET, HOST, {"tls": True, "handshake": True}, Symptom.HANGS_UP),
+        (RESET, HOST, {"tls": True}, Symptom.CLOSES_AFTER_TLS),
+        (REFUSED, HOST, {"tls": True}, Symptom.REFUSED),
+    ],
+)
+def test_what_an_error_says_of_an_address(
+    text: str, address: tuple[str, int | None], facts: dict[str, bool], symptom: Symptom
+) -> None:
+    assert symptom_at(text, address, **facts) is symptom
+
+
+def test_a_connection_that_the_server_closed() -> None:
+    assert hangs_up(AutoReconnect(RESET))
+    assert not hangs_up(AutoReconnect(REFUSED))
+    assert not hangs_up(OperationFailure(RESET))
+    assert not hangs_up(None)
+
+
+def test_only_a_server_rejects_a_command() -> None:
+    labels = {"errorLabels": ["SystemOverloadedError"]}
+    assert is_rejection(OperationFailure("busy", 462, labels))
+    assert not is_rejection(OperationFailure("no", 462, {}))
+    assert not is_rejection(AutoReconnect("could not connect", labels))
+    assert not is_rejection(None)
 
 
 def test_every_symptom_has_words() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.engine.fake_clock import FakeClock
 from support.engine.retry_strategies import FAST_FAIL
@@ -45,6 +47,62 @@ def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
     operation.next_command()
     assert (operation.attempts, operation.overloaded) == (0, False)
     assert operation.reasons == [RetryReason.UNKNOWN]
+
+
+def test_the_next_command_of_a_bulk_begins_like_the_first_one() -> None:
+    new, used = (RetryState("insert", "shop.orders", Kind.WRITE, FAST_FAIL) for _ in range(2))
+    used.in_grace, used.rejected_since = True, 5.0
+    until = Deadline.after(FakeClock(), 0.5)
+    paused = replace(failure("SystemOverloadedError"), pool_paused=True, unhurried_until=until)
+    used.count(replace(paused, reason=RetryReason.NO_REPLY))
+    used.next_command()
+    used.reasons.clear()
+    assert used == new
+
+
+def test_an_attempt_that_found_a_paused_pool_is_no_retry() -> None:
+    """Another operation's failure has paused it, so no connection was tried."""
+    state = RetryState("find", "shop.orders", Kind.READ, FAST_FAIL)
+    paused = replace(failure(), pool_paused=True)
+    for each, retries in ((failure(), 0), (paused, 0), (failure(), 1), (paused, 1)):
+        state.count(each)
+        assert state.retries == retries
+    assert (state.attempts, state.unattempted) == (4, 2)
+
+
+def test_pymongo_would_have_retried_even_if_the_clock_stands_still() -> None:
+    clock = FakeClock()
+    state = RetryState("find", "shop.orders", Kind.READ, FAST_FAIL, waited=2.0)
+    assert state.pymongo_would_have_retried
+    state.count(replace(failure(), unhurried_until=Deadline.after(clock, 0.5)))
+    assert not state.pymongo_would_have_retried
+    state.waited = 2.4
+    assert not state.pymongo_would_have_retried
+    state.waited = 2.6
+    assert state.pymongo_would_have_retried
+
+
+def test_of_two_moments_of_pymongos_retry_the_later_one_counts() -> None:
+    clock = FakeClock()
+    state = RetryState("find", "shop.orders", Kind.READ, FAST_FAIL)
+    for seconds in (0.5, 9.0, 1.0):
+        state.count(replace(failure(), unhurried_until=Deadline.after(clock, seconds)))
+    clock.advance(8.0)
+    assert not state.pymongo_would_have_retried
+    clock.advance(1.0)
+    assert state.pymongo_would_have_retried
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("carried_txn_number", [False, True])
+def test_applying_it_twice_is_known_to_do_no_harm(
+    kind: Kind, declared: bool, carried_txn_number: bool
+) -> None:
+    state = RetryState("name", "a.b", kind, FAST_FAIL, declared_idempotent=declared)
+    state.count(replace(failure(), carried_txn_number=carried_txn_number))
+    harmless = kind in {Kind.READ, Kind.TRANSACTION_END}
+    assert state.idempotent is (harmless or declared or carried_txn_number)
 
 
 @pytest.mark.parametrize("labels", [(), ("SystemOverloadedError", "RetryableError")])

@@ -122,6 +122,29 @@ def test_without_rules_nothing_is_looked_up() -> None:
     assert made._of.cache_info().currsize == 0
 
 
+def test_the_strategy_of_a_policy_goes_before_that_of_the_process() -> None:
+    made = rules({"shop.*": Policy(strategy=MONGODB)})
+    assert made.strategy_of(made.policy_of("shop", "orders")) is MONGODB
+    assert made.strategy_of(made.policy_of("log", "audit")) is FAST_FAIL
+
+
+@pytest.mark.parametrize(
+    ("policy", "any_timeout"),
+    [
+        (Policy(timeout_ms=5), True),
+        (Policy(timeout_ms=0), True),
+        (Policy(attempt_timeout_ms=5), True),
+        (Policy(timeout_mode="iteration", hedge=5), False),
+    ],
+)
+def test_rules_know_whether_one_of_them_sets_a_timeout(policy: Policy, any_timeout: bool) -> None:
+    made = rules({"log.*": Policy(idempotent=True), "shop.*": policy})
+    assert made.have_timeouts is any_timeout
+    assert made.any
+    assert not rules({}).any
+    assert not rules({}).have_timeouts
+
+
 def test_what_is_remembered_has_an_end() -> None:
     made = rules({"shop.*": Policy(idempotent=True)})
     for number in range(namespaces.REMEMBERED + 10):

@@ -15,7 +15,7 @@ from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
 from pymongo_resilience import bind
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.policies.blocks import current, override
+from pymongo_resilience.policies.blocks import current, innermost, override
 from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy, PolicyFields
 from pymongo_resilience.rules.strategy import BestEffort, FastFail
 
@@ -164,6 +164,21 @@ def test_nesting_does_not_depend_on_how_it_is_bracketed(
 ) -> None:
     assert one.over(two).over(three) == one.over(two.over(three))
     assert one.over(EMPTY_POLICY) == EMPTY_POLICY.over(one) == one
+
+
+def test_a_policy_beside_an_empty_one_is_not_copied() -> None:
+    """Most operations have at most one policy, and each of them merges."""
+    one = Policy(timeout_ms=5)
+    assert one.over(EMPTY_POLICY) is one
+    assert EMPTY_POLICY.over(one) is one
+    assert one.within(EMPTY_POLICY) is one
+    assert EMPTY_POLICY.within(one) is one
+    with override(timeout_ms=9):
+        block = innermost()
+        assert block is not None
+        assert block.within(one) is block.within(one)
+        assert block.within(one) == Policy(timeout_ms=5)
+        assert block.within(EMPTY_POLICY) == Policy(timeout_ms=9)
 
 
 def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:

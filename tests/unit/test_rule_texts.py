@@ -19,11 +19,11 @@ SECRET = "a value of a document"
 FAILURE = Failure(ValueError(SECRET), Stage.IN_FLIGHT, RetryReason.ACCESS_ERROR, code_name=SECRET)
 
 
-def why(rule: Rule, **facts: Any) -> str:
+def why(rule: Rule, failure: Failure = FAILURE, **facts: Any) -> str:
     made = RetryState(
         "update", SECRET, facts.pop("kind", Kind.WRITE), FAST_FAIL, data={"a": SECRET}, **facts
     )
-    return why_not_retried(rule, made, FAILURE)
+    return why_not_retried(rule, made, failure)
 
 
 @pytest.mark.parametrize("rule", Rule)
@@ -65,6 +65,16 @@ def test_no_two_rules_say_the_same() -> None:
          "update: reached the limit of 8 retries without a timeout. Set timeout_ms"),
         (Rule.ATTEMPTS, {"overloaded": True, "attempts": 2},
          "update: reached the limit of one retry after an overload error"),
+        (Rule.ATTEMPTS, {"once": True},
+         "update: reached the limit of one retry; the background task sends it again later"),
+        (Rule.STRATEGY, {}, "update: the retry strategy FastFail declined"),
+        (Rule.TERMINAL, {}, "update: a retry would not help (access_error)"),
+        (Rule.NOT_SAFE, {"retries_enabled": False}, "update was sent while retryWrites is off"),
+        (Rule.NOT_SAFE, {}, "update was sent and is not declared idempotent"),
+        (Rule.NEVER_RETRIED, {"in_transaction": True},
+         "update is never retried once it was sent: a transaction must be retried as a whole"),
+        (Rule.NEVER_RETRIED, {},
+         "update is never retried once it was sent: it may have been applied"),
         (Rule.NEVER_RETRIED, {"kind": Kind.AGGREGATE_WRITE, "method": "aggregate"},
          "aggregate is never retried once it was sent: $out or $merge may have written part"),
         (Rule.TRANSACTION_OVER, {"kind": Kind.TRANSACTION_END},
@@ -77,3 +87,31 @@ def test_no_two_rules_say_the_same() -> None:
 )  # fmt: skip
 def test_what_it_depends_on(rule: Rule, facts: dict[str, Any], said: str) -> None:
     assert why(rule, **facts).startswith(said)
+
+
+ENDED = Deadline(FakeClock(1800.0), 1800.0, 1800.0)
+LATER = Deadline(FakeClock(1799.0), 1800.0, 1800.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "kind", "said"),
+    [
+        (Rule.NOT_SAFE, {"session_ends": ENDED}, Kind.WRITE,
+         "update was sent over 30 minutes ago, and the server may have ended its session"),
+        (Rule.NOT_SAFE, {"session_ends": LATER}, Kind.WRITE, "update was sent and is not declared"),
+        (Rule.TIME_LIMIT, {"server_answered": True}, Kind.READ, "update: socketTimeoutMS ended it"),
+        (Rule.TIME_LIMIT, {"application_limit_ms": 700}, Kind.READ,
+         "update: maxTimeMS=700, which the application set, ended it"),
+        (Rule.TIME_LIMIT, {}, Kind.READ, "update: a time limit of the server"),
+        (Rule.NEVER_RETRIED, {"router_lost": True}, Kind.WRITE,
+         "update was not sent: the mongos router that its transaction started on"),
+        (Rule.NEVER_RETRIED, {"stage": Stage.NOT_SENT}, Kind.CLEANUP,
+         "update was not sent, and is not retried: the server ends idle cursors"),
+        (Rule.NEVER_RETRIED, {"stage": Stage.NOT_SENT}, Kind.COMMAND,
+         "update was not sent, and the strategy FastFail does not retry it"),
+    ],
+)  # fmt: skip
+def test_what_it_depends_on_in_the_failure(
+    rule: Rule, changes: dict[str, Any], kind: Kind, said: str
+) -> None:
+    assert why(rule, replace(FAILURE, **changes), kind=kind).startswith(said)

@@ -142,6 +142,35 @@ def test_a_refusal_that_is_told_again_is_another_error_of_the_same_type() -> Non
     assert Symptom.PASSWORD.check in str(again)
 
 
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        (None, Symptom.PASSWORD.says),
+        ({"ok": 0.0, "code": 18}, Symptom.PASSWORD.says),
+        ({"ok": 0.0, "code": 18, "errmsg": "no such user"}, "no such user"),
+    ],
+)
+def test_a_refusal_that_is_told_again_has_the_servers_words_if_there_are_any(
+    details: dict[str, Any] | None, said: str
+) -> None:
+    again = causes.refused_again(OperationFailure("no", 18, details), A, 0.0)
+    assert str(again).startswith(f"{said} (reported by a:1")
+    assert again.details == details
+    assert details is None or again.details is not details, "it is raised to somebody else"
+
+
+def test_a_refusal_that_is_told_again_says_what_to_check() -> None:
+    user = OperationFailure("no", 11, {"ok": 0.0, "code": 11})
+    assert Symptom.USER.check in str(causes.refused_again(user, A, 0.0))
+    unknown = OperationFailure("no", 13, {"ok": 0.0, "code": 13})
+    assert Symptom.PASSWORD.check in str(causes.refused_again(unknown, A, 0.0))
+
+
+def test_a_server_without_a_state_is_named_alone() -> None:
+    error = causes.selection_error(Symptom.EXPIRED, {A: None, B: "primary"}, None)
+    assert "Servers: a:1; b:2 (primary). Check" in str(error)
+
+
 def down(address: tuple[str, int], error: Exception | None) -> ServerDescription:
     return ServerDescription(address, error=error)
 
