@@ -375,6 +375,15 @@ def coverage(session: nox.Session) -> None:
     session.run(tool("coverage"), "html", "--quiet", f"--directory={folder}", env=env)
     session.run(tool("coverage"), "json", "--quiet", f"-o{folder / 'coverage.json'}", env=env)
     session.run(tool("coverage"), "report", "--skip-covered", "--sort=miss", env=env)
+    if not session.posargs:
+        session.run(tool("python"), "tests/figures/coverage_figure.py", f"{folder}/coverage.json")
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Whether the unit tests notice small changes to the code that decides."""
+    session.install("--editable", ".[test]", "mutmut==3.8.*")
+    session.run("python", "tests/figures/mutation_score.py", *session.posargs)
 
 
 @nox.session

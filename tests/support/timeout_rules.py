@@ -1,4 +1,4 @@
-"""The rules for timeouts without a client: a call, and what is around it, on a clock of their own."""
+"""Rules for timeouts without a client: a call, and what is around it, at a time that stands."""
 
 from __future__ import annotations
 

@@ -156,8 +156,8 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         pool_paused=not attempt.reached_connection
         and not isinstance(cause, ServerSelectionTimeoutError)
         and type(cause.__cause__) is AutoReconnect,
-        next_probe_in=None if refusal is None else attribute(refusal, "next_probe_in"),
-        elsewhere=refusal is not None and bool(attribute(refusal, "elsewhere")),
+        next_probe_in=attribute(refusal, "next_probe_in"),
+        elsewhere=bool(attribute(refusal, "elsewhere")),
     )
 
 

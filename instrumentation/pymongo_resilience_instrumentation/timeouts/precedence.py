@@ -15,12 +15,12 @@ The first row that matches the operation applies. Its timeout starts at the time
 | on a client with ``timeoutMS`` | the client's | start of each operation |
 | any other | ``timeout_ms`` of the configuration (for commands only) | start of each operation |
 
-If the configuration has no ``timeout_ms`` either, there is no timeout. Inside of another
-``pymongo.timeout``, ``pymongo.timeout(None)`` is treated like ``pymongo.timeout(0)``; alone, it sets
-no timeout, as in pymongo. A timeout of 0 means no timeout: the rows below it do not apply, and it
-counts as longer than any other timeout. "For commands only" means that the timeout does not end a
-cursor, a change stream, or a GridFS stream. If the installed pymongo does not support CSOT, only
-the client's own timeout applies.
+If the configuration has no ``timeout_ms`` either, there is no timeout. A timeout of 0 means no
+timeout: the rows below it do not apply, and it counts as longer than any other timeout.
+``pymongo.timeout(None)`` is treated like ``pymongo.timeout(0)`` inside of another
+``pymongo.timeout``. Alone, it has no effect, as in pymongo. "For commands only" means that the
+timeout does not end a cursor, a change stream, or a GridFS stream. If the installed pymongo does
+not support CSOT, only the client's own timeout applies.
 
 In an incoming request with a deadline, an operation ends no later than the request, whatever its
 timeout is. A cursor or stream that is used after the request is not affected.
@@ -202,9 +202,7 @@ class TimeoutRules:
     def _of_group(self, client: AnyClient, target: Target, bound: Policy) -> tuple[Call, Limits]:
         # A task that was started inside of an ended operation must not inherit its timeout.
         in_progress.clear_inherited()
-        call = Call(
-            client, "", target, is_public=False, block_policy=blocks.current(), bound_policy=bound
-        )
+        call = Call(client, "", target, block_policy=blocks.current(), bound_policy=bound)
         limits = Limits()
         self.set_timeout(call, limits)
         return call, limits

@@ -5,8 +5,8 @@
 
 mutmut changes one operator, number or argument at a time (a mutant), and runs the unit tests that
 call the changed function until one of them fails. This script prints for each module how many
-mutants the tests found, and each one that they did not find. It fails if they found fewer than 95 %.
-survivors.toml explains those that no test can find.
+mutants the tests found, and each one that they did not find. It fails if they found less than 95 %.
+survivors.toml explains those that no test should find.
 
 Why mutmut: it starts pytest once, forks for each mutant, and runs only the tests that reach it.
 Cosmic Ray starts pytest for each mutant, which takes hours instead of minutes.
@@ -21,9 +21,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
+
+import document
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "mutation"
@@ -64,18 +67,16 @@ def main(*names: str) -> int:
         Survivor(each["function"], each["line"], each["becomes"])
         for each in tomllib.loads(EXPLAINED.read_text())["survivor"]
     }
-    print("\n".join(table(tested)))
     for name, each in survivors.items():
         if each not in explained:
-            print(
-                f"\n{name}: {tested[name]}\n    {each.function}\n  - {each.line}\n  + {each.becomes}"
-            )
-    stale = explained - set(survivors.values()) if not names else ()
-    for each in stale:
-        print(f"\nno longer a survivor, so remove it from {EXPLAINED.name}: {each}")
-    found = percent(list(tested.values()))
-    print(f"\nthe unit tests find {found:.1f} % of {len(tested)} mutants; {GOAL:g} % are required")
-    return int(found < GOAL)
+            print(f"{name}: {tested[name]}", *each, sep="\n    ")
+    for each in explained - set(survivors.values()) if not names else ():
+        print(f"no longer a survivor, so remove it from {EXPLAINED.name}:", *each, sep="\n    ")
+    rows = table(tested)
+    print("\n".join(rows))
+    if not names:
+        document.write("mutation", rows)
+    return int(percent(tested.values()) < GOAL)
 
 
 def prepare(*, from_scratch: bool) -> None:
@@ -100,7 +101,7 @@ def prepare(*, from_scratch: bool) -> None:
 def with_plain_methods(source: str) -> str:
     """Return the same module with each property written as ``name = property(_get_name)``.
 
-    mutmut leaves out functions that have a decorator.
+    mutmut does not change functions that have a decorator.
     """
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
@@ -120,8 +121,8 @@ def with_plain_methods(source: str) -> str:
 def mutmut(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of mutmut; ``run`` shows its progress."""
     command = [str(Path(sys.executable).with_name("mutmut")), *arguments]
-    shown = None if arguments[0] == "run" else subprocess.PIPE
-    return subprocess.run(command, cwd=FOLDER, stdout=shown, text=True, check=False)
+    output = None if arguments[0] == "run" else subprocess.PIPE
+    return subprocess.run(command, cwd=FOLDER, stdout=output, text=True, check=False)
 
 
 def survivor(name: str) -> Survivor:
@@ -144,19 +145,17 @@ def function_of(name: str) -> str:
 
 
 def table(tested: dict[str, str]) -> list[str]:
-    """Return one line for each module."""
+    """Return the rows for tests/README.md."""
     modules: dict[str, list[str]] = defaultdict(list)
     for name, status in tested.items():
         modules[function_of(name).partition(" ")[0]].append(status)
-    lines = []
-    for module, statuses in modules.items():
-        missed = Counter(status for status in statuses if status not in FOUND)
-        notes = ", ".join(f"{number} {status}" for status, number in missed.items())
-        lines.append(f"{percent(statuses):6.1f} % of {len(statuses):4} {module}  {notes}".rstrip())
-    return lines
+    rows = ["| module | mutants | found |", "|---|---|---|"]
+    for module, statuses in [*sorted(modules.items()), ("all", list(tested.values()))]:
+        rows.append(f"| `{module}` | {len(statuses)} | {percent(statuses):.1f} % |")
+    return rows
 
 
-def percent(statuses: list[str]) -> float:
+def percent(statuses: Collection[str]) -> float:
     found = sum(status in FOUND for status in statuses)
     return 100 * found / len(statuses) if statuses else 0.0
 
