@@ -150,7 +150,7 @@ def test_a_refusal_that_is_told_again_is_another_error_of_the_same_type() -> Non
         ({"ok": 0.0, "code": 18, "errmsg": "no such user"}, "no such user"),
     ],
 )
-def test_a_refusal_that_is_told_again_has_the_servers_words_if_there_are_any(
+def test_a_refusal_that_is_told_again_has_the_servers_words(
     details: dict[str, Any] | None, said: str
 ) -> None:
     again = causes.refused_again(OperationFailure("no", 18, details), A, 0.0)

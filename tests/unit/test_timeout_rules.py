@@ -386,7 +386,7 @@ OBSERVED: dict[str, tuple[Around, dict[str, Any], dict[str, Any], Active | None]
 
 
 @pytest.mark.parametrize("row", OBSERVED)
-def test_while_pymongo_decides_alone_only_timeouts_of_the_library_are_activated(row: str) -> None:
+def test_while_pymongo_decides_only_the_librarys_timeouts_are_activated(row: str) -> None:
     around, configured, made, active = OBSERVED[row]
     with around():
         limits = limits_of(rules(observes=True, **configured), **made)
