@@ -88,10 +88,10 @@ def prepare(*, from_scratch: bool) -> None:
         target = FOLDER / package.name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(package, target, ignore=shutil.ignore_patterns("__pycache__"))
-        for path in target.rglob("*.py"):
-            source = path.read_text()
-            if "@property" in source:
-                path.write_text(with_plain_methods(source))
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for pattern in configuration["tool"]["mutmut"]["only_mutate"]:
+        for path in FOLDER.glob(pattern):
+            path.write_text(with_plain_methods(path.read_text()))
     for name in ("tests", "pyproject.toml"):
         link = FOLDER / name
         if not link.exists():
