@@ -65,7 +65,7 @@ def main(*names: str) -> int:
     survivors = {name: survivor(name) for name, status in tested.items() if status not in FOUND}
     explained = {
         Survivor(each["function"], each["line"], each["becomes"])
-        for each in tomllib.loads(EXPLAINED.read_text())["survivor"]
+        for each in tomllib.loads(EXPLAINED.read_text()).get("survivor", [])
     }
     for name, each in survivors.items():
         if each not in explained:
