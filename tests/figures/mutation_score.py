@@ -92,7 +92,7 @@ def prepare(*, from_scratch: bool) -> None:
     for pattern in configuration["tool"]["mutmut"]["only_mutate"]:
         for path in FOLDER.glob(pattern):
             path.write_text(with_plain_methods(path.read_text()))
-    for name in ("tests", "pyproject.toml"):
+    for name in ("tests", "pyproject.toml", *configuration["tool"]["mutmut"]["also_copy"]):
         link = FOLDER / name
         if not link.exists():
             link.symlink_to(ROOT / name)
