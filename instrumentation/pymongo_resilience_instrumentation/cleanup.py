@@ -2,10 +2,10 @@
 
 pymongo sends killCursors and endSessions outside of its retry loop. Here they are retried if the
 server is overloaded, and after no other error. A client's background task must not wait, because it
-also maintains the pools, so it retries the killCursors of collected cursors in its next run. It
-also aborts transactions whose abort was not answered; otherwise they would hold their locks until
-the server ends them after a minute. If the router of such a transaction is gone, or
-has restarted, it kills the session through any router.
+also maintains the pools, so it retries the killCursors of collected cursors in its next run.
+
+Each run also takes the next step for each transaction that may still be open.
+``pymongo_resilience.open_transactions`` decides which step that is.
 
 Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 """
@@ -14,22 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
+from pymongo.errors import InvalidOperation, PyMongoError
 
 from pymongo_resilience.closing import kept_variables
 from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.errors import Rule
 from pymongo_resilience.internal_errors import contain_internal_errors
+from pymongo_resilience.open_transactions import (
+    Event,
+    OpenTransaction,
+    OpenTransactions,
+    Step,
+    Waiting,
+    event_of,
+)
 from pymongo_resilience.policies import blocks
 
 from . import driver, in_progress
 from .call import Call
-from .clients.client_registry import ClientState, LostCursor
+from .clients.client_registry import LostCursor
 from .deferred import pending, run_deferred
 from .driver.attempts import END_SESSIONS, KILL_CURSORS
-from .driver.sessions import OpenTransaction
 from .failures import classify
 from .interceptor import Function, Interceptor, OperationInterceptor
 from .operation import Operation
@@ -50,29 +58,31 @@ MAX_SESSIONS = 10_000
 """Maximum number of sessions in one endSessions command."""
 ABORT_WITHIN = 5.0
 """Seconds that one run of the task spends on a transaction."""
+SENT = classify.Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
+"""A command that may have been sent."""
+IN_TASK = "in the background task"
 
 
 @contextmanager
-def _aborting(client: ClientState) -> Iterator[OpenTransaction]:
-    """A context for aborting the transaction that has waited longest. If that fails, the next run
-    tries again.
+def _ending(
+    transactions: OpenTransactions, client: AnyClient, waiting: Waiting, step: Step
+) -> Iterator[OpenTransaction]:
+    """A context for sending the command of a step, which records what happened.
+
+    If the task is cancelled, the transaction keeps waiting.
     """
-    opened, until = client.open_transactions.popleft()
-    with contain_internal_errors("in the background task"):
+    opened, event = waiting.transaction, Event.DONE
+    with contain_internal_errors(IN_TASK):
         try:
             with driver.csot.ActiveTimeout(ABORT_WITHIN):
                 yield opened
-        except OperationFailure as error:
-            # If the server answered with another error, the transaction has ended.
-            if driver.sessions.is_still_open(opened, error.code):
-                _try_again(client, opened._replace(is_forgotten=True), until)
-        except PyMongoError:
-            _try_again(client, opened, until)
-
-
-def _try_again(client: ClientState, opened: OpenTransaction, until: float) -> None:
-    if driver.csot.now() < until:
-        client.leave_open(opened, until)
+        except PyMongoError as error:
+            event = event_of(classify.failure_of(error, SENT))
+        is_lost = driver.sessions.router_is_lost(client, opened)
+        transactions.note(waiting, step, event, router_is_lost=is_lost)
+        return
+    # After a bug of the library, do not try again.
+    transactions.drop(waiting)
 
 
 class CleanupOperation(Operation):
@@ -110,7 +120,7 @@ class BackgroundOperation(CleanupOperation):
 
 
 class BackgroundRun(Interceptor):
-    """Wraps a run of the background task, and begins with the aborts."""
+    """Wraps a run of the background task, and begins with what the library has left open."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -133,31 +143,36 @@ class BackgroundRun(Interceptor):
             elif driver.csot.now() < lost.until:
                 state.lost_cursors.append(lost)
 
-    def _aborts(self, client: AnyClient) -> Iterator[AbstractContextManager[OpenTransaction]]:
-        state = self._clients.known(client)
-        if state is not None:
-            for _ in range(len(state.open_transactions)):
-                if driver.sessions.can_be_ended(client, state.open_transactions[0][0]):
-                    yield _aborting(state)
-                else:
-                    _try_again(state, *state.open_transactions.popleft())
+    def _steps(
+        self, client: AnyClient
+    ) -> Iterator[tuple[Step, AbstractContextManager[OpenTransaction]]]:
+        """Yield the steps to take now for open transactions, each with its context."""
+        state, sessions = self._clients.known(client), driver.sessions
+        if state is None:
+            return
+        transactions = state.open_transactions
+        due = transactions.due(
+            partial(sessions.router_is_lost, client), sessions.is_in_use, driver.csot.now()
+        )
+        for waiting, step in due:
+            yield step, _ending(transactions, client, waiting, step)
 
     def send(self, run: BackgroundOperation, original: Function, client: AnyClient) -> Any:
-        with contain_internal_errors("in the background task"):
+        with contain_internal_errors(IN_TASK):
             self._hand_over(run)
-        for abort in self._aborts(client):
-            with abort as opened:
-                driver.sessions.abort(client, opened)
+        for step, ending in self._steps(client):
+            with ending as opened:
+                driver.sessions.send(client, step, opened)
         return original(client)
 
     async def send_async(
         self, run: BackgroundOperation, original: Function, client: AnyClient
     ) -> Any:
-        with contain_internal_errors("in the background task"):
+        with contain_internal_errors(IN_TASK):
             self._hand_over(run)
-        for abort in self._aborts(client):
-            with abort as opened:
-                await driver.sessions.abort_async(client, opened)
+        for step, ending in self._steps(client):
+            with ending as opened:
+                await driver.sessions.send_async(client, step, opened)
         return await original(client)
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> BackgroundOperation:
@@ -171,7 +186,7 @@ class BackgroundRun(Interceptor):
         operation = BackgroundOperation(args[0])
         operation.activate()
         if RecoveryStep.INTERRUPTIONS not in self._runtime.config.disabled_recovery:
-            with contain_internal_errors("in the background task"):
+            with contain_internal_errors(IN_TASK):
                 look_for_silent_servers(self._runtime, args[0])
         if not closed:
             # The task of an async client inherits the context, and so the span, of the client's
@@ -267,7 +282,7 @@ class KillCursors(OperationInterceptor):
     ) -> None:
         """Leave rejected cursors to the task's next run. If the client is closed, there is none."""
         client = run.client
-        failure = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
+        failure = classify.failure_of(error, SENT)
         is_retryable = failure.retryable_overload and client.options.retry_reads
         client_limit = driver.clients.max_retries(client)
         max_rejections = min(

@@ -23,24 +23,22 @@ from pymongo.server_description import ServerDescription
 
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.internal_errors import contain_internal_errors
+from pymongo_resilience.open_transactions import OpenTransactions
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.driver.attempts import END_SESSIONS
-from pymongo_resilience_instrumentation.driver.sessions import OpenTransaction
 from pymongo_resilience_instrumentation.interceptor import Interceptor
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Client, CursorAddress, Pool
 
 T = TypeVar("T")
-MAX_TRANSACTIONS = 1000
-"""Maximum per client. The background task may not be running, and nothing may grow without
-limit.
-"""
 MAX_CURSORS = 1000
-"""The same for cursors that are left open."""
-LIFETIME = 60.0
-"""Seconds after which the server has ended a transaction (``transactionLifetimeLimitSeconds``)."""
+"""Maximum of lost cursors per client. The background task may not be running, and nothing may grow
+without limit.
+"""
+KILL_WITHIN = 60.0
+"""Seconds during which the background task tries to kill a lost cursor."""
 POOL_NAME = "db.client.connection.pool.name"
 """The name of an attribute in OpenTelemetry's semantic conventions."""
 
@@ -90,7 +88,7 @@ class LostCursor(NamedTuple):
 
     @classmethod
     def new(cls, cursor_id: int, address: CursorAddress) -> LostCursor:
-        return cls(cursor_id, address, driver.csot.now() + LIFETIME)
+        return cls(cursor_id, address, driver.csot.now() + KILL_WITHIN)
 
 
 class BackOff(Protocol):
@@ -164,8 +162,8 @@ class ClientState:
 
     def __init__(self, client: Client) -> None:
         self.client = weakref.ref(client)
-        self.open_transactions = deque[tuple[OpenTransaction, float]](maxlen=MAX_TRANSACTIONS)
-        """Transactions that the background task should abort, and until when."""
+        self.open_transactions = OpenTransactions()
+        """Transactions that the background task should end."""
         self.lost_cursors = deque[LostCursor](maxlen=MAX_CURSORS)
         """Cursors that the background task should kill, the one that waits longest first."""
         self.back_offs: set[BackOff] = set()
@@ -191,14 +189,6 @@ class ClientState:
             yield
         finally:
             self.back_offs.discard(back_off)
-
-    def leave_open(self, opened: OpenTransaction | None, until: float | None = None) -> None:
-        """Make the background task abort a transaction, and try again until ``until``. Safe in a
-        finalizer.
-        """
-        if opened is not None:
-            until = driver.csot.now() + LIFETIME if until is None else until
-            self.open_transactions.append((opened, until))
 
     def kill_later(self, cursor_id: int, address: CursorAddress) -> None:
         """Make the background task kill a cursor when its server can be reached. Safe in a

@@ -2,7 +2,8 @@
 
 The self-check compares ``parts`` with the installed pymongo. ``attributes`` exist only on connected
 objects, so the tests check those; at run time, the other names of the same class represent them. If
-one is missing, the AttributeError is handled like any internal error.
+one is missing, the AttributeError is handled like any internal error. ``parts_of_inserts`` has the
+local variables that are read from closures of pymongo.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .csot import WRITE_CONCERN
 from .cursors import AGGREGATE, RUN_OPERATION
 from .dialing import PERISHED, WAITED_FOR
 from .finds import ADDRESS, OF_A_QUERY
+from .inserts import COLLECTION, COMMAND, DOCUMENT, UPSERT
 from .monitors import CANCEL, CHANGE, HANDLE_ERROR, READ, REQUEST
 from .selection import ASYNC_SEND, HANDSHAKE, SELECT
 from .sessions import STATE, WITHIN_TIME_LIMIT
@@ -143,12 +145,11 @@ def parts() -> Iterator[Part]:
 
 
 def parts_of_inserts() -> Iterator[Part]:
-    """Yield the closures from which ``inserts.document_of`` reads the document."""
+    """Yield the functions and their local variables from which ``inserts`` reads a document."""
     for api, prefix in ((SYNC_API, ""), (ASYNC_API, "Async")):
         place = f"pymongo.{api.name}.collection:{prefix}Collection"
-        yield Part(
-            place, ("_insert_one[self, command]", "_update_retryable[self, document, upsert]")
-        )
+        insert = f"_insert_one[{COLLECTION}, {COMMAND}]"
+        yield Part(place, (insert, f"_update_retryable[{COLLECTION}, {DOCUMENT}, {UPSERT}]"))
 
 
 def attributes() -> Iterator[Part]:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pymongo.errors import ClientBulkWriteException, PyMongoError
 from pymongo.server_selectors import writable_server_selector
 
+from pymongo_resilience.open_transactions import (
+    Event,
+    OpenTransaction,
+    OpenTransactions,
+    State,
+    Step,
+    state_after,
+)
+
 from .clients import each_api
+from .csot import now
 from .finds import is_known
 
 if TYPE_CHECKING:
@@ -79,7 +89,6 @@ def max_commit_time_ms(session: Session) -> int | None:
 
 ROUTER = "_pymongo_resilience_router"
 """A session's attribute: the ``Router`` of its transaction."""
-NO_SUCH_TRANSACTION = 251
 
 
 class Router(NamedTuple):
@@ -95,138 +104,87 @@ def note_router(session: Session, connection: Connection) -> None:
     vars(session)[ROUTER] = Router(connection.address, connection.generation)
 
 
-def is_orphaned(client: Client, session: Session) -> bool:
-    """Return True if the router of the session's transaction cannot be reached now.
-
-    No other router knows which shards take part in the transaction.
-    """
-    router: Router | None = vars(session).get(ROUTER)
-    return router is not None and not is_known(client, router.address)
-
-
-def is_forgotten(session: Any, connection: Any, code: int | None) -> bool:
-    """Return True if the mongos that answered an abort may not know the transaction (anymore).
-
-    A mongos that has restarted does not know transactions from before, and replies with
-    NoSuchTransaction. It gives the same reply if the shards have already aborted the transaction.
-    The two cases are told apart by the connection pool: after a restart, a connection was lost
-    since the last statement.
+def note_end(
+    transactions: OpenTransactions,
+    session: Session,
+    event: Event,
+    connection: Connection | None = None,
+) -> None:
+    """Record how a transaction ended, so that the background task ends it if it may still be open.
 
     Args:
-        session: The session of the transaction.
-        connection: The connection on which the abort was sent, or None.
-        code: The error code of the reply.
-    """
-    router: Router | None = vars(session).get(ROUTER)
-    if code != NO_SUCH_TRANSACTION or router is None or connection is None:
-        return False
-    # Another router never knew the transaction, and the generation of its pool is not comparable.
-    return router != Router(connection.address, connection.generation)
-
-
-class OpenTransaction(NamedTuple):
-    """A transaction that must still be aborted, even if its session no longer exists."""
-
-    command: dict[str, Any]
-    """The command that aborts it."""
-    address: Any
-    """The address of its router; None on a replica set."""
-    session: weakref.ref[Any] | None = None
-    """Its session on a sharded cluster; None on a replica set."""
-    is_forgotten: bool = False
-    """True if its router does not know it anymore, because the router has restarted."""
-
-
-def open_transaction(
-    session: Session, *, aborted: bool = False, is_forgotten: bool = False
-) -> OpenTransaction | None:
-    """Return what is needed to abort the session's transaction later.
-
-    None if the session has ended, or if it has no open transaction.
-
-    Args:
-        session: The session.
-        aborted: Whether pymongo considers the transaction aborted, although the server may not have
-            received the abort. It then counts as open.
-        is_forgotten: Whether the router does not know the transaction anymore.
+        transactions: The open transactions of the session's client.
+        session: The session of the transaction. It may have no transaction.
+        event: What happened.
+        connection: The connection on which an abort was sent, if any.
     """
     transaction, server = session._transaction, session._server_session
-    if server is None or not (session.in_transaction or aborted):
-        return None
+    # None if the session has ended, or has not sent a command yet.
+    txn_number = getattr(server, "transaction_id", None)
+    # pymongo considers an interrupted transaction ended.
+    may_be_open = session.in_transaction or event is Event.INTERRUPTED
+    # Before its first statement, a transaction does not exist on the server.
+    if txn_number is None or not may_be_open or transaction.starting():
+        return
+    router: Router | None = vars(session).get(ROUTER)
+    state = state_after(
+        event,
+        # Another router never knew the transaction, and the generation of its pool is not
+        # comparable.
+        may_be_forgotten=router is not None
+        and connection is not None
+        and router != Router(connection.address, connection.generation),
+        router_is_lost=router is not None and not is_known(session.client, router.address),
+    )
+    if state is State.ENDED:
+        return
     # The command that pymongo itself would send, including the recovery token.
-    command = {ABORT: 1, "lsid": session.session_id}
-    command |= {"txnNumber": server.transaction_id, "autocommit": False}
+    abort = {ABORT: 1, "lsid": session.session_id, "txnNumber": txn_number, "autocommit": False}
     if transaction.recovery_token:
-        command["recoveryToken"] = transaction.recovery_token
-    noted: Router | None = vars(session).get(ROUTER)
-    router = transaction.pinned_address or (noted and noted.address)
-    if router is None:
-        return OpenTransaction(command, None)
-    # The session may be killed later, so pymongo must not reuse it for another operation.
-    server.mark_dirty()
-    return OpenTransaction(command, router, weakref.ref(session), is_forgotten)
+        abort["recoveryToken"] = transaction.recovery_token
+    address = transaction.pinned_address or (router and router.address)
+    if address is not None:
+        # The session may be killed later, so pymongo must not reuse it for another operation.
+        server.mark_dirty()
+    opened = OpenTransaction(
+        (bytes(session.session_id["id"]), txn_number),
+        abort,
+        address,
+        None if address is None else weakref.ref(session),
+    )
+    transactions.add(opened, state, now())
 
 
-def can_be_ended(client: Client, opened: OpenTransaction) -> bool:
-    """Return True if the transaction can be ended now.
-
-    If it cannot be aborted, its whole session must be killed. That has to wait while the
-    application still uses the session.
-    """
-    if opened.session is None or _can_be_aborted(client, opened):
-        return True
-    session = opened.session()
-    return session is None or bool(session.has_ended)
+def router_is_lost(client: Client, opened: OpenTransaction) -> bool:
+    """Return True if the transaction began on a router that cannot be reached now."""
+    return opened.router is not None and not is_known(client, opened.router)
 
 
-def _can_be_aborted(client: Client, opened: OpenTransaction) -> bool:
-    """Return True if an abortTransaction can end the transaction.
-
-    On a sharded cluster, its router must be reachable and must still know the transaction.
-    """
-    if opened.session is None:
-        return True
-    return not opened.is_forgotten and is_known(client, opened.address)
+def is_in_use(opened: OpenTransaction) -> bool:
+    """Return True if the application has not ended the transaction's session."""
+    session: Any = None if opened.session is None else opened.session()
+    return session is not None and not session.has_ended
 
 
-def _ending(client: Client, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
-    """Return the address and the command that end the transaction.
-
-    Usually, that is an abortTransaction to its router, or to the primary of a replica set. If the
-    router cannot be reached or has forgotten the transaction, no reachable router knows it, so none
-    can abort it. Then a killSessions is sent to any router, which forwards it to the shards.
-    """
-    if _can_be_aborted(client, opened):
-        return opened.address, opened.command.copy()
-    return None, {KILL_SESSIONS: [opened.command["lsid"]]}
+def command_for(step: Step, opened: OpenTransaction) -> tuple[Any, dict[str, Any]]:
+    """Return the address to send to, or None for any server, and the command of a step."""
+    if step is Step.ABORT:
+        return opened.router, dict(opened.abort)
+    return None, {KILL_SESSIONS: [opened.abort["lsid"]]}
 
 
-def is_still_open(opened: OpenTransaction, code: int | None) -> bool:
-    """Return True if the transaction may still be open on the shards after the reply to an abort.
-
-    A router that has restarted replies with NoSuchTransaction, although the shards may not have
-    received the abort.
-
-    Args:
-        opened: The transaction.
-        code: The error code of the reply.
-    """
-    is_aborted_by_router = opened.session is not None and not opened.is_forgotten
-    return is_aborted_by_router and code == NO_SUCH_TRANSACTION
-
-
-def abort(client: Client, opened: OpenTransaction) -> None:
-    """End the transaction: send an abortTransaction or a killSessions."""
-    address, command = _ending(client, opened)
+def send(client: Client, step: Step, opened: OpenTransaction) -> None:
+    """Send the command of a step."""
+    address, command = command_for(step, opened)
     # Do not use the retry loop, because the background task tries again by itself.
     server = client._select_server(writable_server_selector, None, ABORT, address)
     with client._checkout(server, None) as connection:
         connection.command("admin", command, client=client)
 
 
-async def abort_async(client: Client, opened: OpenTransaction) -> None:
-    """Do the same as ``abort`` in an async client."""
-    address, command = _ending(client, opened)
+async def send_async(client: Client, step: Step, opened: OpenTransaction) -> None:
+    """Do the same as ``send`` in an async client."""
+    address, command = command_for(step, opened)
     server = await client._select_server(writable_server_selector, None, ABORT, address)
     async with client._checkout(server, None) as connection:
         await connection.command("admin", command, client=client)

@@ -24,6 +24,7 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.clock import Deadline
+from pymongo_resilience.open_transactions import event_of
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.explanations import why_not_retried
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
@@ -226,7 +227,8 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
             closed.__cause__ = failure.error
         return closed
     if loop.attempts.command_name() == ABORT:
-        _leave_open(loop, failure)
+        transactions, event = clients.of(client).open_transactions, event_of(failure)
+        driver.sessions.note_end(transactions, loop.session, event, loop.connection)
     raised = error_to_raise(loop.last, failure)
     error = raised.error
     if not isinstance(error, PyMongoError):
@@ -255,22 +257,6 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
         why += f"; {MAY_BE_ITS_OWN}"
     state_origin(error, origin, rule, why)
     return error
-
-
-def _leave_open(loop: RetryLoop, failure: Failure) -> None:
-    """After a failed abort, let the background task end the transaction, if the server may still
-    hold its locks.
-    """
-    session, sessions = loop.session, driver.sessions
-    is_forgotten = sessions.is_forgotten(session, loop.connection, failure.code)
-    if (
-        is_forgotten
-        or failure.stage is not Stage.ANSWERED
-        or failure.overloaded
-        or sessions.is_orphaned(loop.client, session)
-    ):
-        opened = sessions.open_transaction(session, is_forgotten=is_forgotten)
-        loop.runtime.clients.of(loop.client).leave_open(opened)
 
 
 def _ends_the_transaction(failure: Failure, state: RetryState) -> bool:

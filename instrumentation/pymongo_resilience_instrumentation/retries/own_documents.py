@@ -11,6 +11,10 @@ stored the document, the retry fails with a duplicate key error. The library the
 with that ``_id``. If it is byte for byte the document that was sent, the insert counts as
 successful. Otherwise, the application gets the error. Documents are read only after such an error.
 
+``driver/inserts.py`` reads the document of an ``insert_one`` from a local variable of pymongo. If
+the installed pymongo does not have that variable, ``instrument()`` logs an error, and a retried
+``insert_one`` raises DuplicateKeyError.
+
 A replacement with ``upsert=True`` is treated like an insert. An update with operators is not,
 because only the server can compute the document that it would have inserted.
 """

@@ -20,6 +20,7 @@ from pymongo.errors import (
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.open_transactions import Event
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import EMPTY_POLICY, Policy
@@ -27,7 +28,6 @@ from pymongo_resilience.rules.retry_rules import is_over
 from pymongo_resilience.timeout_source import TimeoutSource
 from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.call import Call
-from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import Origin
 from pymongo_resilience_instrumentation.interceptor import (
@@ -142,11 +142,8 @@ class EndTransaction(OperationInterceptor):
     ) -> Any:
         if not isinstance(entered, _LeftOpen):
             return await original(*args, **kwargs)
-        session = entered.instance
-        opened = driver.sessions.open_transaction(session)
-        # The coroutine is being closed and cannot await a reply. The background task sends the
-        # abort.
-        defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
+        # The coroutine is being closed and cannot await a reply.
+        _note_end(self.runtime, entered.instance, Event.CLOSED)
         return None
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | Operation | None:
@@ -214,9 +211,12 @@ class EndTransaction(OperationInterceptor):
                 setattr(session, _INTERRUPTED, True)
         elif self.runtime.owns_retries:
             # An interrupted abort may not have been sent, but pymongo considers it done.
-            opened = driver.sessions.open_transaction(session, aborted=True)
-            defer(partial(self.runtime.clients.of(session.client).leave_open, opened))
+            _note_end(self.runtime, session, Event.INTERRUPTED)
         return super().failed(entered, error) if isinstance(entered, Operation) else error
+
+
+def _note_end(runtime: Runtime, session: Session, event: Event) -> None:
+    driver.sessions.note_end(runtime.clients.of(session.client).open_transactions, session, event)
 
 
 def _state_outcome(error: PyMongoError) -> None:
@@ -368,15 +368,12 @@ class WithTransaction(Interceptor):
         if not isinstance(error, PyMongoError):
             # A signal handler or a cancellation raised it. pymongo considers an interrupted commit
             # finished, although it may not have been sent.
-            self._abort_later(args[0])
+            session = args[0]
+            if vars(session).pop(_INTERRUPTED, False) or session.in_transaction:
+                _note_end(self._runtime, session, Event.INTERRUPTED)
         elif transaction is not None:
             return transaction.ended_by_time(error) or error
         return error
-
-    def _abort_later(self, session: Session) -> None:
-        if vars(session).pop(_INTERRUPTED, False) or session.in_transaction:
-            opened = driver.sessions.open_transaction(session, aborted=True)
-            defer(partial(self._runtime.clients.of(session.client).leave_open, opened))
 
 
 class WithinTimeLimit(Interceptor):
