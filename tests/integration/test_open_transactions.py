@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pymongo
 import pytest
 from support.clients import SentCommands, Side, wait_until
-from support.interruption import Held
+from support.interruption import Held, interrupt
 from support.telemetry import Instrument
 from support.transactions import session_of
 
 from pymongo_resilience import override, retry_transaction
-from pymongo_resilience.testbed import CutBefore, Fail, Refuse, ReplicaSet, Reset, ShardedCluster
+from pymongo_resilience.testbed import (
+    CutBefore,
+    Fail,
+    Fault,
+    Overload,
+    Refuse,
+    ReplicaSet,
+    Reset,
+    ShardedCluster,
+)
 
 pytestmark = pytest.mark.oldest
 INC = {"$inc": {"n": 1}}
@@ -107,6 +118,55 @@ def test_a_cancelled_abort_is_sent_in_the_background(
     assert control[database].coll.distinct("n") == [1]
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        partial(Overload, "abortTransaction", times=1_000),
+        partial(Fail, "abortTransaction", times=1_000, code=91),
+        partial(Fail, "abortTransaction", times=1_000, code=6),
+    ],
+    ids=["overloaded", "shutting down", "shard unreachable"],
+)
+def test_an_abort_that_the_server_refuses_is_sent_until_it_is_run(
+    refusal: Callable[[], Fault], side: Side, proxy: ReplicaSet, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=SHORT)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client = side.client(proxy.uri, event_listeners=[sent])
+    with session_of(side, client) as session:
+        side.do(session.start_transaction)
+        side.do(client[database].coll.update_one, {"_id": 1}, INC, session=session)
+        proxy.inject(refusal())
+        side.do(session.abort_transaction)
+    before = len(sent.named("abortTransaction"))
+    # The first one of them is answered as well, so the second one shows that it did not count.
+    side.wait_until(lambda: len(sent.named("abortTransaction")) >= before + 2)
+    proxy.clear()
+    assert _other_writer_waits(side, control[database].coll) == 1
+    assert control[database].coll.distinct("n") == [1]
+
+
+def test_closing_the_client_ends_what_an_interruption_has_left_open(
+    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client, held = side.client(proxy.uri), Held("commitTransaction", executed=False)
+    coll = client[database].coll
+
+    def body(session: Any) -> Any:
+        return coll.update_one({"_id": 1}, INC, session=session)
+
+    with session_of(side, client) as session:
+        proxy.inject(held)
+        interrupt(side, held.has_it, session.with_transaction, body)
+        proxy.clear()
+    side.do(client.close)
+    assert _other_writer_waits(side, control[database].coll) == 1
+    assert control[database].coll.distinct("n") == [1]
+
+
 async def _updating(coll: Any, name: str) -> None:
     async def body(session: Any) -> None:
         await coll.update_many({}, INC, session=session)
@@ -129,13 +189,14 @@ CLOSED = [
 
 @pytest.mark.parametrize(("name", "command"), CLOSED)
 def test_a_coroutine_that_is_closed_unfinished_leaves_none_open(
-    name: str, command: str, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
-) -> None:
+    name: str, command: str, proxy: ReplicaSet, database: str, control: Any, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
     instrument()
     control[database].coll.insert_many([{"_id": 1, "n": 0}, {"_id": 2, "n": 0}])
 
     async def main() -> None:
-        async with pymongo.AsyncMongoClient(proxy.uri) as client:
+        async with pymongo.AsyncMongoClient(proxy.uri, event_listeners=[sent]) as client:
             coll, held = client[database].coll, Held(command, executed=command == "update")
             await coll.delete_many({"_id": 0})
             proxy.inject(held)
@@ -154,6 +215,8 @@ def test_a_coroutine_that_is_closed_unfinished_leaves_none_open(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert control[database].coll.distinct("n") == [1]
+    # Its end is noticed in up to three places.
+    assert len(sent.named("abortTransaction")) == 1
 
 
 KILL = "killSessions"

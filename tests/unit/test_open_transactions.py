@@ -31,7 +31,7 @@ def rows(first_column: str) -> Iterator[list[str]]:
     """The rows of the table of the module's docstring that begins with this column."""
     lines = iter((open_transactions.__doc__ or "").splitlines())
     for line in lines:
-        if line.split("  ")[0:1] and line.strip().startswith(first_column + "  "):
+        if line.strip().startswith(f"{first_column}  "):
             next(lines)
             for row in itertools.takewhile(str.strip, lines):
                 yield re.split(r"\s{2,}", row.strip())
