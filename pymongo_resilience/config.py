@@ -45,7 +45,7 @@ SWITCHES = ("enabled", "strategy")
 """Options whose variables take precedence over code, because an operator on call cannot change the
 code.
 """
-TELEMETRY = ("traces", "command_spans", "slow_ms", "command_comment", "metrics")
+TELEMETRY = ("traces", "command_spans", "query_text", "slow_ms", "command_comment", "metrics")
 """Options that affect only telemetry."""
 
 
@@ -73,6 +73,13 @@ class CommandSpanMode(enum.StrEnum):
     ALWAYS = "always"
     ON_RETRY = "on_retry"
     NEVER = "never"
+
+
+class QueryText(enum.StrEnum):
+    """``query_text``."""
+
+    SANITIZED = "sanitized"
+    OFF = "off"
 
 
 class MetricDetail(enum.StrEnum):
@@ -226,6 +233,11 @@ class Config:
         one_of(*CommandSpanMode),
         "Which commands get their own spans. on_retry: those of operations with several commands.",
     )
+    query_text: str = _option(
+        QueryText.SANITIZED.value,
+        one_of(*QueryText),
+        "Whether spans and the log of slow operations contain commands without their values.",
+    )
     slow_ms: int | None = _option(
         None,
         integer(0, MAX_MS),
@@ -299,6 +311,7 @@ class Options(TypedDict, total=False):
     dead_peer_s: int
     traces: bool
     command_spans: str
+    query_text: str
     slow_ms: int | None
     command_comment: bool
     metrics: bool | str

@@ -80,12 +80,19 @@ def phases(runs: Iterable[Run]) -> tuple[Phase, ...]:
     return tuple(phase for phase in result if phase.milliseconds > 0)
 
 
-def log(operation: str, namespace: str, outcome: str, timeline: Sequence[Phase]) -> None:
+def log(
+    operation: str,
+    namespace: str,
+    outcome: str,
+    timeline: Sequence[Phase],
+    query_text: str | None = None,
+) -> None:
     """Write one line to the logger ``pymongo_resilience.slow``.
 
-    The facts are also in the record's attribute ``pymongo_resilience``.
+    The facts are also in the record's attribute ``pymongo_resilience``. ``query_text`` is the shape
+    of the last command, without values.
     """
-    facts = {
+    facts: dict[str, object] = {
         "event": "operation.slow",
         "operation": operation,
         "namespace": namespace,
@@ -95,4 +102,7 @@ def log(operation: str, namespace: str, outcome: str, timeline: Sequence[Phase])
     }
     shown = facts | {"timeline": ", ".join(map(str, timeline))}
     text = "%(operation)s %(namespace)s took %(milliseconds).1f ms (%(outcome)s): %(timeline)s"
+    if query_text is not None:
+        shown["query_text"] = facts["query_text"] = query_text
+        text += "; %(query_text)s"
     slow_logger.warning(text, shown, extra={"pymongo_resilience": facts})

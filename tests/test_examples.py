@@ -60,6 +60,7 @@ def test_none_is_forgotten() -> None:
         "quickstart_asyncio.py",
         "quickstart_sync.py",
         "request_deadlines.py",
+        "slow_queries.py",
         "web_service.py",
     }
 
@@ -95,6 +96,19 @@ def test_custom_strategy(proxy: ReplicaSet) -> None:
         "find: socket_closed_while_in_flight, again in 0.04 s",
         "the person sees {'_id': 'home', 'title': 'Welcome'}",
     ]
+
+
+def test_slow_queries(proxy: ReplicaSet) -> None:
+    done = run("slow_queries.py", proxy)
+
+    sent, found = done.stdout.splitlines()
+    assert re.fullmatch(r"GET /report has the trace [0-9a-f]{32}", sent)
+    assert found == f"shop.orders (monthly report) belongs to the trace {sent.split()[-1]}"
+    (logged,) = [line for line in done.stderr.splitlines() if "find shop.orders took" in line]
+    assert logged.endswith(
+        '; {"find": "orders", "filter": {"status": "?", "customer.?": "?"}, "comment": "?"}'
+    )
+    assert "john" not in done.stderr
 
 
 @contextmanager

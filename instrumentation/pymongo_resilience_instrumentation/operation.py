@@ -24,6 +24,7 @@ from pymongo_resilience_instrumentation.public_operations import WRITES
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+    from pymongo.monitoring import CommandStartedEvent
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
@@ -59,6 +60,8 @@ class Operation:
     """The most recent loop."""
     sent_to: Address | None = None
     """The server that the last command was sent to, if known without a loop."""
+    last_command: CommandStartedEvent | None = None
+    """The last command that was sent, if its shape may be shown."""
     terminal_detector: TerminalDetector | None = None
     """State of the server selection in progress."""
     handshaking: Connection | None = None
@@ -213,6 +216,7 @@ class Operation:
         self.outcome, self.limits.waits = tried.outcome, tried.limits.waits
         # The operation continues with the server and the span state of the winning try.
         self.loop, self.sent_to, self.shown = tried.loop, tried.sent_to, tried.shown
+        self.last_command = tried.last_command
 
     def forget_outcome(self) -> None:
         """Break the reference cycles through the last loop and the final error, whose traceback
@@ -273,6 +277,8 @@ class Operation:
         if limits.waits is not None:
             limits.waits = None
         self.outcome, self.call, self.loop = ENDED_OUTCOME, ENDED, None
+        if self.last_command is not None:
+            self.last_command = None
         if self.hooks is not None or self.interruption is not None:
             self.hooks = self.interruption = None
         if self.terminal_detector is not None:
@@ -293,7 +299,7 @@ class Operation:
         self.call = self.call.without_client()
         # The error's traceback would keep the coroutine's variables alive.
         self.outcome.final_error = None
-        self.loop = self.hooks = self.terminal_detector = None
+        self.loop = self.hooks = self.terminal_detector = self.last_command = None
         self.token = None
 
     def detach(self) -> None:

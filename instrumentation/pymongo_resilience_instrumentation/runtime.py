@@ -13,7 +13,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience.breakers import Snapshot
 from pymongo_resilience.closing import keep_variables
-from pymongo_resilience.config import PYMONGO_DECIDES, BreakerMode, BudgetKind, Config
+from pymongo_resilience.config import PYMONGO_DECIDES, BreakerMode, BudgetKind, Config, QueryText
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.internal_errors import internal_error_types, logger
@@ -111,11 +111,13 @@ class Runtime:
         """True if attempts may be refused after their server was selected."""
         self.senders: dict[str, list[Sender]] = {}
         """What features put around a method of the public API, or around ``_run_operation``."""
-        self._publishes_commands = False
+        self.describes_slow_commands = config.slow_ms is not None and (
+            config.query_text == QueryText.SANITIZED or not self.owns_retries
+        )
+        """Only a command's event shows the shape of a slow operation's command and, where pymongo's
+        own loop decides, its server."""
+        self._publishes_commands = self.describes_slow_commands
         """Whether pymongo publishes the events of commands to our listeners."""
-        self._names_slow_servers = not self.owns_retries and config.slow_ms is not None
-        """Where pymongo's own loop decides, only a command's event shows which server a slow
-        operation went to."""
         self.in_flight: dict[int, ref[RetryLoop]] = {}
         """The RetryLoops (retries/) that are making an attempt. Weak references, because a client
         of an abandoned event loop must be collectable with its operations.
@@ -139,7 +141,7 @@ class Runtime:
     def _reads_commands(self) -> bool:
         telemetry = self.telemetry
         measures = telemetry.records and not self.owns_retries
-        return telemetry.spans is not None or measures or self._names_slow_servers
+        return telemetry.spans is not None or measures
 
     def publish_commands(self, client: AnyClient) -> None:
         """Have a client, new or of an earlier runtime, publish events of commands if they are read.

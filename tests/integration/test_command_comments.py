@@ -3,6 +3,7 @@ nothing else."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,12 +13,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.features.command_comments import COMMENTED
+from pymongo_resilience_instrumentation.features.command_comments import COMMENTED, ONLY_TEXT
 from pymongo_resilience_instrumentation.tools.testbed.fault import Answer, Interception
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, Scene
 from support.servers import has
-from support.telemetry import Instrument
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
@@ -81,9 +82,10 @@ def test_every_command_that_takes_one_has_one(
     silent = {e.command_name for e in sent.started_events if "comment" not in e.command}
     said = [e for e in sent.started_events if "comment" in e.command]
     unsent = {"collMod"} if has("8.0") else {"collMod", "bulkWrite"}
+    unsent |= set() if has("6.0") else ONLY_TEXT
     assert {event.command_name for event in said} >= COMMENTED - unsent
     # What the background task sends belongs to no trace.
-    assert silent & COMMENTED <= {"killCursors"}
+    assert silent & COMMENTED <= {"killCursors", *(set() if has("6.0") else ONLY_TEXT)}
     assert all(TRACEPARENT.fullmatch(event.command["comment"]["traceparent"]) for event in said)
 
 
@@ -107,6 +109,67 @@ def test_a_traced_caller_adds_its_state_and_the_comment_of_the_application_is_ke
     for command in sent.named("find", "getMore")[:2]:
         assert [*command["comment"]] == ["traceparent", "tracestate", "text"]
         assert command["comment"]["text"] == "mine"
+
+
+def _span_of(comment: Any, telemetry: Telemetry) -> ReadableSpan:
+    """The span that a comment identifies."""
+    found = TRACEPARENT.fullmatch(comment["traceparent"])
+    assert found is not None
+    _, trace_id, span_id, _ = comment["traceparent"].split("-")
+    (span,) = [
+        each
+        for each in telemetry.spans()
+        if (f"{each.context.trace_id:032x}", f"{each.context.span_id:016x}") == (trace_id, span_id)
+    ]
+    return span
+
+
+def test_an_entry_of_the_profiler_leads_to_its_trace(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, control: Any
+) -> None:
+    """Both attempts of a write lead to the same span, and all commands to that of their request."""
+    telemetry = instrument(timeout_ms=20_000, command_comment=True)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 0})
+    control[database].command("profile", 2)
+    try:
+        proxy.inject(CutAfter("update"))
+        with trace.use_span(trace.NonRecordingSpan(CALLERS)):
+            side.do(coll.update_one, {"_id": 1}, {"$set": {"n": 1}}, upsert=True, comment="report")
+            assert len(side.documents(coll.find(comment="report"))) == 2
+    finally:
+        control[database].command("profile", 0)
+    kept = control[database]["system.profile"].find({"command.comment.text": "report"})
+    spans = [_span_of(entry["command"]["comment"], telemetry) for entry in kept]
+    names = [span.name for span in spans]
+    assert f"update {database}.coll" in names
+    assert f"find {database}.coll" in names
+    assert {span.context.trace_id for span in spans} == {CALLERS.trace_id}
+
+
+@pytest.mark.needs_mongod("a log of slow operations")
+def test_a_line_of_the_slow_query_log_leads_to_its_trace(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, control: Any
+) -> None:
+    telemetry = instrument(command_comment=True)
+    coll = side.client(proxy.uri)[database].coll
+    before = control[database].command("profile", 0, slowms=-1)
+    try:
+        side.do(coll.insert_one, {"_id": 1})
+        side.do(coll.update_one, {"_id": 1}, {"$set": {"n": 1}}, comment="report")
+        side.do(coll.find_one, {"n": 1})
+    finally:
+        control[database].command("profile", 0, slowms=before["slowms"])
+    lines = map(json.loads, control.admin.command("getLog", "global")["log"])
+    slow = [line["attr"] for line in lines if line["msg"] == "Slow query"]
+    ours = [each["command"] for each in slow if each.get("ns", "").startswith(f"{database}.")]
+    shown = {
+        name: _span_of(command["comment"], telemetry).name
+        for command in ours
+        for name in ("insert", "update", "find")
+        if name in command and "comment" in command
+    }
+    assert shown == {name: f"{name} {database}.coll" for name in ("insert", "update", "find")}
 
 
 class MongoDB44(Interception):

@@ -6,6 +6,7 @@ type has been checked.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,7 +33,13 @@ VARYING: dict[str, Callable[[Any], bool]] = {
     "db.mongodb.cursor_id": lambda value: type(value) is int and value != 0,
     "db.mongodb.lsid": lambda value: str(uuid.UUID(value)) == value,
     "exception.stacktrace": _stack,
+    "db.query.text": lambda value: next(iter(json.loads(value))) in DESCRIBED,
 }
+DESCRIBED = frozenset({
+    "aggregate", "bulkWrite", "count", "createIndexes", "delete", "distinct", "find",
+    "findAndModify", "insert", "update",
+})  # fmt: skip
+"""Commands whose shape is shown; see test_query_shapes.py."""
 OK = {"status": StatusCode.UNSET, "kind": SpanKind.CLIENT, "events": []}
 
 
@@ -103,6 +110,8 @@ def command(
     }
     if collection is not None:
         facts["db.collection.name"] = collection
+    if name in DESCRIBED:
+        facts["db.query.text"] = "db.query.text"
     for each in ("server_connection_id", "driver_connection_id", "lsid", *ids):
         facts[f"db.mongodb.{each}"] = f"db.mongodb.{each}"
     return name, facts, []

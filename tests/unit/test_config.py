@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
     "dead_peer_s": (5, {"0": 0, "3600": 3600}, (*NO_NUMBER, 3601, "5s")),
     "traces": (True, ON, NO_BOOLEAN),
     "command_spans": ("on_retry", {"ALWAYS": "always", "never": "never"}, (None, True, "some")),
+    "query_text": ("sanitized", {"OFF": "off", "Sanitized": "sanitized"}, (None, True, "full")),
     "slow_ms": (None, {"0": 0, "500": 500}, (*NO_NUMBER, "1s")),
     "command_comment": (False, ON, NO_BOOLEAN),
     "metrics": (True, {"all": "all", "By_Database": "by_database", **ON},

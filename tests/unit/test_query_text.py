@@ -20,7 +20,7 @@ from bson import (
     json_util,
 )
 from bson.raw_bson import RawBSONDocument
-from pymongo_resilience_instrumentation.telemetry.command_spans import text_of
+from pymongo_resilience_instrumentation.telemetry.query_text import text_of
 
 DOCUMENT: dict[str, Any] = {
     "_id": ObjectId("5a9c3e7d1f2b4a6c8e0d9b7f"),

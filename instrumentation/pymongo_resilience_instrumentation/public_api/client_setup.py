@@ -204,11 +204,13 @@ def _listeners(runtime: Runtime, client: AnyClient, tracing: Tracing) -> list[An
     flag = runtime.enabled_flag
     chosen: list[Any] = []
     # If pymongo's own loop decides, only a command's event shows which server it was sent to.
-    if spans is not None or (metrics is not None and not runtime.owns_retries):
+    measures = metrics is not None and not runtime.owns_retries
+    if spans is not None or measures or runtime.describes_slow_commands:
         contrib = spans is not None and client_tracing.contrib_is_active()
         if contrib:
             runtime.warn_once(client_tracing.CONTRIB_IS_ACTIVE)
-        chosen.append(Commands(flag, spans, tracing, contrib))
+        sanitizes = tracing.sanitizes(runtime.config.query_text)
+        chosen.append(Commands(flag, spans, tracing, sanitizes, contrib))
     if metrics is not None:
         chosen.append(Heartbeats(flag, metrics))
         if metrics.wait_time is not None:

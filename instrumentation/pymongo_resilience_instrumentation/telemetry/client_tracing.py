@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pymongo.errors import ConfigurationError
 
+from pymongo_resilience.config import QueryText
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import BOOLEAN, OptionType, integer, shown
 from pymongo_resilience_instrumentation import driver
@@ -41,15 +42,21 @@ class Tracing(NamedTuple):
     """The tracing options of one client. Immutable, so thread- and task-safe."""
 
     enabled: bool = True
-    query_text_max_length: int = 0
-    """Characters; 0 means no text at all."""
+    query_text_max_length: int | None = None
+    """Characters of whole commands; 0 means no text at all. None: the option ``query_text`` decides
+    whether there are shapes.
+    """
 
     @property
     def quotes(self) -> bool:
-        """True if texts that contain values of documents may be exported: those of commands and
-        errors.
+        """True if texts that contain values of documents may be exported: those of whole commands
+        and of errors.
         """
-        return self.query_text_max_length > 0
+        return bool(self.query_text_max_length)
+
+    def sanitizes(self, query_text: str) -> bool:
+        """Return True if the shape of commands may be exported, with this option ``query_text``."""
+        return query_text == QueryText.SANITIZED and self.query_text_max_length != 0
 
 
 DEFAULT = Tracing()

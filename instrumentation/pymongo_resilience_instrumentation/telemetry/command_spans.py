@@ -13,15 +13,13 @@ The application's hooks have the signatures of opentelemetry-instrumentation-pym
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bson import json_util
 from bson.binary import Binary
 from opentelemetry import context, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
@@ -290,42 +288,3 @@ def cursor_of(sent: SentCommand, reply: Mapping[str, Any]) -> int | None:
         ids = sent.command.get("cursors")
         found = ids[0] if isinstance(ids, list) and len(ids) == 1 else None
     return int(found) if isinstance(found, int) else None
-
-
-LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
-
-
-def text_of(command: Mapping[str, Any], length: int) -> str:
-    """Return a command as relaxed extended JSON with at most ``length`` characters.
-
-    Source: OpenTelemetry (MongoDB driver specifications), "db.query.text".
-    """
-    shown = {name: value for name, value in command.items() if name not in LEFT_OUT}
-    text = ""
-    # Convert piece by piece and stop early, because a command may be 48 MB long.
-    for piece in _extended_json(shown):
-        text += piece
-        if len(text) >= length:
-            break
-    return text[:length]
-
-
-def _extended_json(value: Any) -> Iterator[str]:
-    """Yield a value as pieces of relaxed extended JSON."""
-    if isinstance(value, Mapping):
-        yield "{"
-        for index, (name, each) in enumerate(value.items()):
-            yield f"{', ' if index else ''}{json.dumps(str(name))}: "
-            yield from _extended_json(each)
-        yield "}"
-    elif isinstance(value, (list, tuple)):
-        yield "["
-        for index, each in enumerate(value):
-            yield ", " if index else ""
-            yield from _extended_json(each)
-        yield "]"
-    else:
-        try:
-            yield json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS)
-        except Exception:  # noqa: BLE001 - a type of the application, which only its codec encodes
-            yield f'"<{type(value).__name__}>"'

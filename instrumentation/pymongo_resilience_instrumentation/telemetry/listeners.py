@@ -21,15 +21,9 @@ from pymongo_resilience_instrumentation.operation import Operation
 
 from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
-from .command_spans import (
-    SENSITIVE,
-    CommandSpans,
-    SentCommand,
-    cursor_of,
-    failure_attributes,
-    text_of,
-)
+from .command_spans import SENSITIVE, CommandSpans, SentCommand, cursor_of, failure_attributes
 from .metrics import DriverMetrics
+from .query_text import shape_of, text_of
 from .span_state import SpanState
 
 
@@ -83,6 +77,10 @@ class Commands(OurListener, monitoring.CommandListener):
     spans: CommandSpans | None
     tracing: Tracing = DEFAULT
     """The client's tracing options."""
+    sanitizes: bool = False
+    """True if spans and the log contain the shape of commands, unless the client's options demand
+    whole commands.
+    """
     beside_contrib: bool = False
     """True if OpenTelemetry's own instrumentation listens to the client as well."""
 
@@ -92,6 +90,8 @@ class Commands(OurListener, monitoring.CommandListener):
             if operation is None or operation.ended or not self.enabled_flag.on:
                 return
             operation.sent_to = event.connection_id
+            if self.sanitizes:
+                operation.last_command = event
             state = operation.shown
             if state is not None and state.records and self.spans is not None:
                 self._start(event, operation, self.spans, state)
@@ -118,9 +118,11 @@ class Commands(OurListener, monitoring.CommandListener):
         loop = operation.loop
         if loop is not None and (connection := loop.attempts.connection) is not None:
             result["db.mongodb.driver_connection_id"] = connection.id
+        # Now: later, the application may have changed its documents.
         if self.tracing.query_text_max_length:
-            # Now: later, the application may have changed its documents.
             result["db.query.text"] = text_of(sent.command, self.tracing.query_text_max_length)
+        elif self.sanitizes and (shape := shape_of(sent.command)) is not None:
+            result["db.query.text"] = shape
         sent.start(state, request_id)
         if spans.hooks:
             spans.call_hook("request_hook", sent.span or state.span, event)

@@ -19,6 +19,8 @@ from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import WaitKind
 
+from .query_text import shape_of
+
 
 class Observer:
     """Observes operations. Thread- and task-safe, because all changing state is on the
@@ -60,8 +62,10 @@ class Timelines(Observer):
             }
             operation.span.add_event("operation.timeline", attributes, operation.ended_ns)
         outcome = outcome_of(operation, error)
+        sent = operation.last_command
+        shape = None if sent is None else shape_of(sent.command)
         in_progress.call_foreign(
-            call_handlers, timeline.log, operation.name, operation.namespace, outcome, phases
+            call_handlers, timeline.log, operation.name, operation.namespace, outcome, phases, shape
         )
 
 
