@@ -1,4 +1,4 @@
-"""How often a server is checked that an operation waits for, over simulated time."""
+"""How often a lost server is checked, over simulated time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckInte
 
 LEAST = 0.5
 """Seconds: the specification's minHeartbeatFrequencyMS."""
+HEARTBEAT = 10.0
+"""Seconds: the default of heartbeatFrequencyMS."""
 
 
 def checks(seconds: float, *, refused: bool, reached: bool = True) -> list[float]:
@@ -90,3 +92,37 @@ def test_after_a_quiet_time_they_are_hurried_at_once_again() -> None:
     hurried = HurriedChecks()
     for start in (0.0, 60.0):
         assert [hurried.allows(start, LEAST) for _ in range(11)] == [True] * 10 + [False]
+
+
+def unrequested(seconds: float, *, reached: bool = True, rejected: bool = False) -> list[float]:
+    """When a server is checked that no operation waits for."""
+    intervals, now, made = CheckIntervals(), 0.0, []
+    if reached:
+        intervals.note(now, known=True)
+    while now < seconds:
+        made.append(now)
+        intervals.note(now, known=False, rejected=rejected)
+        now += intervals.unrequested_seconds(LEAST, HEARTBEAT)
+    return [*made, now]
+
+
+def test_a_lost_server_that_no_operation_waits_for_is_checked_at_growing_intervals() -> None:
+    made = unrequested(60)
+    assert made[:2] == [0, 0], "pymongo repeats the first check that fails"
+    gaps = [later - earlier for earlier, later in itertools.pairwise(made[1:])]
+    assert 0.75 * LEAST <= gaps[0] <= 1.25 * LEAST
+    assert max(gaps) == pytest.approx(HEARTBEAT)
+    assert sum(now < HEARTBEAT for now in made) <= 10
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 4.0, 15.0])
+def test_it_is_found_late_by_a_part_of_the_outage(seconds: float) -> None:
+    late = unrequested(seconds)[-1] - seconds
+    assert late <= min(max(LEAST, 0.5 * seconds) * 1.25, HEARTBEAT)
+
+
+@pytest.mark.parametrize("options", [{"reached": False}, {"rejected": True}])
+def test_one_that_is_overloaded_or_was_never_reached_is_checked_at_pymongos_intervals(
+    options: dict[str, bool],
+) -> None:
+    assert unrequested(30, **options) == pytest.approx([0, 10, 20, 30])

@@ -74,6 +74,9 @@ def wake(monitor: Monitor) -> None:
     if awaited is not None and awaited.process == os.getpid():
         # Set before the shutdown, so that the reading thread sees why its read failed.
         awaited.woken = True
+        # If a check of a lost server is canceled, pymongo 4.20 starts the next one only after
+        # ``heartbeatFrequencyMS``.
+        monitor._executor.skip_sleep()
         shut_down(awaited.connection)
 
 
@@ -120,17 +123,25 @@ def look_every(seconds: float, topology: Topology, address: Address) -> None:
         server._monitor._executor._min_interval = seconds
 
 
+def check_within(seconds: float, topology: Topology, address: Address) -> None:
+    """Set after how long the server's monitor starts a check that was not requested."""
+    server = server_at(topology, address)
+    if server is not None:
+        server._monitor._executor.update_interval(seconds)
+
+
 def addresses(topology: Topology) -> set[Address]:
     """Return the addresses of the servers that the topology checks."""
     return set(topology.description.server_descriptions())
 
 
 def restore_check_frequency() -> None:
-    """Reset all monitors of the process to pymongo's own interval."""
+    """Reset all monitors of the process to pymongo's own intervals."""
     for client in existing_clients():
         topology = topology_of(client)
         for address in () if topology is None else topology.description.server_descriptions():
             look_every(common.MIN_HEARTBEAT_INTERVAL, topology, address)
+            check_within(max_wait(topology), topology, address)
 
 
 def replaced_primary(topology: Topology) -> Address | None:
@@ -190,6 +201,13 @@ def request_check(topology: Topology, address: Address) -> None:
     if server is not None:
         # End the wait for news first, or the request would only be noticed after it.
         server._monitor.cancel_check()
+        server._monitor.request_check()
+
+
+def request_next_check(topology: Topology, address: Address) -> None:
+    """Check the server again soon after the current check ends, however it ends. Takes no lock."""
+    server = server_at(topology, address)
+    if server is not None:
         server._monitor.request_check()
 
 

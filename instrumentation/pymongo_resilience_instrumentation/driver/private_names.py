@@ -98,7 +98,11 @@ _IN_EACH_API: tuple[tuple[str, Names, Names], ...] = (
         ("_awaited", "_executor", "_rtt_monitor", "_server_description", "_topology"),
     ),
     ("{half}.monitor:_RttMonitor", (), ("_moving_average",)),
-    ("periodic_executor:{a}PeriodicExecutor", (), ("_min_interval",)),
+    (
+        "periodic_executor:{a}PeriodicExecutor",
+        ("skip_sleep", "update_interval"),
+        ("_min_interval",),
+    ),
     ("network_layer:{a}NetworkingInterface", (), ("conn",)),
     ("{half}.pool", ("{wait}(condition, timeout)", "{connect}(address, options)"), ()),
     (

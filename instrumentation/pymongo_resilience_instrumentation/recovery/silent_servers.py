@@ -180,6 +180,9 @@ class LivenessCheck:
             and would_be_retried(self.runtime, attempt)
         ):
             text = self.suspicion.text
+            # The attempt's error makes pymongo cancel the check that it has just started. Request
+            # another one, so that the client finds out when the server is back.
+            driver.monitors.request_next_check(self.topology, self.address)
             driver.connections.end(connection, LostConnectionError(RetryReason.INTERRUPTED, text))
             logger.info("an attempt on %s was %s", address_text(pool.address), text)
 

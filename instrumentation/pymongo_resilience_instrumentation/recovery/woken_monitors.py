@@ -2,6 +2,9 @@
 
 Monitors are woken after a network error, or if an operation waits for a server that is unknown for
 another reason. While operations wait for a lost server, its monitor checks it at shorter intervals.
+While none waits, it checks it at growing intervals: pymongo repeats a failed check once, and starts
+the next one ten seconds later. A library that notices the loss of a server sooner would also spend
+that check sooner, and then find the server later than pymongo does.
 """
 
 from __future__ import annotations
@@ -37,6 +40,10 @@ REFUSED_PART = 0.04
 """Maximum delay in finding a server again, as a part of the time for which it refused
 connections.
 """
+UNREQUESTED_PART = 0.5
+"""Interval between checks of a lost server that no operation waits for, as a part of the time for
+which it has been lost.
+"""
 MAX_INTERVAL = 1.0
 """Maximum interval in seconds. pymongo's own interval is shorter."""
 REFUSED_S = 1.0
@@ -51,21 +58,23 @@ _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
     """Yield the methods of monitors and topologies to wrap, and their interceptors."""
+    disabled = runtime.config.disabled_recovery
     # If MongoDB's specifications decide and there is no timeout, there is a single retry. It must
     # not come sooner than pymongo's own.
-    if isinstance(runtime.rules.strategy, MongoDB) and runtime.config.timeout_ms is None:
-        return
-    disabled = runtime.config.disabled_recovery
-    if RecoveryStep.WOKEN_CHECKS not in disabled and driver.connections.CAN_WAKE:
+    is_patient = isinstance(runtime.rules.strategy, MongoDB) and runtime.config.timeout_ms is None
+    is_quick = not is_patient and RecoveryStep.QUICK_CHECKS not in disabled
+    wakes = not is_patient and RecoveryStep.WOKEN_CHECKS not in disabled
+    if wakes and driver.connections.CAN_WAKE:
         for cls in driver.clients.classes("monitor", "Monitor"):
             yield cls, driver.monitors.READ, Read()
             yield cls, driver.monitors.CANCEL, CancelCheck()
         bases = driver.clients.classes("monitor", "Monitor")
         for owner in driver.clients.defining(driver.monitors.REQUEST, *bases):
             yield owner, driver.monitors.REQUEST, RequestCheck()
-    if RecoveryStep.QUICK_CHECKS not in disabled:
+    # Interruptions cancel checks of lost servers, so these need further checks as well.
+    if is_quick or RecoveryStep.INTERRUPTIONS not in disabled:
         for cls in driver.clients.classes("topology", "Topology"):
-            yield cls, driver.monitors.CHANGE, CheckResult()
+            yield cls, driver.monitors.CHANGE, CheckResult(is_quick=is_quick)
 
 
 class CheckIntervals:
@@ -77,6 +86,7 @@ class CheckIntervals:
     def __init__(self) -> None:
         self._reached = False
         self._failed_at: float | None = None
+        self._lost_for: float | None = None
         self._interval = FIRST_INTERVAL
         self._hellos = 0
 
@@ -98,25 +108,48 @@ class CheckIntervals:
         # A refused connection is cheap for the server, so it does not count as a hello.
         self._hellos = MAX_HELLOS if rejected else self._hellos + (not refused)
         if self._failed_at is None:
-            self._failed_at = now
+            self._failed_at, self._lost_for = now, None
         else:
+            self._lost_for = now - self._failed_at
             doubled = min(self._interval * 2, MAX_INTERVAL)
             # The longer an outage lasts, the less a slightly later check matters.
-            limit = max(MAX_REFUSED_INTERVAL, (now - self._failed_at) * REFUSED_PART)
+            limit = max(MAX_REFUSED_INTERVAL, self._lost_for * REFUSED_PART)
             self._interval = min(doubled, limit) if refused else doubled
 
     def seconds(self, most: float) -> float:
-        """Return the seconds until the next check.
+        """Return the seconds until the next check that an operation requests.
 
         ``most`` is the specification's interval. It applies to servers that were never reached or
         are not lost.
         """
-        lost = self._reached and self._failed_at is not None
-        # The specification's interval applies as soon as the server has been asked often enough.
-        if not lost or self._interval >= most or self._hellos >= MAX_HELLOS:
+        if not self._may_be_sooner() or self._interval >= most:
             return most
-        # Randomize the interval, so that the clients of a server do not all check it at once.
-        return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
+        return _randomized(self._interval, most)
+
+    def unrequested_seconds(self, least: float, most: float) -> float:
+        """Return the seconds until the next check that no operation requests.
+
+        ``least`` is the specification's interval between requested checks, ``most`` is
+        ``heartbeatFrequencyMS``.
+        """
+        if not self._may_be_sooner():
+            return most
+        # As pymongo does, repeat the first check that fails at once. pymongo itself does not if the
+        # check before was canceled.
+        if self._lost_for is None:
+            return 0.0
+        return _randomized(max(least, self._lost_for * UNREQUESTED_PART), most)
+
+    def _may_be_sooner(self) -> bool:
+        """Return True if the server is lost and has not been asked often yet."""
+        return self._reached and self._failed_at is not None and self._hellos < MAX_HELLOS
+
+
+def _randomized(interval: float, most: float) -> float:
+    """Return an interval that differs between the clients of a server, so that they do not all
+    check it at once.
+    """
+    return min(interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
 
 
 class Read(Interceptor):
@@ -211,6 +244,10 @@ class CheckResult(Interceptor):
     one.
     """
 
+    def __init__(self, *, is_quick: bool) -> None:
+        self._is_quick = is_quick
+        """Whether checks that operations request may start sooner than pymongo's."""
+
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         topology, description, *_ = args
         by_server = vars(topology).setdefault(_INTERVALS, {})
@@ -219,12 +256,15 @@ class CheckResult(Interceptor):
             for address in by_server.keys() - driver.monitors.addresses(topology):
                 by_server.pop(address, None)
             intervals = by_server.setdefault(description.address, CheckIntervals())
-        # The monitor waits for the interval that is set here before its next check.
+        # The monitor waits for the intervals that are set here before its next check.
         intervals.note(
             time.monotonic(),
             known=description.is_server_type_known,
             refused=_REFUSED in str(description.error),
             rejected=is_rejection(description.error),
         )
-        seconds = intervals.seconds(common.MIN_HEARTBEAT_INTERVAL)
-        driver.monitors.look_every(seconds, topology, description.address)
+        least, most = common.MIN_HEARTBEAT_INTERVAL, driver.monitors.max_wait(topology)
+        if self._is_quick:
+            driver.monitors.look_every(intervals.seconds(least), topology, description.address)
+        unrequested = intervals.unrequested_seconds(least, most)
+        driver.monitors.check_within(unrequested, topology, description.address)
