@@ -24,7 +24,14 @@ ROOT = Path(__file__).parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-OTHER_PYTHONS = [each for each in ("3.11", "3.12", "3.13", "3.14") if each != THIS_PYTHON]
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
+OTHER_PYTHONS = [each for each in PYTHONS if each != THIS_PYTHON]
+SERVER_PYTHONS = ("3.13", "3.12", "3.11")
+"""Pythons for which the server of the test bed (SecantusDB) has a wheel, the preferred one first.
+With any other Python, one of these runs the server in a process of its own.
+"""
+SERVER_VENV = ROOT / ".nox" / "server"
+SERVER_VARIABLES = ("PYMONGO_RESILIENCE_TESTBED_PYTHON", "PYMONGO_RESILIENCE_TESTBED_SERVER")
 OLDEST_PYMONGO = "pymongo==4.19.*"
 
 # Tests that run on the oldest pymongo and on each Python are in these folders alone.
@@ -47,8 +54,9 @@ os.environ["PATH"] = os.pathsep.join(
 )
 # Many processes import the same modules: keep what one of them has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Building the test bed's server takes minutes and tools that few machines have. Where it has no
-# wheel, the installer says so in a few lines instead. To build it, set this to an empty string.
+# Building the test bed's server takes minutes, and tools that few machines have. If there is no
+# wheel for this system, the installer reports that in a few lines instead. To build it, set this to
+# an empty string.
 os.environ.setdefault("UV_NO_BUILD_PACKAGE", "secantusdb")
 
 
@@ -87,25 +95,68 @@ def pytest(
         session.error(f"to run what failed again: {nox_command} -s {session.name} -- --last-failed")
 
 
-# The environment to work in
-
-
-@nox.session(venv_backend="none")
-def dev(session: nox.Session) -> None:
-    """Make or update .venv, the environment to work in."""
+def uv_command(session: nox.Session) -> str:
+    """The path of uv, which is installed together with nox."""
     beside_nox = str(Path(sys.executable).parent)
     uv = shutil.which("uv", path=os.pathsep.join([beside_nox, os.environ["PATH"]]))
     if uv is None:
         session.error("uv is not installed: install nox with it (pip install 'nox[uv]')")
+    return uv
+
+
+def use_server(session: nox.Session) -> None:
+    """Let the Python of the session ``server`` run the server, if the session's own one cannot.
+    Tests find it themselves (tests/support/servers.py).
+    """
+    python = session.python if isinstance(session.python, str) else THIS_PYTHON
+    if python not in SERVER_PYTHONS:
+        session.env.setdefault(SERVER_VARIABLES[0], str(SERVER_VENV / BIN.name / "python"))
+
+
+# The environment to work in
+
+
+@nox.session(venv_backend="none")
+def server(session: nox.Session) -> None:
+    """The Python that runs the test bed's server, if this one cannot: .nox/server."""
+    here = [THIS_PYTHON, *(each for each in OTHER_PYTHONS if shutil.which(f"python{each}"))]
+    without = [each for each in here if each not in SERVER_PYTHONS]
+    if not without or any(os.environ.get(each) for each in SERVER_VARIABLES):
+        return
+    uv = uv_command(session)
+    find = (uv, "python", "find", "--system", "--no-python-downloads", "--quiet")
+    for each in SERVER_PYTHONS:
+        found = session.run(*find, each, silent=True, success_codes=[0, 2], log=False)
+        if Path(str(found).strip() or ".").is_file():
+            break
+    else:
+        session.error(
+            f"SecantusDB, the server of the tests, has no wheel for Python {without[0]}: install "
+            f"Python {', '.join(SERVER_PYTHONS[:-1])} or {SERVER_PYTHONS[-1]} as well (only the "
+            f"server uses it), for example with `{uv} python install {SERVER_PYTHONS[0]}`"
+        )
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    if not (SERVER_VENV / "pyvenv.cfg").exists():
+        python = str(found).strip()
+        session.run(uv, "venv", "--quiet", f"--python={python}", str(SERVER_VENV))
+    install = (uv, "pip", "install", "--quiet", f"--python={SERVER_VENV}")
+    session.run(*install, *project["optional-dependencies"]["testbed"])
+
+
+@nox.session(venv_backend="none", requires=["server"])
+def dev(session: nox.Session) -> None:
+    """Make or update .venv, the environment to work in."""
+    uv = uv_command(session)
     if not (VENV / "pyvenv.cfg").exists():
         session.run(uv, "venv", "--quiet", "--seed", f"--python={sys.executable}", str(VENV))
     session.run(uv, "pip", "install", "--quiet", f"--python={VENV}", "--editable", ".[dev,bench]")
 
 
-@nox.session
+@nox.session(requires=["server"])
 def demo(session: nox.Session) -> None:
     """One workload through scripted faults: plain pymongo, a naive retry loop, and the library."""
     session.install("--editable", ".[demo]")
+    use_server(session)
     (ROOT / "build").mkdir(exist_ok=True)
     session.run("pymongo-resilience", "demo", "--svg", "build/demo.svg", *session.posargs)
     session.log("the same for a browser: build/demo.svg")
@@ -138,14 +189,14 @@ def types(session: nox.Session) -> None:
     session.run(tool("basedpyright"))
 
 
-@nox.session(tags=["test"])
+@nox.session(tags=["test"], requires=["server"])
 def oldest(session: nox.Session) -> None:
     """The core of the tests, on the oldest pymongo."""
     session.install("--editable", ".[test]", OLDEST_PYMONGO)
     pytest(session, "--part=core", "-m", NOT_ALONE, paths=CORE_FOLDERS, workers=2)
 
 
-@nox.session(tags=["test"])
+@nox.session(tags=["test"], requires=["server"])
 def wheel(session: nox.Session) -> None:
     """The built wheel, outside of the source tree and without the packages of the tests."""
     check_wheel(session)
@@ -153,6 +204,7 @@ def wheel(session: nox.Session) -> None:
 
 def check_wheel(session: nox.Session) -> None:
     """Test the wheel in a folder that is not part of the repository, with no configuration."""
+    use_server(session)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         session.run("uv", "build", "--quiet", "--wheel", f"--out-dir={folder}", external=True)
@@ -183,14 +235,14 @@ def properties(session: nox.Session) -> None:
     pytest(session, "-m", selected, paths=CORE_FOLDERS, workers=1)
 
 
-@nox.session(tags=["check"])
+@nox.session(tags=["check"], requires=["server"])
 def oldest_thorough(session: nox.Session) -> None:
     """All other tests for the oldest pymongo."""
     session.install("--editable", ".[test]", OLDEST_PYMONGO)
     pytest(session, "--part=beyond-core", "-m", NOT_ALONE, paths=CORE_FOLDERS, workers=2)
 
 
-@nox.session(tags=["check"], python=OTHER_PYTHONS)
+@nox.session(tags=["check"], python=OTHER_PYTHONS, requires=["server"])
 def core(session: nox.Session) -> None:
     """The core of the tests, on each other Python of this machine."""
     session.install("--editable", ".[test]")
@@ -210,7 +262,7 @@ def site(session: nox.Session) -> None:
     pytest(session, paths=("tests/site/check_site.py",))
 
 
-@nox.session(tags=["check"])
+@nox.session(tags=["check"], requires=["server"])
 def examples(session: nox.Session) -> None:
     """The examples of frameworks: each loses replies, and shows the retries."""
     requirements = "examples/frameworks/requirements.txt"
@@ -219,7 +271,7 @@ def examples(session: nox.Session) -> None:
     pytest(session, paths=tuple(files))
 
 
-@nox.session(tags=["check"], python=OTHER_PYTHONS)
+@nox.session(tags=["check"], python=OTHER_PYTHONS, requires=["server"])
 def wheels(session: nox.Session) -> None:
     """The built wheel, on each other Python of this machine."""
     check_wheel(session)
@@ -323,11 +375,12 @@ def check_mongod(session: nox.Session) -> None:
     session.run(tool("python"), "tests/compatibility/check_mongod.py", *session.posargs)
 
 
-@nox.session
+@nox.session(requires=["server"])
 def compatibility(session: nox.Session) -> None:
     """Motor, MongoEngine, Beanie and Django, the newest of each."""
     frameworks = ("motor", "mongoengine", "beanie", "django-mongodb-backend")
     session.install("--upgrade", "--editable", ".[testbed]", "opentelemetry-sdk", *frameworks)
+    use_server(session)
     failed = []
     # Each in a process of its own, because each imports and instruments in its own order.
     for script in sorted(ROOT.glob("tests/compatibility/try_*.py")):
@@ -339,15 +392,16 @@ def compatibility(session: nox.Session) -> None:
         session.error(f"failed: {', '.join(failed)}")
 
 
-@nox.session
+@nox.session(requires=["server"])
 def pymongo_tests(session: nox.Session) -> None:
     """pymongo's own tests, with plain pymongo and with the library. Takes hours."""
     pytest_plugins = ("pytest>=9", "pytest-asyncio", "pytest-timeout")
     session.install("--editable", ".[testbed]", "opentelemetry-sdk", "pip", *pytest_plugins)
+    use_server(session)
     session.run("python", "tests/compatibility/pymongo_tests/run.py", *session.posargs)
 
 
-@nox.session
+@nox.session(requires=["server"])
 @nox.parametrize("what", ["releases", "pre-releases"])
 def latest(session: nox.Session, what: str) -> None:
     """The core of the tests, and each private name, on the newest of every dependency."""

@@ -38,8 +38,10 @@ T = TypeVar("T")
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"
-"""Only the test bed reads it."""
-_NO_OPTIONS = frozenset({FILE_VARIABLE, SERVER_VARIABLE})
+PYTHON_VARIABLE = PREFIX + "TESTBED_PYTHON"
+TESTBED_VARIABLES = frozenset({SERVER_VARIABLE, PYTHON_VARIABLE})
+"""Only the test bed reads them."""
+_NO_OPTIONS = TESTBED_VARIABLES | {FILE_VARIABLE}
 RULES = "policies"
 SWITCHES = ("enabled", "strategy")
 """Options whose variables take precedence over code, because an operator on call cannot change the

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +22,12 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.testbed import server as embedded
 from pymongo_resilience_instrumentation.tools.testbed.testbed_command import strikes
 from support.free_ports import consecutive_free_ports
+from support.servers import SERVER_PYTHON
 
+from pymongo_resilience.config import PYTHON_VARIABLE, TESTBED_VARIABLES
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, ShardedCluster, Standalone
 
 PROGRAM = [
@@ -36,6 +40,8 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
 }
 TIMEOUT = 30.0
+ROOT = Path(__file__).parent.parent
+NO_WHEEL = f"SecantusDB, which has no wheel for Python 3.{sys.version_info[1]}"
 
 
 @dataclass
@@ -209,15 +215,55 @@ def test_options_that_cannot_be_are_one_line(
     assert shown.err.count("\n") == 1
 
 
-def test_a_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def without_secantus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This Python does not have it, and no variable names another one."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "secantus" else find(name)
     )
+    for variable in TESTBED_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.usefixtures("without_secantus")
+@pytest.mark.parametrize(
+    ("newest", "named", "facts"),
+    [
+        ((3, 99), None, ["SecantusDB", 'pip install "pymongo-resilience[testbed]"']),
+        ((3, 10), None, [NO_WHEEL, "Python 3.10", *sorted(TESTBED_VARIABLES)]),
+        ((3, 99), "/nowhere/python", [PYTHON_VARIABLE, "'/nowhere/python'"]),
+    ],
+)
+def test_a_missing_server_is_one_line_that_names_the_remedy(
+    newest: tuple[int, int], named: str | None, facts: list[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(embedded, "NEWEST_WITH_WHEEL", newest)
+    if named is not None:
+        monkeypatch.setenv(PYTHON_VARIABLE, named)
     assert cli.main(["testbed"]) == cli.FAILURE
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "SecantusDB" in shown.err
-    assert 'pip install "pymongo-resilience[testbed]"' in shown.err
+    assert [fact for fact in facts if fact not in shown.err] == []
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("without_secantus")
+def test_another_python_runs_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the packages of this one, which may have been built for another version."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {SERVER_PYTHON} "$@"\n')
+    python.chmod(0o700)
+    (tmp_path / "json.py").write_text("raise SystemExit('a module of another Python')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(PYTHON_VARIABLE, str(python))
+    with EmbeddedServer() as running, MongoClient[Any](running.uri) as client:
+        assert client.admin.command("ping")["ok"] == 1
+
+
+def test_the_newest_python_with_a_server_is_the_one_that_installs_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (requirement,) = project["optional-dependencies"]["testbed"]
+    major, minor = embedded.NEWEST_WITH_WHEEL
+    assert requirement.endswith(f"; python_version < '{major}.{minor + 1}'")

@@ -22,6 +22,7 @@ from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.testbed.processes import ask
 from pymongo_resilience_instrumentation.tools.testbed.server import program as named_program
 from support.clients import wait_until
+from support.servers import SERVER_PYTHON
 
 from pymongo_resilience.config import SERVER_VARIABLE
 from pymongo_resilience.testbed import (
@@ -43,7 +44,7 @@ STAND_IN = Path(__file__).parents[1] / "programs" / "mongod_stand_in.py"
 
 def program(folder: Path, name: str, lines: str) -> Path:
     path = folder / name
-    path.write_text(f"#!{sys.executable}\n{textwrap.dedent(lines)}")
+    path.write_text(f"#!{SERVER_PYTHON}\n{textwrap.dedent(lines)}")
     path.chmod(0o700)
     return path
 
@@ -53,7 +54,8 @@ def mongod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What ``server`` is to be."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    if sys.executable == SERVER_PYTHON:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     runs = f"import runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n"
     return f"mongod={program(tmp_path, 'mongod', runs)}"
 

@@ -52,8 +52,14 @@ class Unwound(BaseException):
 class Forking(TypeDecoder):
     bson_type = str
 
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
     def transform_bson(self, value: str) -> str:
         if value == "fork" and os.fork() == 0:
+            # Since Python 3.14, a forked child has no running loop, so that not even plain pymongo
+            # can leave an operation in it: the clean-up of its connection waits for ever.
+            asyncio._set_running_loop(self._loop)
             raise Unwound
         return value
 

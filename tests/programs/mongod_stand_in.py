@@ -13,9 +13,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pymongo_resilience_instrumentation.tools.testbed.processes import HOST
 from secantus import SecantusDBServer, commands
 
+HOST = "127.0.0.1"
 OK = {"ok": 1.0}
 
 

@@ -12,14 +12,25 @@ A test that fails because pymongo refuses what an older mongod lacks is skipped 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Generator, Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation.tools.testbed.server import program
 
+from pymongo_resilience.config import PYTHON_VARIABLE
+
+FOUND_BY_NOX = Path(__file__).parents[2] / ".nox" / "server" / "bin" / "python"
+if find_spec("secantus") is None and FOUND_BY_NOX.exists():
+    os.environ.setdefault(PYTHON_VARIABLE, str(FOUND_BY_NOX))
+SERVER_PYTHON = os.environ.get(PYTHON_VARIABLE, sys.executable)
+"""The Python in which SecantusDB is installed: another one, if it has no wheel for this one."""
 _LACKING = re.compile(r"requires MongoDB server version (\d+\.\d+)")
 
 

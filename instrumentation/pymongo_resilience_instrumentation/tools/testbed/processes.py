@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from .running import TestbedError
 
 HOST: Final = "127.0.0.1"
 PROGRAM = Path(__file__).with_name("server_process.py")
+THIS_PYTHON: Final = (sys.executable, "-P")
 _PORTS: Final = range(20_000, 32_000)
 """Below the ports that the operating system uses for outgoing connections."""
 _STOP_TIMEOUT: Final = 5.0
@@ -38,12 +39,14 @@ class Process:
     Args:
         folder: The folder for the log.
         command: The command of a mongod or mongos, without its port; empty for SecantusDB.
+        python: The command of the Python that runs the process. SecantusDB must be installed in it.
     """
 
-    def __init__(self, folder: Path, *command: str) -> None:
+    def __init__(self, folder: Path, *command: str, python: Sequence[str] = THIS_PYTHON) -> None:
         folder.mkdir(exist_ok=True)
         self._folder = folder
         self._command = command
+        self._python = python
         self._port = self._pid = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -123,7 +126,7 @@ class Process:
         """Return the number that the child prints, or 0 if it ends before."""
         with (self._folder / "log.txt").open("a") as log:
             self._process = process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-P", str(PROGRAM), str(self._folder.parent), *command],
+                [*self._python, str(PROGRAM), str(self._folder.parent), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

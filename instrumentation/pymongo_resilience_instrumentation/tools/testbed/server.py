@@ -6,6 +6,7 @@ import importlib.util
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,15 +14,17 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from pymongo_resilience.config import SERVER_VARIABLE
+from pymongo_resilience.config import PYTHON_VARIABLE, SERVER_VARIABLE
 
 from .fault import positive, refused
-from .processes import HOST, Process, ask, wait_until_writable
+from .processes import HOST, THIS_PYTHON, Process, ask, wait_until_writable
 from .running import Running, TestbedError
 
 Kind = Literal["replica-set", "standalone", "sharded", "members"]
 
 SET_NAME: Final = "rs0"
+NEWEST_WITH_WHEEL: Final = (3, 13)
+"""The newest Python for which there is a wheel of SecantusDB. Building it takes minutes."""
 _PREFIX: Final = "pymongo-resilience-"
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 _ROOM: Final = 2_000_000_000
@@ -36,7 +39,7 @@ _STORAGE: Final = ("--oplogSize", "64")
 class EmbeddedServer(Running):
     """SecantusDB, or an installed mongod, on a free port of 127.0.0.1.
 
-    A context manager::
+    A context manager:
 
         with EmbeddedServer() as server:
             client = MongoClient(server.uri)
@@ -48,7 +51,9 @@ class EmbeddedServer(Running):
     Args:
         server: ``"mongod"``, which is searched for in the PATH, or ``"mongod=/path/to/mongod"``,
             for a replica set of one member; or ``"secantus"`` for SecantusDB. By default the value
-            of the variable PYMONGO_RESILIENCE_TESTBED_SERVER, otherwise SecantusDB.
+            of the variable PYMONGO_RESILIENCE_TESTBED_SERVER, otherwise SecantusDB. If SecantusDB
+            has no wheel for this Python, name another one, in which it is installed, in the
+            variable PYMONGO_RESILIENCE_TESTBED_PYTHON.
         kind: The kind of a mongod deployment. ``"sharded"`` is two of them behind the mongos next
             to the mongod, or a replica set if there is none. ``"members"`` is ``members`` of them
             that do not form a replica set yet. SecantusDB has one kind.
@@ -80,6 +85,7 @@ class EmbeddedServer(Running):
         self._executable = program(server)
         self._kind = kind
         self._members = members
+        self._python: Sequence[str] = THIS_PYTHON
         self.processes: list[Process] = []
         self._directory: Path | None = None
         self._address: tuple[str, int] | None = None
@@ -116,13 +122,10 @@ class EmbeddedServer(Running):
                 in time. In the last case the message contains the end of the child's standard
                 error.
         """
-        if self._executable is None and importlib.util.find_spec("secantus") is None:
-            raise TestbedError(
-                "the embedded server needs SecantusDB, which is not installed: "
-                'pip install "pymongo-resilience[testbed]"'
-            )
         if self._directory is not None:
             raise TestbedError("the embedded server is running already")
+        if self._executable is None:
+            self._python = python_of_secantus()
         deadline = time.monotonic() + self._startup_timeout
         self._directory = _data_folder(in_memory=self._executable is not None)
         try:
@@ -152,7 +155,7 @@ class EmbeddedServer(Running):
                 shutil.rmtree(directory, ignore_errors=True)
 
     def _begin(self, folder: Path, deadline: float, *command: str) -> tuple[str, int]:
-        process = Process(folder, *command)
+        process = Process(folder, *command, python=self._python)
         self.processes.append(process)
         process.start(deadline, self._credentials)
         return process.address
@@ -219,6 +222,33 @@ def program(server: str | None) -> Path | None:
             "install MongoDB, or use mongod=/path/to/mongod"
         )
     return Path(found).absolute()
+
+
+def python_of_secantus() -> Sequence[str]:
+    """Return the command of the Python that runs SecantusDB: the one that the variable names, or
+    this one.
+
+    Raises:
+        TestbedError: The variable names no program, or SecantusDB is not installed.
+    """
+    named = os.environ.get(PYTHON_VARIABLE)
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise TestbedError(f"{PYTHON_VARIABLE} is {named!r}, not an executable program")
+        # Variables such as PYTHONPATH are meant for this Python. Keep them from the other one.
+        return str(Path(found).absolute()), "-I"
+    if importlib.util.find_spec("secantus") is not None:
+        return THIS_PYTHON
+    needed = "the embedded server needs SecantusDB, which "
+    if sys.version_info[:2] <= NEWEST_WITH_WHEEL:
+        raise TestbedError(f'{needed}is not installed: pip install "pymongo-resilience[testbed]"')
+    raise TestbedError(
+        f"{needed}has no wheel for Python {sys.version_info[0]}.{sys.version_info[1]}: install "
+        '"pymongo-resilience[testbed]" in an environment with Python '
+        f"{'.'.join(map(str, NEWEST_WITH_WHEEL))}, and set {PYTHON_VARIABLE} to the path of its "
+        f"python; or use a mongod ({SERVER_VARIABLE}=mongod)"
+    )
 
 
 def _mongos_beside(executable: Path) -> Path:

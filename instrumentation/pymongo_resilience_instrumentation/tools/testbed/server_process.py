@@ -1,4 +1,4 @@
-"""Runs one process of an :class:`~.server.EmbeddedServer`. It is run by its path.
+"""Run one process of an ``EmbeddedServer``. Started by its path.
 
 Its arguments are a folder and the command of a mongod; without a command, SecantusDB serves from
 that folder. Standard input is a pipe from the parent. Its first line is JSON: the user and the
