@@ -76,9 +76,9 @@ def instrument(
     configuration changes ends as it would with pymongo alone.
 
     Args:
-        config: The configuration. Without one, :meth:`Config.from_env` is used.
+        config: The configuration. Without one, ``Config.from_env`` is used.
         policies: Policies for namespaces, by patterns such as ``"shop.*"``. They replace those of
-            the configuration. An :class:`override` around an operation takes precedence over them.
+            the configuration. An ``override`` around an operation takes precedence over them.
         strategy: A retry strategy, or the name of one. It replaces the configuration's.
         listeners: Receive every retry decision, and every circuit breaker that opens or closes.
         tracer_provider: Defaults to OpenTelemetry's global one. Until the application sets one up,
@@ -90,7 +90,7 @@ def instrument(
         response_hook: As ``request_hook``, when the command has succeeded.
         failed_hook: As ``request_hook``, when the command has failed.
         replace: Replace the arguments of an earlier call.
-        **options: Fields of :class:`Config` by name, instead of ``config``.
+        **options: Fields of ``Config`` by name, instead of ``config``.
 
     Raises:
         ConfigurationError: If an option or a policy is invalid, or if an earlier call had other
@@ -160,7 +160,7 @@ def bind(target: T, policy: Policy | None = None, /, **fields: Unpack[PolicyFiel
     Args:
         target: A collection or a database of pymongo, sync or async.
         policy: The policy.
-        **fields: Fields of a :class:`Policy`, instead of ``policy``.
+        **fields: Fields of a ``Policy``, instead of ``policy``.
 
     Raises:
         TypeError: If ``target`` is neither a collection nor a database, or if both a policy and
@@ -265,7 +265,7 @@ def retry_transaction(
     """Return a decorator that runs a function in a transaction and retries it as with_transaction
     does.
 
-    ::
+    For example:
 
         @retry_transaction(client)
         def place(session, order):

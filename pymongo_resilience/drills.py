@@ -2,7 +2,7 @@
 
 Needs the extra ``testbed``; see docs/testing.md. ``DRILLS`` maps the name of each drill to its
 scenario, and ``drill(name, deployment)`` returns one that fits a deployment. ``NETWORK``,
-``FAILOVER`` and ``SERVER`` are recipes for :meth:`Scenario.random`.
+``FAILOVER`` and ``SERVER`` are recipes for ``Scenario.random``.
 """
 
 from pymongo_resilience_instrumentation.tools.testbed.drills import DRILLS, drill

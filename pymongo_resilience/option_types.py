@@ -215,7 +215,7 @@ def check_keywords(owner: str, names: Iterable[str], known: Collection[str]) -> 
 
 def check_field_names(cls: type[T]) -> type[T]:
     """Return the dataclass with a constructor that checks its keywords with
-    :func:`check_keywords`.
+    ``check_keywords``.
     """
     construct = cls.__init__
     known = tuple(field.name for field in fields(cls))  # type: ignore[arg-type]  # a dataclass

@@ -1,12 +1,11 @@
-"""What the documents say is true: their code runs, their names exist, their tables are current.
-
-``python tests/test_docs.py`` writes the tables of options and causes.
-"""
+"""What the documents say is true: their code runs, their names exist, their tables are current."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry.metrics import NoOpMeter
-from pymongo_resilience_instrumentation.failures.causes import LOGIN_REFUSALS, TERMINAL
 from pymongo_resilience_instrumentation.failures.error_texts import OUTCOMES
-from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
 from support.metrics_table import metrics_table
@@ -24,14 +21,13 @@ from support.otlp_collector import collecting
 from support.telemetry_names import NAMES
 
 import pymongo_resilience
-from pymongo_resilience import errors, events, strategies
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE, Config
+from pymongo_resilience import testbed
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, TESTBED_VARIABLES, Config
 from pymongo_resilience.testbed import EmbeddedServer
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from pymongo_resilience.config import Option
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -45,74 +41,11 @@ DOCUMENTS = sorted(
 )
 TIMEOUT = 120
 
-OPTIONS_PAGE = ROOT / "docs" / "options.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
-FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
 
-def options_table() -> str:
-    rows = [
-        "| option | default | values | meaning |",
-        "|---|---|---|---|",
-        *(_option_row(option) for option in OPTIONS if option.has_variable),
-        "",
-        "You can set these options only in code or in a file:",
-        "",
-        "| option | default | values | meaning |",
-        "|---|---|---|---|",
-        *(_option_row(option) for option in OPTIONS if not option.has_variable),
-    ]
-    return "\n".join(rows) + "\n"
-
-
-def _option_row(option: Option) -> str:
-    return f"| `{option.name}` | {_default(option)} | {_legal(option)} | {option.sentence} |"
-
-
-def _legal(option: Option) -> str:
-    """What an error says is allowed, as short as a table needs it."""
-    text = option.kind.allowed
-    for left_out in (" to 2147483647", "an integer ", "a number ", "one of "):
-        text = text.replace(left_out, "")
-    return text
-
-
-def _default(option: Option) -> str:
-    if option.default is None or option.default == ():
-        return "unset"
-    value = option.default
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def causes_table() -> str:
-    rows = [
-        "| `terminal_cause` | what is wrong | what to check |",
-        "|---|---|---|",
-        *(f"| {_attribute(cause)} | {cause.says} | {cause.check} |" for cause in TERMINAL),
-    ]
-    return "\n".join(rows) + "\n"
-
-
-def _attribute(cause: Symptom) -> str:
-    codes = [str(code) for code, symptom in LOGIN_REFUSALS.items() if symptom is cause]
-    return f"none, code {' or '.join(codes)}" if codes else f"`{cause.value}`"
-
-
-TABLES = {
-    "options": (OPTIONS_PAGE, options_table),
-    "causes": (FAILING_FAST, causes_table),
-}
-"""By the name in the marks around each."""
-
-
-def with_table(name: str) -> str:
-    """The document as it should be."""
-    document, table = TABLES[name]
-    begin = f"<!-- {name}: begin (written by `python tests/test_docs.py`) -->\n"
-    end = f"<!-- {name}: end -->\n"
-    before, rest = document.read_text().split(begin)
-    _, after = rest.split(end)
-    return before + begin + table() + end + after
+WRITER = ROOT / "docs" / "write_tables.py"
+WRITTEN = runpy.run_path(str(WRITER))
 
 
 def code_blocks(document: Path) -> list[str]:
@@ -231,10 +164,10 @@ def test_opentelemetry_instrument_sends_spans_and_metrics(server: EmbeddedServer
     assert "db.client.operation.duration" in collector.metrics
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", WRITTEN["TABLES"])
 def test_table_is_current(name: str) -> None:
-    document, _ = TABLES[name]
-    assert with_table(name) == document.read_text(), "run: python tests/test_docs.py"
+    document, _ = WRITTEN["TABLES"][name]
+    assert WRITTEN["with_table"](name) == document.read_text(), "run: python docs/write_tables.py"
 
 
 ON_CALL = [
@@ -251,7 +184,7 @@ def test_every_variable_that_is_named_exists_and_takes_the_value(document: Path)
     known = {option.variable for option in OPTIONS if option.has_variable}
     text = document.read_text()
     named = set(re.findall(r"PYMONGO_RESILIENCE_[A-Z_]*[A-Z]", text))
-    assert named <= {*known, FILE_VARIABLE, SERVER_VARIABLE}
+    assert named <= {*known, FILE_VARIABLE, *TESTBED_VARIABLES}
     for variable, value in re.findall(r"(PYMONGO_RESILIENCE_[A-Z_]*[A-Z])=([\w.]+)", text):
         if variable in known:
             Config.from_env({variable: value.rstrip(".")})
@@ -340,10 +273,25 @@ def test_every_link_inside_of_the_repository_leads_somewhere(document: Path) -> 
             assert anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("module", [pymongo_resilience, errors, events, strategies])
+PUBLIC_MODULES = [
+    importlib.import_module(page.read_text().splitlines()[-1].removeprefix("::: "))
+    for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+]
+"""Those that the site has a reference of."""
+
+
+def test_the_site_has_a_reference_of_every_public_module() -> None:
+    package = Path(pymongo_resilience.__file__).parent
+    public = re.compile(r"^__all__|import __all__", re.MULTILINE)
+    with_names = {file for file in package.rglob("*.py") if public.search(file.read_text())}
+    assert with_names == {Path(str(module.__file__)) for module in PUBLIC_MODULES}
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES, ids=lambda module: module.__name__)
 def test_the_public_names_have_their_page(module: ModuleType) -> None:
     shown = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "names.md").read_text()))
-    assert set(module.__all__) - {"__version__"} <= shown
+    if module is not testbed:  # too many for a list: testing.md describes each fault
+        assert set(module.__all__) - {"__version__"} <= shown
 
 
 def test_the_readme_is_short() -> None:
@@ -384,20 +332,22 @@ def test_the_start_page_shows_what_its_script_prints(server: EmbeddedServer) -> 
     assert shown
 
 
-@pytest.mark.parametrize("place", ["mkdocs.yml", "docs/index.md"])
+@pytest.mark.parametrize("place", ["mkdocs.yml", "docs/index.md", "docs/names.md"])
 def test_every_page_can_be_found(place: str) -> None:
-    text = (ROOT / place).read_text()
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    """The reference of each module is listed with its names, not on the start page."""
+    named = set(re.findall(r"\b((?:api/)?[a-z-]+\.md)\b", (ROOT / place).read_text()))
+    docs = ROOT / "docs"
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")} - {"index.md"}
+    reference = {page for page in pages if page.startswith("api/")}
 
-    assert pages == set(re.findall(r"\b([a-z-]+\.md)\b", text)) - {"index.md"}
+    if place == "docs/names.md":
+        assert reference <= named
+    else:
+        expected = pages if place == "mkdocs.yml" else pages - reference
+        assert expected == named - {"index.md"}
 
 
 def test_each_trial_of_another_package_is_in_the_table() -> None:
     document = COMPATIBILITY.read_text()
     trials = {path.name for path in (ROOT / "tests" / "compatibility").glob("try_*.py")}
     assert set(re.findall(r"\(\.\./tests/compatibility/(\w+\.py)\)", document)) == trials
-
-
-if __name__ == "__main__":
-    for table, (written, _) in TABLES.items():
-        written.write_text(with_table(table))

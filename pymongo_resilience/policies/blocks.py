@@ -145,7 +145,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
     twice.
 
     Args:
-        **fields: Fields of a :class:`Policy`.
+        **fields: Fields of a ``Policy``.
 
     Raises:
         TypeError: If a field does not exist.

@@ -26,7 +26,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class PolicyFields(TypedDict, total=False):
-    """The fields of a :class:`Policy`, as keyword arguments."""
+    """The fields of a ``Policy``, as keyword arguments."""
 
     idempotent: bool | None
     strategy: RetryStrategy | str | None
@@ -130,7 +130,7 @@ def policy_from_keywords(function: str, keywords: PolicyFields) -> Policy:
         keywords: The fields.
 
     Raises:
-        TypeError: If a keyword is unknown, and in the cases of :class:`Policy`.
+        TypeError: If a keyword is unknown, and in the cases of ``Policy``.
         ConfigurationError: If a value is invalid.
     """
     check_keywords(function, keywords, PolicyFields.__annotations__)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from pymongo_resilience.config import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
-PAGES = sorted(page for page in SITE.glob("*.html") if page.name != "404.html")
+PAGES = sorted(page for page in SITE.rglob("*.html") if page.name != "404.html")
+REFERENCE = sorted((ROOT / "docs" / "api").glob("*.md"))
 WIDTH = 1280
 SEARCHED = {
     "exceptions": [
@@ -38,6 +40,19 @@ SEARCHED = {
     "metrics": list(metrics_table()),
     "attributes": sorted(name for name in NAMES if not name.startswith("opentelemetry.")),
 }
+
+
+def name_of(page: Path) -> str:
+    return "-".join(page.relative_to(SITE).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
+def test_the_reference_has_every_public_name(page: Path) -> None:
+    name = page.read_text().splitlines()[-1].removeprefix("::: ")
+    public = set(importlib.import_module(name).__all__) - {"__version__"}
+    html = (SITE / "api" / f"{page.stem}.html").read_text()
+    missing = [each for each in sorted(public) if f'id="{name}.{each}"' not in html]
+    assert missing == []
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +83,10 @@ PROBLEMS = (Path(__file__).parent / "problems.js").read_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_is_readable(browser: Browser, page: Path, scheme: str) -> None:
     browser.show(page, width=WIDTH, scheme=scheme)
-    browser.screenshot(ROOT / "build" / "screenshots" / f"{page.stem}-{scheme}.png")
+    browser.screenshot(ROOT / "build" / "screenshots" / f"{name_of(page)}-{scheme}.png")
     found: dict[str, Any] = browser.run(PROBLEMS)
 
     assert found["problems"] == []

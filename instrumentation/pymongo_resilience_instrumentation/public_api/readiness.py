@@ -47,7 +47,7 @@ NOT_BEGUN = (
 def readiness(
     client: Client, preference: ReadPreference | None, grace: float, runtime: Runtime | None
 ) -> Readiness:
-    """Implement :func:`pymongo_resilience.readiness`. ``grace`` is in seconds."""
+    """Implement ``pymongo_resilience.readiness``. ``grace`` is in seconds."""
     preference = client.read_preference if preference is None else preference
     if not hasattr(preference, "mongos_mode"):
         raise TypeError(f"an object of type {type(preference).__name__} is no read preference")

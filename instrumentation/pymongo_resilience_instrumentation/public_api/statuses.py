@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def status(client: AnyClient, runtime: Runtime | None) -> ClientStatus:
-    """Implementation of :func:`pymongo_resilience.status`. ``runtime`` is None while the library is
+    """Implementation of ``pymongo_resilience.status``. ``runtime`` is None while the library is
     off.
     """
     described = client.topology_description

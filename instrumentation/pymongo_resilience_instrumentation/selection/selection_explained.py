@@ -78,7 +78,7 @@ def explain_selection(
     *,
     writes: bool,
 ) -> tuple[ServerVerdict, ...]:
-    """Implementation of :func:`pymongo_resilience.explain_selection`.
+    """Implementation of ``pymongo_resilience.explain_selection``.
 
     Args:
         client: The client.

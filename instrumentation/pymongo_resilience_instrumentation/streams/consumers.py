@@ -241,7 +241,7 @@ class ChangeConsumer(_Consumer):
     """Calls a function for each change of a collection, a database, or a deployment, and survives
     failures and restarts.
 
-    ::
+    For example:
 
         consumer = ChangeConsumer(
             orders, send_mail, name="mails", tokens=CollectionTokens(client.shop.tokens, "mails")

@@ -90,7 +90,7 @@ def _labelled_for_the_driver() -> Iterator[None]:
 
 
 def retry_transaction(client: Client, options: dict[str, Any]) -> Callable[..., Any]:
-    """Implementation of :func:`pymongo_resilience.retry_transaction`."""
+    """Implementation of ``pymongo_resilience.retry_transaction``."""
     # Raises pymongo's own errors for invalid options.
     TransactionOptions(**options)
     asynchronous = isinstance(client, AsyncMongoClient)

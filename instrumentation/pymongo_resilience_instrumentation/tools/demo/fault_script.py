@@ -52,7 +52,7 @@ class Phase:
 
     def scenes(self, seed: int) -> Iterator[Scene]:
         """Yield scenes without end. The same seed yields the same scenes, and the first
-        :attr:`shortest` of them include every fault.
+        ``shortest`` of them include every fault.
         """
         rng = random.Random(f"{seed}/{self.name}")  # noqa: S311 (a script, no secret)
         while True:

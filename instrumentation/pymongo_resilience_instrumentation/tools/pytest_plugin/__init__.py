@@ -1,4 +1,4 @@
-"""The test bed's pytest plugin: deployments as fixtures, and faults as a marker::
+"""The test bed's pytest plugin: deployments as fixtures, and faults as a marker:
 
     @pytest.mark.mongo_faults(CutAfter("insert"))
     def test_an_order_is_placed_once(mongo_replica_set, mongo_database):

@@ -1,7 +1,7 @@
 """The test bed: a real server on this machine, proxies in front of it, and faults.
 
 Used by the tests of this library, by its demonstration, and by applications that want to test their
-own behavior::
+own behavior:
 
     with ReplicaSet() as replica_set:
         client = MongoClient(replica_set.uri)

@@ -279,7 +279,7 @@ class _Tokens(Interception):
 
 
 class RateLimit(_Tokens):
-    """Admits a number of commands per second, and rejects the others as :class:`Overload` does.
+    """Admits a number of commands per second, and rejects the others as ``Overload`` does.
 
     Behaves like the ingress request rate limiter of MongoDB 8.2 and newer. It lasts for
     ``seconds``, or until the deployment is cleared.
@@ -292,7 +292,7 @@ class RateLimit(_Tokens):
         rate: Commands per second.
         burst: How many commands may arrive at once, at the beginning and after a pause, at least 1.
             By default the rate of one second.
-        base_backoff: As for :class:`Overload`.
+        base_backoff: As for ``Overload``.
         seconds: How long the limit lasts; None means until the deployment is cleared.
         rejection_cost: How much of a token a rejection takes. MongoDB's limiter takes nothing; a
             server that is limited by its processor does work for each rejection.
@@ -333,9 +333,9 @@ class ConnectionRateLimit(_Tokens):
 
     Args:
         rate: Connections per second.
-        burst: As for :class:`RateLimit`.
+        burst: As for ``RateLimit``.
         seconds: How long the limit lasts; None means until the deployment is cleared.
-        rejects: Answer the first hello as :class:`Overload` does, instead of closing the
+        rejects: Answer the first hello as ``Overload`` does, instead of closing the
             connection.
     """
 

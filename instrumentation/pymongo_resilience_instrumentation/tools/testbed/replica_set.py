@@ -65,7 +65,7 @@ class ReplicaSet(Deployment):
         return super().targets(on)
 
     async def step_down(self, cause: Fault) -> None:
-        """End the primary's term. There is no primary until :meth:`end_gap`."""
+        """End the primary's term. There is no primary until ``end_gap``."""
         self._gaps.add(cause)
         if self._primary is None:
             return

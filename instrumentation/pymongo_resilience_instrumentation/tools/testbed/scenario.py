@@ -65,7 +65,7 @@ def strike(
 
 
 class Scenario:
-    """Faults in order, each a number of seconds after the one before::
+    """Faults in order, each a number of seconds after the one before:
 
         scenario = (
             Scenario()

@@ -3,7 +3,7 @@
 ``OP_MSG`` carries every command. ``OP_QUERY`` and ``OP_REPLY`` are still used in the first
 handshake of drivers that do not know yet whether the server supports ``OP_MSG``. The proxy reads a
 query as the command that it contains, and sends that on. Anything else, in particular a compressed
-message, is a :class:`WireError`; the proxy never offers compression.
+message, is a ``WireError``; the proxy never offers compression.
 """
 
 from __future__ import annotations
