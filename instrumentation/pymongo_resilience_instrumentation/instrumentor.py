@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import ReadPreference
 
 SUPPORTED = ("pymongo >= 4.19, < 5",)
+NEWEST_TESTED = (4, 20)
+"""The newest minor version of pymongo that all tests were run with."""
 ACTIVE_PATCHES = (
     "instrument() was called before with other arguments, which stay active. To replace them, call "
     "instrument(..., replace=True)"
@@ -49,7 +51,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         return SUPPORTED
 
     def instrument(self, **kwargs: Any) -> None:
-        """Implementation of :func:`pymongo_resilience.instrument`.
+        """Implementation of ``pymongo_resilience.instrument``.
 
         A call without arguments, as by OpenTelemetry's loader, is implicit: an explicit call takes
         precedence over it, and errors are logged instead of raised, so that the application starts.
@@ -106,6 +108,16 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         state = self_check.check(driver.private_names.parts())
         if state is State.OFF:
             return
+        if state is State.ALL and pymongo.version_tuple[:2] > NEWEST_TESTED:
+            logger.warning(
+                "pymongo %s is newer than the versions that pymongo-resilience %s was tested with. "
+                "It has every name that the library needs, so everything is on, but its behavior "
+                "may differ. Upgrade pymongo-resilience, or pin pymongo<%d.%d",
+                pymongo.version,
+                __version__,
+                NEWEST_TESTED[0],
+                NEWEST_TESTED[1] + 1,
+            )
         self_check.report_missing(
             driver.private_names.parts_of_inserts(),
             "inserts without a transaction number",

@@ -1,4 +1,5 @@
-"""A pymongo that is not supported is left alone, and OpenTelemetry says which it is."""
+"""A pymongo that is not supported is left alone, and OpenTelemetry says which it is. One that is
+newer than the tested ones is used, with a warning."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pymongo_resilience_instrumentation.instrumentor import NEWEST_TESTED
 from support.child_programs import ended
 
 PROGRAM = """
@@ -15,6 +17,7 @@ import pymongo
 
 logging.basicConfig()
 if sys.argv[1] != pymongo.version:
+    pymongo.version = sys.argv[1]
     pymongo.version_tuple = tuple(map(int, sys.argv[1].split(".")))
 import pymongo_resilience
 from pymongo_resilience.testing import is_active
@@ -43,5 +46,11 @@ def test_it_is_not_patched_and_the_conflict_is_logged(version: str, tmp_path: Pa
     assert f'"pymongo {version}"' in errors
 
 
-def test_a_supported_version_is_patched(tmp_path: Path) -> None:
-    assert claimed("4.19.0", tmp_path)[0] == "True"
+@pytest.mark.parametrize("tested", [True, False])
+def test_a_supported_version_is_patched(tested: bool, tmp_path: Path) -> None:
+    major, minor = NEWEST_TESTED
+    version = f"{major}.{minor + (not tested)}.0"
+    instrumented, errors = claimed(version, tmp_path)
+    assert instrumented == "True"
+    warning = f"WARNING:pymongo_resilience:pymongo {version} is newer than"
+    assert errors.count("WARNING") == errors.count(warning) == (not tested)
