@@ -124,7 +124,7 @@ def server(session: nox.Session) -> None:
     if not without or any(os.environ.get(each) for each in SERVER_VARIABLES):
         return
     uv = uv_command(session)
-    find = (uv, "python", "find", "--system", "--no-python-downloads", "--quiet")
+    find = (uv, "python", "find", "--system", "--no-python-downloads")
     for each in SERVER_PYTHONS:
         found = session.run(*find, each, silent=True, success_codes=[0, 2], log=False)
         if Path(str(found).strip() or ".").is_file():

@@ -17,7 +17,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo import AsyncMongoClient, InsertOne, UpdateOne
-from pymongo._asyncio_lock import Condition
+from pymongo.lock import Condition
 from pymongo.network_layer import PyMongoProtocol
 from support.clients import Side, fail_command
 from support.interruption import LONG, NAMES, Journal, interrupt

@@ -48,7 +48,7 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
 def test_the_reference_has_every_public_name(page: Path) -> None:
-    name = page.read_text().splitlines()[-1].removeprefix("::: ")
+    (name,) = re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)
     public = set(importlib.import_module(name).__all__) - {"__version__"}
     html = (SITE / "api" / f"{page.stem}.html").read_text()
     missing = [each for each in sorted(public) if f'id="{name}.{each}"' not in html]
