@@ -256,6 +256,14 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", "build", "--quiet", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
+@in_venv("check")
+def prose(session: nox.Session) -> None:
+    """Spelling of everything, and the style of the documents."""
+    session.run(tool("codespell"))
+    pages = sorted(str(each) for each in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    session.run(tool("proselint"), "check", "--config", ".proselintrc.json", *pages)
+
+
 @in_venv("check", requires=("docs",))
 def site(session: nox.Session) -> None:
     """Show each page of the site to a browser; screenshots are in build/screenshots."""
@@ -338,14 +346,6 @@ def alone(session: nox.Session) -> None:
 
 
 # What is run by hand
-
-
-@in_venv()
-def prose(session: nox.Session) -> None:
-    """Spelling of everything, and the style of the documents."""
-    session.run(tool("codespell"))
-    pages = sorted(str(each) for each in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-    session.run(tool("proselint"), "check", "--config", ".proselintrc.json", *pages)
 
 
 @in_venv()
