@@ -319,7 +319,7 @@ def test_a_token_of_another_stream_is_refused(run: Make, control: Any, database:
     other.watched = lambda db: db.done
     other.start().join()
     assert type(other.error) is ForeignTokenError
-    assert f"of a stream of {database}.coll, not of {database}.done" in str(other.error)
+    assert f"stream of {database}.coll, not of {database}.done" in str(other.error)
     assert other.seen == []
 
 
