@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import PyMongoError
+from pymongo_resilience_instrumentation.recovery.paused_dialing import EMPTY_PAUSE
 from support.clients import Side
 from support.pool_connections import Closed
 from support.server_states import Unknown
@@ -113,6 +114,36 @@ def test_a_full_pool_goes_on_like_pymongos(
     # Which operations run out of time is a matter of luck, and one that goes on may dial again.
     assert ours.dials <= 2 * max(plain.dials, MANY), plain
     assert ours.errors <= plain.errors + MANY / 6, plain
+    assert ours.unknown == 0
+
+
+def test_attempts_that_run_out_of_time_dial_no_more_than_a_pause_allows(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    """Each closes its connection, and the next ones are rejected.
+
+    Plain pymongo dials less often, because it marks the server Unknown after the first rejection.
+    The first operation after the overload then waits for up to ten seconds.
+    """
+
+    def play() -> tuple[Outcome, float]:
+        load = Load(side, proxy, maxPoolSize=3, socketTimeoutMS=150, retryReads=False)
+        limit = ConnectionRateLimit(0.001, burst=1, rejects=True)
+        limit._tokens = 0.0
+        proxy.inject(limit)
+        proxy.inject(Slow(0.2))
+        began = time.monotonic()
+        outcome = load.run()
+        seconds = time.monotonic() - began
+        proxy.clear()
+        return outcome, seconds
+
+    plain, _ = play()
+    instrument()
+    ours, seconds = play()
+    # Two at once, and one after each pause.
+    assert ours.dials <= max(plain.dials, 4 + seconds / (EMPTY_PAUSE / 2)), plain
+    assert ours.errors <= plain.errors, plain
     assert ours.unknown == 0
 
 

@@ -13,8 +13,11 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.causes import is_rejection
 from pymongo_resilience_instrumentation.recovery.paused_dialing import (
+    DIALS_FOR,
+    EMPTY_PAUSE,
     FIRST_PAUSE,
     MAX_PAUSE,
+    Dial,
     Dialing,
 )
 from support.busy_pools import the_only_connection_taken
@@ -119,7 +122,7 @@ def test_once_connections_are_let_in_the_pool_grows_again(
     assert fault.struck == 2
 
 
-def test_the_only_connection_is_made_without_a_pause(
+def test_an_operation_alone_makes_all_its_attempts_in_a_pool_without_connections(
     side: Side, proxy: ReplicaSet, instrument: Instrument, defaults: dict[str, Any]
 ) -> None:
     instrument(base_backoff_ms=1, **defaults)
@@ -133,6 +136,56 @@ def test_the_only_connection_is_made_without_a_pause(
     assert pools.made - before == 6, "an attempt and five retries, each with a connection"
 
 
+def test_operations_share_the_attempts_of_a_pool_without_connections(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, defaults: dict[str, Any]
+) -> None:
+    """Those that wait for a connection that is rejected are rejected with it."""
+    instrument(base_backoff_ms=1, **defaults)
+    client, pools = connected(side, proxy, **IDLE)
+    before = pools.made
+    fault = Overload("hello", times=10**6)
+    proxy.inject(fault)
+    conns = pool_of(client).conns
+    side.wait_until(lambda: all(each.idle_time_seconds() > 0.001 for each in conns))
+    began = time.monotonic()
+    assert errors_at_once(side, client.db.coll) == ["OperationFailure"] * AT_ONCE
+    seconds = time.monotonic() - began
+    assert pools.made - before <= 4 + seconds / (EMPTY_PAUSE / 2)
+    paused = driver.dialing.kept(pool_of(client), Dialing).empty_paused_until - time.monotonic()
+    assert paused <= EMPTY_PAUSE, "so long the first operation after the overload waits"
+    proxy.clear()
+    assert errors_at_once(side, client.db.coll) == []
+
+
+def test_one_operation_at_a_time_has_the_turn_and_loses_it_if_it_hangs(
+    side: Side, proxy: ReplicaSet
+) -> None:
+    client, _ = connected(side, proxy)
+    dialing = Dialing()
+    first, second = (Dial(pool_of(client), dialing, is_refill=False) for _ in range(2))
+    assert dialing.take_turn(first, 100.0, 100.5)
+    assert not dialing.take_turn(second, 100.1, 100.5)
+    assert dialing.take_turn(first, 100.6, 100.5)
+    assert not dialing.take_turn(second, 100.6 + DIALS_FOR / 2, 100.5)
+    dialing.end_turn(second)
+    assert dialing.next_dial is first
+    assert dialing.take_turn(second, 100.6 + DIALS_FOR, 100.5)
+    dialing.end_turn(first)
+    assert dialing.next_dial is second
+    dialing.end_turn(second)
+    assert dialing.take_turn(first, 103.0, 100.5)
+
+
+def test_a_connection_that_is_closed_in_its_handshake_does_not_pause_an_empty_pool() -> None:
+    """The server may have restarted, and be there again."""
+    dialing = Dialing()
+    dialing.note_rejection(100.0)
+    assert 100.0 < dialing.empty_paused_until <= 100.0 + EMPTY_PAUSE
+    dialing.note_rejection(100.0, by_server=False)
+    assert dialing.empty_paused_until == 0
+    assert dialing.paused_until > 100.0
+
+
 def test_a_pause_leaves_time_for_a_connection_before_the_deadline(
     side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
@@ -140,7 +193,7 @@ def test_a_pause_leaves_time_for_a_connection_before_the_deadline(
     client, pools = connected(side, proxy, maxPoolSize=2)
     with the_only_connection_taken(side, client, proxy):
         dialing = driver.dialing.kept(pool_of(client), Dialing)
-        dialing.paused_until = time.monotonic() + 60
+        dialing.rejected, dialing.paused_until = 1, time.monotonic() + 60
         with pymongo.timeout(1.0):
             side.do(client.db.coll.find_one)
         assert pools.ready == 2
@@ -160,7 +213,9 @@ def test_pauses_double_and_end_with_the_first_success() -> None:
     for index, pause in enumerate(pauses):
         middle = min(MAX_PAUSE, FIRST_PAUSE * 2**index)
         assert 0.7 * middle < pause < 1.3 * middle
-    dialing.note_success()
+    for _ in range(3):
+        dialing.note_success()
+        assert not dialing.paused_until
     dialing.note_rejection(now)
     assert dialing.paused_until - now < 1.3 * FIRST_PAUSE
 

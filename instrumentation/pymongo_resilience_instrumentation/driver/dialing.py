@@ -48,6 +48,13 @@ def has_other_connections(pool: Pool, making: int) -> bool:
     return len(pool.conns) + len(pool.active_contexts) > making
 
 
+def count_waiting(pool: Pool) -> int:
+    """Return the number of operations that wait for a connection, besides one whose connection has
+    just failed.
+    """
+    return max(0, pool.operation_count - len(pool.active_contexts) - 1)
+
+
 def take_idle(pool: Pool) -> Connection | None:
     """Take an idle connection from the pool, or return None. The lock is held."""
     if not pool.conns:

@@ -2,12 +2,15 @@
 
 A connection costs a hello, a login and, with TLS, a key exchange. pymongo 4.20 creates one whenever
 none is idle, so operations that are retried under overload connect again and again. That takes
-capacity from requests on the server and slows down the client. While the pool has other
-connections, an operation waits for one of these instead.
+capacity from requests on the server and slows down the client. While the server rejects them, a
+pool creates one connection at a time, at intervals. If it has other connections, operations wait
+for one of these. If it has none, as after a restart of the server, they wait for the result of the
+next connection: if the server rejects it, it counts as rejected for all of them.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience.config import RecoveryStep
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.failures.causes import is_rejection
 from pymongo_resilience_instrumentation.interceptor import Entered, Function, Interceptor, Row
 from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -30,6 +34,18 @@ pause. It is randomized, so that not all clients connect at once.
 """
 MAX_PAUSE = 1.0
 """Maximum pause in seconds."""
+EMPTY_PAUSE = 0.1
+"""Maximum pause in seconds of a pool that has no connection. It does not grow, because the first
+operation after the overload waits for its end.
+"""
+DIALS_FOR = 1.0
+"""Seconds after which a connection that is still being created no longer keeps others from being
+created.
+"""
+TICK = 0.02
+"""Seconds after which a waiting operation looks at its pool again: pymongo notifies nobody when a
+connection is closed.
+"""
 REFILL_FIRST, REFILL_LONGEST = 1.0, 10.0
 """Seconds until the pool is filled up to ``minPoolSize`` again after the first rejection of such a
 connection. Doubled as well. pymongo would try once a second, or send nothing for ten seconds to a
@@ -51,14 +67,35 @@ class Dialing:
     one extra connection.
     """
 
-    __slots__ = ("making", "paused_until", "refill_paused_until", "refills_rejected", "rejected")
+    __slots__ = (
+        "empty_paused_until",
+        "making",
+        "next_dial",
+        "paused_until",
+        "refill_paused_until",
+        "refills_rejected",
+        "rejected",
+        "sharing",
+    )
 
     def __init__(self) -> None:
         self.making: set[object] = set()
         """One object for each connection that is being created."""
+        self.next_dial: Dial | None = None
+        """The operation whose turn it is: it creates a connection, or will do so after the
+        pause.
+        """
         self.rejected = 0
         """Number of consecutive rejections, not counting simultaneous ones."""
+        self.sharing = 0
+        """Number of operations that waited for the last connection when it was rejected, and do not
+        know it yet.
+        """
         self.paused_until = 0.0
+        self.empty_paused_until = 0.0
+        """The end of the pause if the pool has no connection. 0 if the server itself rejected
+        none.
+        """
         self.refills_rejected = 0
         self.refill_paused_until = 0.0
 
@@ -68,10 +105,35 @@ class Dialing:
         self.refills_rejected = min(self.refills_rejected + 1, 10)
         self.refill_paused_until = now + pause * random.uniform(0.75, 1.25)  # noqa: S311 - as below
 
-    def note_rejection(self, now: float) -> None:
+    def take_turn(self, dial: Dial, now: float, paused_until: float) -> bool:
+        """Return True if ``dial`` creates the next connection, after the pause. The pool's lock is
+        held.
+        """
+        other = self.next_dial
+        # The other one may hang, or belong to the parent of a forked process.
+        if other is not None and other is not dial and now < other.due + DIALS_FOR:
+            return False
+        self.next_dial, dial.due = dial, max(now, paused_until)
+        return True
+
+    def end_turn(self, dial: Dial) -> None:
+        """Let another operation create the next connection."""
+        if self.next_dial is dial:
+            self.next_dial = None
+
+    def note_rejection(self, now: float, *, by_server: bool = True, waiting: int = 0) -> None:
         """Start a pause, unless there is one already: several connections may be rejected at
         once.
+
+        Args:
+            now: Seconds.
+            by_server: False if the connection was closed, which may have other reasons.
+            waiting: The number of operations that wait for a connection.
         """
+        self.empty_paused_until, self.sharing = 0.0, 0
+        if by_server:
+            self.sharing = waiting
+            self.empty_paused_until = now + EMPTY_PAUSE * random.uniform(0.5, 1.0)  # noqa: S311 - as below
         # Several connections may be rejected at once, which must not double the pause several
         # times.
         if now >= self.paused_until:
@@ -86,17 +148,24 @@ class Dialing:
         Only pymongo's background task gets the error. It logs it and tries again a second later.
         """
         if now < self.refill_paused_until:
-            text = (
+            raise _rejection(
                 "no connection was made for minPoolSize, because the overloaded server rejected "
                 "the last one; it is tried again later"
             )
-            labels = [SYSTEM_OVERLOADED, RETRYABLE]
-            raise OperationFailure(text, REJECTED, {"errorLabels": labels, "code": REJECTED})
 
     def note_success(self) -> None:
         """End the pauses: the pool may grow again."""
-        self.rejected, self.paused_until = 0, 0.0
+        # While most connections are rejected, one success may be luck: the next pause is not the
+        # shortest one again.
+        self.rejected, self.paused_until = self.rejected // 2, 0.0
+        self.empty_paused_until, self.sharing = 0.0, 0
         self.refills_rejected, self.refill_paused_until = 0, 0.0
+
+
+def _rejection(text: str) -> OperationFailure:
+    """Return pymongo's error of a connection that an overloaded server has rejected."""
+    labels = [SYSTEM_OVERLOADED, RETRYABLE]
+    return OperationFailure(text, REJECTED, {"errorLabels": labels, "code": REJECTED})
 
 
 def wrapped(runtime: Runtime) -> Iterator[Row]:
@@ -109,17 +178,33 @@ def wrapped(runtime: Runtime) -> Iterator[Row]:
 class Dial(Entered):
     """One connection that a pool is about to create."""
 
-    __slots__ = ("dialing", "ends", "is_refill", "was_reused")
+    __slots__ = (
+        "dialing",
+        "due",
+        "is_refill",
+        "latest",
+        "longest_pause_ends",
+        "was_reused",
+    )
 
     def __init__(self, pool: Pool, dialing: Dialing, *, is_refill: bool) -> None:
         super().__init__(pool)
         self.dialing = dialing
         self.is_refill = is_refill
         """True if it is for ``minPoolSize`` and not for an operation."""
-        self.ends = 0.0
-        """How long the operation waits for another connection, on the monotonic clock."""
         self.was_reused = False
-        """True if it got one."""
+        """True if the operation got another connection instead."""
+        self.due = 0.0
+        """If it has the turn: when the connection is created. This and the following are times on
+        the monotonic clock.
+        """
+        now, remaining = time.monotonic(), driver.csot.remaining()
+        self.latest = math.inf if remaining is None else now + SHARE * remaining
+        """How long the operation waits."""
+        limit = driver.dialing.wait_queue_timeout(pool)
+        # With a short waitQueueTimeoutMS, those that queue behind this one would run out of time,
+        # so the pool does not pause.
+        self.longest_pause_ends = math.inf if limit is None else now + SHARE * limit
 
 
 class PausedDialing(Interceptor):
@@ -131,22 +216,13 @@ class PausedDialing(Interceptor):
             return None
         # pymongo passes no handler if its background task fills the pool up.
         handler = args[1] if len(args) > 1 else kwargs.get("handler")
-        dial = Dial(pool, driver.dialing.kept(pool, Dialing), is_refill=handler is None)
-        now = time.monotonic()
-        if now < dial.dialing.paused_until and not dial.is_refill:
-            limit, remaining = driver.dialing.wait_queue_timeout(pool), driver.csot.remaining()
-            # With a short waitQueueTimeoutMS, those that queue behind this one would run out of
-            # time, so the pool does not pause.
-            if limit is None or now + SHARE * limit >= dial.dialing.paused_until:
-                latest = [] if remaining is None else [now + SHARE * remaining]
-                dial.ends = min([dial.dialing.paused_until, *latest])
-        return dial
+        return Dial(pool, driver.dialing.kept(pool, Dialing), is_refill=handler is None)
 
     def send(self, dial: Dial, original: Function, *args: Any, **kwargs: Any) -> Any:
         if dial.is_refill:
             dial.dialing.check_refill(time.monotonic())
-        elif dial.ends:
-            connection = _wait_for_idle(dial.instance, dial.dialing, dial.ends)
+        elif dial.dialing.rejected:
+            connection = _wait_for_turn(dial.instance, dial)
             if connection is not None:
                 dial.was_reused = True
                 return connection
@@ -157,8 +233,8 @@ class PausedDialing(Interceptor):
         """As ``send``, in a task."""
         if dial.is_refill:
             dial.dialing.check_refill(time.monotonic())
-        elif dial.ends:
-            connection = await _wait_for_idle_async(dial.instance, dial.dialing, dial.ends)
+        elif dial.dialing.rejected:
+            connection = await _wait_for_turn_async(dial.instance, dial)
             if connection is not None:
                 dial.was_reused = True
                 return connection
@@ -167,41 +243,63 @@ class PausedDialing(Interceptor):
 
     def succeeded(self, dial: Dial, connection: Connection) -> Connection:
         dial.dialing.making.discard(dial)
+        dial.dialing.end_turn(dial)
         if not dial.was_reused:
             dial.dialing.note_success()
         return connection
 
     def failed(self, dial: Dial | None, error: BaseException, *_: Any) -> BaseException:
-        if dial is None or dial not in dial.dialing.making:
+        if dial is None:
             return error
-        dial.dialing.making.discard(dial)
+        dialing, was_made = dial.dialing, dial in dial.dialing.making
+        dialing.making.discard(dial)
+        is_labeled = isinstance(error, PyMongoError) and error.has_error_label(SYSTEM_OVERLOADED)
         # Only a rejection by an overloaded server starts a pause.
-        if isinstance(error, PyMongoError) and error.has_error_label(SYSTEM_OVERLOADED):
+        if was_made and is_labeled:
             now = time.monotonic()
-            dial.dialing.note_rejection(now)
+            waiting = driver.dialing.count_waiting(dial.instance)
+            dialing.note_rejection(now, by_server=is_rejection(error), waiting=waiting)
             if dial.is_refill:
-                dial.dialing.note_rejected_refill(now)
+                dialing.note_rejected_refill(now)
+        dialing.end_turn(dial)
         return error
 
 
-def _look(pool: Pool, dialing: Dialing, ends: float) -> tuple[Connection | None, float]:
+def _look(pool: Pool, dial: Dial) -> tuple[Connection | None, float]:
     """Return an idle connection or None, and the seconds to wait for one.
 
     Zero or less means that it is time to create a connection. The pool's lock is held.
+
+    Raises:
+        OperationFailure: The pool has no connection, and the one that the operation waited for was
+            rejected.
     """
-    # Waiting would be pointless: no connection can be returned.
-    if not driver.dialing.has_other_connections(pool, len(dialing.making)):
-        return None, 0.0
-    return driver.dialing.take_idle(pool), ends - time.monotonic()
+    connection, dialing, now = driver.dialing.take_idle(pool), dial.dialing, time.monotonic()
+    has_others = driver.dialing.has_other_connections(pool, len(dialing.making))
+    paused_until = dialing.paused_until if has_others else dialing.empty_paused_until
+    # Without other connections and without a pause, waiting would be pointless: no connection can
+    # be returned. The rejections may also have ended while this operation waited.
+    may_dial = not dialing.rejected or not paused_until
+    if connection or may_dial or now >= dial.latest or paused_until > dial.longest_pause_ends:
+        return connection, 0.0
+    if dialing.take_turn(dial, now, paused_until):
+        return None, min(paused_until - now, dial.latest - now, TICK)
+    if not has_others and dialing.sharing > 0:
+        dialing.sharing -= 1
+        raise _rejection(
+            "no connection was made, because the overloaded server rejected the last one of this "
+            "pool; another operation is about to try again"
+        )
+    return None, min(dial.latest - now, TICK)
 
 
-def _wait_for_idle(pool: Pool, dialing: Dialing, ends: float) -> Connection | None:
+def _wait_for_turn(pool: Pool, dial: Dial) -> Connection | None:
     """Return a connection that another operation has returned, or None if it is time to
     create one.
     """
     while True:
         with driver.dialing.condition(pool):
-            connection, seconds = _look(pool, dialing, ends)
+            connection, seconds = _look(pool, dial)
             if connection is None:
                 if seconds <= 0:
                     return None
@@ -213,11 +311,11 @@ def _wait_for_idle(pool: Pool, dialing: Dialing, ends: float) -> Connection | No
             return connection
 
 
-async def _wait_for_idle_async(pool: Pool, dialing: Dialing, ends: float) -> Connection | None:
-    """As ``_wait_for_idle``, in a task."""
+async def _wait_for_turn_async(pool: Pool, dial: Dial) -> Connection | None:
+    """As ``_wait_for_turn``, in a task."""
     while True:
         async with driver.dialing.condition(pool):
-            connection, seconds = _look(pool, dialing, ends)
+            connection, seconds = _look(pool, dial)
             if connection is None:
                 if seconds <= 0:
                     return None
