@@ -60,6 +60,11 @@ def main(*names: str) -> int:
     workers = os.environ.get("WORKERS", str(os.cpu_count() or 1))
     if mutmut("run", f"--max-children={workers}", *names).returncode:
         return 1
+    return report()
+
+
+def report() -> int:
+    """Print the survivors of all runs so far, and write the figures of whole modules."""
     results = re.findall(r"^ +(\S+): (.+)$", mutmut("results", "--all=true").stdout, re.MULTILINE)
     tested = {name: status for name, status in results if status != NOT_RUN}
     survivors = {name: survivor(name) for name, status in tested.items() if status not in FOUND}
@@ -70,12 +75,14 @@ def main(*names: str) -> int:
     for name, each in survivors.items():
         if each not in explained:
             print(f"{name}: {tested[name]}", *each, sep="\n    ")
-    for each in explained - set(survivors.values()) if not names else ():
-        print(f"no longer a survivor, so remove it from {EXPLAINED.name}:", *each, sep="\n    ")
-    rows = table(tested)
+    unfinished = {module_of(name) for name, status in results if status == NOT_RUN}
+    whole = {name: each for name, each in tested.items() if module_of(name) not in unfinished}
+    for each in explained - set(survivors.values()):
+        if each.function.partition(" ")[0] not in unfinished:
+            print(f"no longer a survivor, so remove it from {EXPLAINED.name}:", *each, sep="\n    ")
+    rows = table(whole)
     print("\n".join(rows))
-    if not names:
-        document.write("mutation", rows)
+    document.write("mutation", rows)
     return int(percent(tested.values()) < GOAL)
 
 
@@ -144,14 +151,19 @@ def function_of(name: str) -> str:
     return f"{module} {function.replace('_get_', '')}"
 
 
+def module_of(name: str) -> str:
+    return function_of(name).partition(" ")[0]
+
+
 def table(tested: dict[str, str]) -> list[str]:
     """Return the rows for tests/README.md."""
     modules: dict[str, list[str]] = defaultdict(list)
     for name, status in tested.items():
-        modules[function_of(name).partition(" ")[0]].append(status)
+        modules[module_of(name)].append(status)
     rows = ["| module | mutants | found |", "|---|---|---|"]
-    for module, statuses in [*sorted(modules.items()), ("all", list(tested.values()))]:
-        rows.append(f"| `{module}` | {len(statuses)} | {percent(statuses):.1f} % |")
+    named = [(f"`{module}`", statuses) for module, statuses in sorted(modules.items())]
+    for module, statuses in [*named, ("together", list(tested.values()))]:
+        rows.append(f"| {module} | {len(statuses)} | {percent(statuses):.1f} % |")
     return rows
 
 

@@ -201,6 +201,22 @@ def test_a_failure_costs_one_token_and_a_success_earns_a_part_of_one(failure: Fa
     assert budget.allows(failure)
 
 
+def test_rejections_and_other_failures_have_accounts_of_their_own() -> None:
+    budget = RatioBudget(FakeClock(), 2, 5, 0.1)
+    for failure, other in ((CUT, OVERLOAD), (OVERLOAD, CUT)):
+        for _ in range(2):
+            budget.failed(failure, retried=False)
+        assert not budget.allows(failure)
+        assert budget.allows(other) is (failure is CUT)
+
+
+@pytest.mark.parametrize("failure", [CUT, CONFLICT, UNREACHABLE])
+def test_only_a_rejection_begins_a_grace_period(failure: Failure) -> None:
+    budget = RatioBudget(FakeClock())
+    assert not budget.failed(failure, retried=False)
+    assert budget.failed(OVERLOAD, retried=False)
+
+
 @pytest.mark.parametrize(("rejections", "tokens"), [(0, 3.2), (1, 4.2), (2, 5.2), (3, 3.2)])
 def test_pymongos_retries_are_refunded_if_they_help(rejections: int, tokens: float) -> None:
     budget = RatioBudget(FakeClock())
@@ -431,6 +447,19 @@ def test_pymongos_own_retries_have_no_such_limit() -> None:
     for _ in range(PYMONGO_RETRIES):
         clock.advance(PATIENCE_S)
         assert isinstance(decided(one, OVERLOAD), Retry)
+    assert decided(one, OVERLOAD) == GiveUp(Rule.BUDGET)
+
+
+def test_pymongos_own_retries_have_no_such_limit_without_a_grace_period_either() -> None:
+    budget = RatioBudget(clock := FakeClock())
+    budget.failed(OVERLOAD, retried=False)
+    clock.advance(GRACE_S)
+    one = operation(budget, timeout=None)
+    one.rejected_since = clock.now()
+    for _ in range(PYMONGO_RETRIES):
+        clock.advance(PATIENCE_S)
+        assert isinstance(decided(one, OVERLOAD), Retry)
+        assert not one.in_grace
     assert decided(one, OVERLOAD) == GiveUp(Rule.BUDGET)
 
 
