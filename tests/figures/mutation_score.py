@@ -161,7 +161,10 @@ def table(tested: dict[str, str]) -> list[str]:
     for name, status in tested.items():
         modules[module_of(name)].append(status)
     rows = ["| module | mutants | found |", "|---|---|---|"]
-    named = [(f"`{module}`", statuses) for module, statuses in sorted(modules.items())]
+    named = [
+        (f"`{module.replace('.', '/')}.py`", statuses)
+        for module, statuses in sorted(modules.items())
+    ]
     for module, statuses in [*named, ("together", list(tested.values()))]:
         rows.append(f"| {module} | {len(statuses)} | {percent(statuses):.1f} % |")
     return rows
