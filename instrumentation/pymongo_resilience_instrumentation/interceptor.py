@@ -167,7 +167,8 @@ class DriverCall:
 # The steps are written out in the wrappers, because a function call for each of them would make
 # every healthy operation slower.
 def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
-    enter, succeeded, send = interceptor.enter, interceptor.succeeded, interceptor.send
+    enter, succeeded = interceptor.enter, interceptor.succeeded
+    send = interceptor.send
     found, by_policy = in_progress.current_or_ended, interceptor.sends_by_policy
 
     def wrapper(  # noqa: PLR0912 - one boundary after the other
