@@ -1,7 +1,7 @@
 """Whether resumable finds give each document once, in order, whatever strikes, and what that costs.
 
     python bench/resumable.py [--quick] [--documents N] [--faults N] [--seeds N ...]
-                              [--side sync|async] [--only alone|writers]
+                              [--side sync|async] [--only alone|writers] [--survival N]
 
 200,000 documents, whose ``_id`` has ten types of BSON and each single value beside, are read in
 batches of 100 from a replica set, while 100 faults strike: connections cut before and after a
@@ -13,6 +13,9 @@ each fault that struck: the getMore that failed, the question which collection i
 killCursors.
 
 ``--quick``: 4,000 documents, 20 faults, one seed; too few to judge the commands by.
+
+``--survival N``: only counts how many of N scans with two faults each come to their end with each
+document once, as finds and as aggregates: with plain pymongo, and with ``resumable="if_possible"``.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pymongo
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.monitoring import CommandListener
 from pymongo_resilience_instrumentation.tools.testbed import processes
 
@@ -46,6 +49,7 @@ from pymongo_resilience.testbed import (
     Fail,
     ReplicaSet,
 )
+from pymongo_resilience.testing import set_active
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests"))
@@ -226,6 +230,49 @@ def measure(given: argparse.Namespace) -> bool:
     return kept
 
 
+SCAN, FAULTS_OF_A_SCAN = 2_000, 2
+
+
+def survives(members: ReplicaSet, rng: random.Random, expected: list[bytes], how: str) -> bool:
+    """Whether one scan comes to its end with each document once."""
+    places = rng.sample(range(1, SCAN // BATCH - 1), FAULTS_OF_A_SCAN)
+    found: list[bytes] = []
+    with pymongo.MongoClient(members.uri) as client:
+        coll = client.bench.coll
+        with override(resumable="if_possible", timeout_ms=PLENTY_MS, timeout_mode="iteration"):
+            if how == "aggregate":
+                cursor: Any = coll.aggregate([{"$match": {}}], batchSize=BATCH)
+            else:
+                cursor = coll.find({}, batch_size=BATCH)
+        for number in itertools.takewhile(lambda _: cursor.alive, itertools.count()):
+            kind = rng.choice(list(FAULTS)) if number in places else None
+            over = [members.inject(each) for each in (FAULTS[kind](rng) if kind else ())]
+            try:
+                found += keys(cursor.to_list(BATCH))
+            except PyMongoError:
+                return False
+            finally:
+                for each in over:
+                    each.result(PLENTY_MS / 1000)
+                members.clear()
+    return sorted(found) == sorted(expected)
+
+
+def survival(scans: int) -> bool:
+    """Print how many scans come to their end. Returns whether all with the library do."""
+    kept = True
+    with EmbeddedServer() as server, ReplicaSet(server.address) as members:
+        expected = fill(server.uri, ids(SCAN))
+        for how, plain in itertools.product(("find", "aggregate"), (True, False)):
+            rng = random.Random(1)  # noqa: S311 - the same faults on both sides
+            with set_active(False) if plain else nullcontext():
+                ended = sum(survives(members, rng, expected, how) for _ in range(scans))
+            way = "plain pymongo" if plain else 'resumable="if_possible"'
+            print(f"{how}, {way}: {ended} of {scans} scans came to their end", flush=True)
+            kept &= plain or ended == scans
+    return kept
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
@@ -234,6 +281,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3))
     parser.add_argument("--side", choices=("sync", "async"))
     parser.add_argument("--only", choices=("alone", "writers"))
+    parser.add_argument("--survival", type=int, metavar="N")
     given = parser.parse_args()
     if given.quick:
         given.documents, given.faults, given.seeds = 4_000, 20, given.seeds[:1]
@@ -242,7 +290,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     instrument(Config(traces=False, metrics=False))
     try:
-        sys.exit(0 if measure(given) else 1)
+        sys.exit(0 if (survival(given.survival) if given.survival else measure(given)) else 1)
     finally:
         uninstrument()
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from pymongo_resilience.internal_errors import logger
 
@@ -114,6 +114,12 @@ def one_of(*names: str, or_boolean: bool = False) -> OptionType:
         lambda value: BOOLEAN.legal(value) or _is_one(value, names),
         lambda text: _BOOLEANS.get(text.lower(), text.lower()),
     )
+
+
+IF_POSSIBLE: Final = "if_possible"
+Resumable = bool | Literal["if_possible"]
+RESUMABLE = one_of(IF_POSSIBLE, or_boolean=True)
+"""Whether finds are resumed: none, all (others are refused), or those that can be."""
 
 
 def several_of(*names: str) -> OptionType:

@@ -56,10 +56,12 @@ def test_none_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "change_consumer.py",
         "custom_strategy.py",
+        "declared_commands.py",
         "kubernetes_probes.py",
         "quickstart_asyncio.py",
         "quickstart_sync.py",
         "request_deadlines.py",
+        "resumable_scans.py",
         "slow_queries.py",
         "web_service.py",
     }
@@ -109,6 +111,31 @@ def test_slow_queries(proxy: ReplicaSet) -> None:
         '; {"find": "orders", "filter": {"status": "?", "customer.?": "?"}, "comment": "?"}'
     )
     assert "john" not in done.stderr
+
+
+def test_declared_commands(proxy: ReplicaSet) -> None:
+    proxy.inject(CutBefore("ping"))
+    proxy.inject(CutAfter("collStats"))
+    proxy.inject(CutAfter("aggregate"))
+
+    done = run("declared_commands.py", proxy)
+
+    assert done.stdout.splitlines() == ["answers: True", "orders: 10", "paid orders: 5"]
+    assert done.stderr.count("retrying in") == 3
+
+
+def test_resumable_scans(proxy: ReplicaSet) -> None:
+    proxy.inject(CutBefore("getMore", times=2))
+    proxy.inject(CutAfter("getMore", times=2))
+
+    done = run("resumable_scans.py", proxy)
+
+    assert done.stdout.splitlines() == [
+        "exported: 500 in order: True",
+        "matched: 71",
+        "largest: 6",
+    ]
+    assert done.stderr.count("retrying in") == 4
 
 
 @contextmanager

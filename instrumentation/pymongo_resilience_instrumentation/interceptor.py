@@ -30,6 +30,7 @@ from pymongo_resilience.internal_errors import (
     logger,
     raised_in,
 )
+from pymongo_resilience.option_types import IF_POSSIBLE
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience_instrumentation import in_progress
@@ -471,7 +472,7 @@ def named_features(policy: Policy) -> str:
     They are options of the policy, and the deadline of the incoming request, if there is one.
     """
     values = {name: getattr(policy, name) for name in FEATURES}
-    named = [f"{name}={value}" for name, value in values.items() if value]
+    named = [f"{name}={value}" for name, value in values.items() if value and value != IF_POSSIBLE]
     if blocks.expires_at() is not None:
         named.append("the deadline of the incoming request")
     return ", ".join(named)

@@ -12,9 +12,11 @@ from pymongo_resilience.option_types import (
     BOOLEAN,
     HEDGE,
     MAPPING,
+    RESUMABLE,
     TIMEOUT_MODE,
     TIMEOUT_MS,
     OptionType,
+    Resumable,
     TimeoutMode,
     check_field_names,
     check_keywords,
@@ -35,7 +37,7 @@ class PolicyFields(TypedDict, total=False):
     timeout_mode: TimeoutMode | None
     attempt_timeout_ms: int | None
     hedge: bool | int | None
-    resumable: bool | None
+    resumable: Resumable | None
     atomic: bool | None
 
 
@@ -66,8 +68,10 @@ class Policy:
     """Milliseconds after which an unanswered read is also sent to a second server. True uses the
     95th percentile of the collection's latency; False disables hedging.
     """
-    resumable: bool | None = field(default=None, metadata={"kind": BOOLEAN})
-    """Whether a find continues after a failed batch. For finds sorted by ``_id``."""
+    resumable: Resumable | None = field(default=None, metadata={"kind": RESUMABLE})
+    """Whether a find continues after a failed batch, in the order of ``_id``. True refuses finds
+    for which that is impossible; ``"if_possible"`` runs them unchanged.
+    """
     atomic: bool | None = field(default=None, metadata={"kind": BOOLEAN})
     """Whether writes to many documents run in a transaction that the library starts and retries."""
 

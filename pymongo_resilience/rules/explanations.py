@@ -43,14 +43,17 @@ _SENT_ONCE: Final = {
         "it is not declared idempotent, so it is not known whether running it twice is safe. "
         "Declare it if it is"
     ),
-    Kind.GET_MORE: "the server may have advanced the cursor. Start the query again",
     Kind.AGGREGATE_WRITE: (
         "$out or $merge may have written part of the result, and it is not declared idempotent. "
         "Check the target collection, then run it again"
     ),
     Kind.CLEANUP: "the server ends idle cursors and sessions by itself",
 }
-"""Why these operations are not retried once they were sent."""
+"""Why these operations are not retried once they were sent. A getMore is explained in ``_lost``."""
+CURSOR_NOT_FOUND: Final = 43
+_RESUME_FINDS: Final = (
+    'if it is a find in the order of _id or in no order, override(resumable="if_possible") does so'
+)
 _READS_OFF: Final = "retryReads is off for this client. Set retryReads=true to allow retries"
 _WRITES_OFF: Final = "retryWrites is off for this client. Set retryWrites=true to allow retries"
 _SWITCHES: Final = {
@@ -87,6 +90,8 @@ def _never(state: RetryState, failure: Failure) -> str:
         )
     if state.in_transaction:
         because = "a transaction must be retried as a whole. Run it again, as with_transaction does"
+    elif state.kind is Kind.GET_MORE:
+        because = _lost(state, failure)
     else:
         because = _SENT_ONCE.get(state.kind, "it may have been applied. Check whether it was")
     if failure.stage is not Stage.NOT_SENT:
@@ -94,6 +99,21 @@ def _never(state: RetryState, failure: Failure) -> str:
     if state.kind is Kind.CLEANUP:
         return f"was not sent, and is not retried: {because}"
     return f"was not sent, and the strategy {type(state.strategy).__name__} does not retry it"
+
+
+def names_lost_cursor(state: RetryState, failure: Failure) -> bool:
+    """Return True if the server no longer has the cursor of a getMore."""
+    return state.kind is Kind.GET_MORE and failure.code == CURSOR_NOT_FOUND
+
+
+def _lost(state: RetryState, failure: Failure) -> str:
+    """Return why a getMore is not retried, and how to continue."""
+    what = "the server may have advanced the cursor"
+    if names_lost_cursor(state, failure):
+        what = "the server has closed the cursor, because it was idle or the server was restarted"
+    if state.not_resumable:
+        return f"{what}. Start the query again. It was not resumed, because {state.not_resumable}"
+    return f"{what}. Start the query again; {_RESUME_FINDS}"
 
 
 def _unsafe(state: RetryState, failure: Failure) -> str:

@@ -70,6 +70,10 @@ class RetryState:
     """The pymongo method that the application called, such as ``"update_many"``; for a cursor's
     later batches, ``"find/getMore"``. Empty if unknown.
     """
+    not_resumable: str = ""
+    """Why the cursor of this getMore is not resumed although the option ``resumable`` is set; empty
+    if it is not set. A text of the library, without any value of the application.
+    """
     data: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """The caller's own values for the strategy. Never exported, since they may be confidential."""
 

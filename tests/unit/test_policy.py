@@ -50,7 +50,7 @@ policies = st.builds(
     timeout_mode=st.sampled_from([None, "cursor_lifetime", "iteration"]),
     hedge=st.none() | st.booleans() | st.integers(1, 9),
     atomic=st.none() | st.booleans(),
-    resumable=st.none() | st.booleans(),
+    resumable=st.none() | st.booleans() | st.just("if_possible"),
 )
 
 
@@ -211,7 +211,8 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
         ("strategy", 0, r"^strategy is of type int: expected a name, .* object with"),
         ("idempotent", "no", r"idempotent='no': expected true or false$"),
         ("idempotent", 0, r"idempotent=0: expected true or false$"),
-        ("resumable", 1, r"resumable=1: expected true or false$"),
+        ("resumable", 1, r"resumable=1: expected if_possible or true or false$"),
+        ("resumable", "if possible", r"resumable='if possible': expected if_possible or true"),
         ("data", ["secret"], r"data is of type list: expected a mapping$"),
         ("data", "", r"data is of type str: expected a mapping$"),
         ("timeout_ms", -1, r"timeout_ms=-1: expected an integer from 0 to"),

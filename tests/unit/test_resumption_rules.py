@@ -77,6 +77,48 @@ def test_what_has_one_batch_needs_nothing(given: dict[str, Any]) -> None:
     assert PLAIN.has_cursor
 
 
+@pytest.mark.parametrize(
+    ("given", "risky"),
+    [
+        ({}, False),
+        ({"limit": 5}, True),
+        ({"skip": 5}, True),
+        ({"limit": 5, "skip": 5, "sort": {"_id": 1}}, False),
+    ],
+)
+def test_what_a_sort_might_slow_down(given: dict[str, Any], risky: bool) -> None:
+    assert (resumption.risk_of(replace(PLAIN, **given)) is not None) == risky
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "found"),
+    [
+        ([], ({}, None)),
+        ([{"$match": {"a": 1}}], ({"a": 1}, None)),
+        ([{"$match": {}}, {"$match": {"a": 1}}], ({"a": 1}, None)),
+        ([{"$match": {"a": 1}}, {"$match": {"b": 1}}], ({"$and": [{"a": 1}, {"b": 1}]}, None)),
+        ([{"$match": {"a": 1}}, {"$sort": {"_id": -1}}], ({"a": 1}, {"_id": -1})),
+        ([{"$sort": {"_id": 1}}], ({}, {"_id": 1})),
+        ([{"$sort": {"_id": 1}}, {"$match": {}}], None),
+        ([{"$match": {}}, {"$group": {"_id": 1}}], None),
+        ([{"$match": {}}, {"$limit": 5}], None),
+        ([{"$match": {}, "$sort": {}}], None),
+        ([{"$sort": 1}], None),
+        ([{"$match": 1}], None),
+        ([1], None),
+        ({"$match": {}}, None),
+        (None, None),
+    ],
+)
+def test_which_pipelines_are_no_more_than_a_find(pipeline: Any, found: Any) -> None:
+    assert resumption.as_find(pipeline) == found
+
+
+def test_a_find_that_may_use_another_index_has_no_hint() -> None:
+    begun = resumption.begun(PLAIN, hint=False)
+    assert (begun.sort, begun.hint) == ({"_id": 1}, None)
+
+
 def test_a_find_without_an_order_has_that_of_id() -> None:
     begun = resumption.begun(PLAIN)
     assert (begun.sort, begun.hint) == ({"_id": 1}, {"_id": 1})
@@ -144,6 +186,21 @@ def test_what_the_rules_see_of_a_failed_batch(given: Any, changed: Any) -> None:
     seen = failure(**given)
     expected = replace(seen, **changed), True
     assert resumption.reclassified(seen, operation(), MOST) == expected
+
+
+@pytest.mark.parametrize("own", [None, 500])
+def test_a_time_limit_of_the_server_starts_again_and_the_applications_does_not(
+    own: int | None,
+) -> None:
+    seen = failure(code=50, timed_out=True)
+    found, sent_again = resumption.reclassified(seen, operation(), MOST, max_time_ms=own)
+    assert sent_again == (own is None)
+    assert found.application_limit_ms == own
+    assert found.reason is (RetryReason.CURSOR_LOST if own is None else RetryReason.UNKNOWN)
+    late = replace(seen, reason=RetryReason.ATTEMPT_TIMEOUT)
+    assert resumption.reclassified(late, operation(), MOST, max_time_ms=own)[0] == late
+    nothing_yet = resumption.reclassified(seen, operation(), MOST, has_documents=False)
+    assert nothing_yet == (seen, False), "it would run into the same limit"
 
 
 def test_the_find_has_its_own_retries_once_those_of_the_getmore_are_used_up() -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 RUN_OPERATION = "_run_operation"
 """A method of clients that fetches a batch of a cursor."""
+RUN_WITH_CONN = "_run_with_conn"
+"""A method of cursors that sends a query on a connection."""
 AGGREGATE = "_run_aggregation_cmd"
 """A method of change streams that sends the aggregate, at the beginning and to resume."""
 

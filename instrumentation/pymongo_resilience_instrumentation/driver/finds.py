@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from bson import decode_all, encode
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
+from pymongo.asynchronous.command_cursor import AsyncCommandCursor
 from pymongo.errors import AutoReconnect
 from pymongo.read_concern import ReadConcern
+from pymongo.synchronous.command_cursor import CommandCursor
 
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.features.resumable_finds.rules import Find
 
-    from .protocols import BatchRequest, Client, FindCursor, Query, RawReply, Response
+    from .protocols import BatchRequest, Client, Cursor, FindCursor, Query, RawReply, Response
 
 OF_A_QUERY = (
     "client", "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip",
     "read_concern", "reset", "session", "spec",
 )  # fmt: skip
 ADDRESS = "_address"
-"""The attribute of a loop with the server that it is bound to."""
+"""The attribute of a loop, or of a cursor, with the server that it is bound to."""
+RESUME_TOKEN, TOKEN_FIELD = "_postbatchresumetoken", "postBatchResumeToken"
+"""The attribute of an aggregate's cursor, and the field of a reply that pymongo stores there."""
+COMMAND_CURSORS = (CommandCursor, AsyncCommandCursor)
 _MODIFIERS = {"$orderby": "sort", "$hint": "hint"}
 _TAILABLE = 2
 EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
@@ -75,6 +80,7 @@ def read(query: Query) -> dict[str, Any]:
         explain="$explain" in spec,
         keys_alone=bool(spec.get("$returnKey")),
         in_transaction=bool(session and session.in_transaction),
+        max_time_ms=spec.get("$maxTimeMS"),
         at_snapshot=query.read_concern.level == "snapshot" or _at_snapshot(session),
         load_balanced=bool(query.client.options.load_balanced),
         read_concern_level=query.read_concern.level,
@@ -101,6 +107,11 @@ def copied(query: Query, session: AnySession | None) -> Query:
     made = copy.copy(query)
     made.session = session
     return made
+
+
+def restore(query: Query, original: Query) -> None:
+    """Undo ``write``, except for limit and skip. ``original`` is a copy from before."""
+    query.spec, query.fields = original.spec, original.fields
 
 
 def reads_chunks(query: Query) -> bool:
@@ -181,6 +192,36 @@ def last_id(reply: RawReply) -> Any:
     # Decode the raw reply, because the application's codec may have changed the ``_id``.
     cursor = RawBSONDocument(bytes(reply.raw_command_response()), EXACT)["cursor"]
     return cursor["firstBatch" if "firstBatch" in cursor else "nextBatch"][-1]["_id"]
+
+
+def retrieved(cursor: Cursor) -> Any:
+    """Return the number of documents in all batches that pymongo has retrieved.
+
+    For the cursor of an aggregate, it is the number that ``note_retrieved`` has left there, or
+    something else if a later batch came without it.
+    """
+    return getattr(cursor, RESUME_TOKEN if is_of_command(cursor) else "retrieved")
+
+
+def note_retrieved(response: Response, count: int) -> None:
+    """Make pymongo keep the number of documents on the cursor of an aggregate.
+
+    pymongo stores the resume token of each batch, which only change streams have.
+    """
+    docs: Any = response.docs  # a list
+    document = docs[0]
+    docs[0] = {**document, "cursor": {**document["cursor"], TOKEN_FIELD: count}}
+
+
+def is_of_command(cursor: Cursor) -> bool:
+    """Return True for the cursor of an aggregate."""
+    return isinstance(cursor, COMMAND_CURSORS)
+
+
+def move(cursor: Cursor, address: Address) -> None:
+    """Send further batches to the server at ``address``. pymongo only does so for finds."""
+    if is_of_command(cursor):
+        setattr(cursor, ADDRESS, address)
 
 
 def unbind(attempts: DriverAttempts) -> None:

@@ -25,9 +25,9 @@ from .clients import (
 )  # fmt: skip
 from .connections import FAILED, HELLO, LIMITED, OUT_OF_TIME, PASSED, RECEIVE
 from .csot import WRITE_CONCERN
-from .cursors import AGGREGATE, RUN_OPERATION
+from .cursors import AGGREGATE, RUN_OPERATION, RUN_WITH_CONN
 from .dialing import PERISHED, WAITED_FOR
-from .finds import ADDRESS, OF_A_QUERY
+from .finds import ADDRESS, OF_A_QUERY, RESUME_TOKEN
 from .inserts import COLLECTION, COMMAND, DOCUMENT, UPSERT
 from .monitors import CANCEL, CHANGE, HANDLE_ERROR, READ, REQUEST
 from .selection import ASYNC_SEND, HANDSHAKE, SELECT
@@ -76,6 +76,11 @@ _IN_EACH_API: tuple[tuple[str, Names, Names], ...] = (
         ("has_completed_command", "attempt", "pinned_address", "sharded", "recovery_token", STATE),
     ),
     ("{half}.cursor:{a}Cursor", (), ("_query_flags", "_max_await_time_ms", "_session")),
+    (
+        "{half}.command_cursor:{a}CommandCursor",
+        (f"{RUN_WITH_CONN}(self, conn, operation, read_preference)",),
+        (ADDRESS, RESUME_TOKEN),
+    ),
     (
         "{half}.change_stream:{a}CollectionChangeStream",
         (AGGREGATE, "_client"),

@@ -66,7 +66,12 @@ class Origin(NamedTuple):
 
 
 def state_origin(
-    error: PyMongoError, origin: Origin, rule: Rule | None = None, why: str = ""
+    error: PyMongoError,
+    origin: Origin,
+    rule: Rule | None = None,
+    why: str = "",
+    *,
+    always: bool = False,
 ) -> None:
     """Add the origin of ``error`` to its attributes and to the end of its text.
 
@@ -77,6 +82,7 @@ def state_origin(
         origin: The attempt.
         rule: The rule that declined a retry; None if no rule was needed.
         why: The rule in words.
+        always: Also explain a server's answer to the only attempt.
     """
     # The same error may be raised again, for example by a cursor.
     if "attempts" in vars(error):
@@ -87,7 +93,7 @@ def state_origin(
     )
     # A server's answer to the only attempt is the application's own error, so leave its text alone,
     # unless a rule declined a retry that is normally made.
-    if stage is Stage.ANSWERED and attempts == 1 and rule not in WITHHELD:
+    if stage is Stage.ANSWERED and attempts == 1 and rule not in WITHHELD and not always:
         return
     # pymongo's errors carry their text as the first argument.
     if error.args and isinstance(error.args[0], str):

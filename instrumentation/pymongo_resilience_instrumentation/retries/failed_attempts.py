@@ -26,7 +26,7 @@ from pymongo.errors import (
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.open_transactions import event_of
 from pymongo_resilience.policies.policy import shorter
-from pymongo_resilience.rules.explanations import why_not_retried
+from pymongo_resilience.rules.explanations import names_lost_cursor, why_not_retried
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.retry_state import Kind, RetryState
@@ -255,7 +255,8 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
     why = why_not_retried(rule, state, raised)
     if isinstance(error, DuplicateKeyError) and loop.may_be_applied:
         why += f"; {MAY_BE_ITS_OWN}"
-    state_origin(error, origin, rule, why)
+    # The error of a lost cursor alone does not tell how to continue the query.
+    state_origin(error, origin, rule, why, always=names_lost_cursor(state, raised))
     return error
 
 

@@ -95,7 +95,8 @@ def of_method(public: PublicMethod) -> Any:
 
     def may_hedge(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         writes = public.entry.gives and write_stage(args[1:], kwargs)
-        if operation.session is not None or writes:
+        is_resumable = operation.hooks is not None
+        if operation.session is not None or writes or is_resumable:
             return False
         return driver.selection.may_choose(operation.client, args[0].read_preference)
 

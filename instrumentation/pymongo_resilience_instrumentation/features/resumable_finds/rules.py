@@ -1,5 +1,7 @@
 """The rules of resumable finds: which finds, what is sent, and after which failures. Pure.
 
+An aggregate that only has ``$match`` stages, and perhaps a ``$sort``, is treated as a find.
+
 ``{_id: {$gt: last}}`` compares only values of the same BSON type, and would skip documents of other
 types. So the resumed find uses an expression, which compares all types in the order of the index.
 """
@@ -20,6 +22,11 @@ QUERY_PLAN_KILLED = 175
 SCAN_ENDED = frozenset({QUERY_PLAN_KILLED, 237, 11601})
 """Codes that end a scan: the collection was dropped or renamed (QueryPlanKilled), or an
 administrator killed the cursor or the command (CursorKilled, Interrupted).
+"""
+MAX_TIME_EXPIRED = 50
+NOT_SORTED = frozenset({2, 96, 292})
+"""Codes with which a server may refuse to sort by ``_id``: an invalid sort, or not enough memory
+(OperationFailed before MongoDB 4.4, QueryExceededMemoryLimitNoDiskUseAllowed).
 """
 _NOT_AFTER_ANY = frozenset({"available", "linearizable"})
 _BAD_VALUE = 2
@@ -47,6 +54,8 @@ class Find:
     keys_alone: bool = False
     in_transaction: bool = False
     at_snapshot: bool = False
+    max_time_ms: int | None = None
+    """The application's own time limit for all batches together."""
     load_balanced: bool = False
     read_concern_level: str | None = None
 
@@ -94,6 +103,48 @@ def problem_of(find: Find) -> str | None:
     return None
 
 
+def risk_of(find: Find) -> str | None:
+    """Return why sorting the find by ``_id`` might change its result or make it slow, or None.
+
+    Asked only if the application wants other finds to run unchanged.
+    """
+    if find.sort or not (find.limit or find.skip):
+        return None
+    # Without a sort, the server stops at the first documents that match. To sort, it would have to
+    # read all of them.
+    return "a find with a limit or skip is only resumed if it is sorted by _id"
+
+
+NOT_PLAIN = (
+    "a find of a view, a capped collection, or a time-series collection is only resumed if it is "
+    "sorted by _id"
+)
+"""These have an order of their own, or no index on ``_id``."""
+KIND_UNKNOWN = "listCollections failed, so it is not known if the find can be sorted by _id"
+SORT_REFUSED = "the server refused to sort the find by _id"
+
+
+def as_find(pipeline: object) -> tuple[Mapping[str, Any], Mapping[str, Any] | None] | None:
+    """Return the filter and the sort of a pipeline that is no more than a find, or None."""
+    if not isinstance(pipeline, list):
+        return None
+    stages = list(pipeline)
+    sort = None
+    if stages and isinstance(stages[-1], Mapping) and [*stages[-1]] == ["$sort"]:
+        sort = stages.pop()["$sort"]
+        if not isinstance(sort, Mapping):
+            return None
+    filters = []
+    for stage in stages:
+        if not isinstance(stage, Mapping) or [*stage] != ["$match"]:
+            return None
+        filters.append(stage["$match"])
+    if not all(isinstance(each, Mapping) for each in filters):
+        return None
+    filters = [each for each in filters if each]
+    return {"$and": filters} if len(filters) > 1 else filters[0] if filters else {}, sort
+
+
 def _names_natural(args: Any) -> bool:
     return args == "$natural" or (isinstance(args, Mapping) and "$natural" in args)
 
@@ -109,10 +160,13 @@ def _computes_id(projection: Mapping[str, Any]) -> bool:
     return not plain or any(name.startswith(f"{ID}.") for name in projection)
 
 
-def begun(find: Find) -> Find:
-    """Return the find to send first: ordered by ``_id``, and with ``_id`` in each document."""
+def begun(find: Find, *, hint: bool = True) -> Find:
+    """Return the find to send first: ordered by ``_id``, and with ``_id`` in each document.
+
+    Without ``hint``, the server may use another index for a selective filter, and sort the result.
+    """
     if not find.sort:
-        find = replace(find, sort=BY_ID, hint=BY_ID)
+        find = replace(find, sort=BY_ID, hint=BY_ID if hint else find.hint)
     if find.hides_id:
         shown = {name: each for name, each in (find.projection or {}).items() if name != ID}
         find = replace(find, projection=shown or None)
@@ -140,19 +194,35 @@ def continued(find: Find, last: Any, *, limit: int) -> Find:
     return replace(find, filter=both, limit=limit, skip=0)
 
 
-def reclassified(failure: Failure, state: RetryState, max_retries: int) -> tuple[Failure, bool]:
+def reclassified(
+    failure: Failure,
+    state: RetryState,
+    max_retries: int,
+    *,
+    max_time_ms: int | None = None,
+    has_documents: bool = True,
+) -> tuple[Failure, bool]:
     """Return the failure of a getMore as the rules should see it, and whether to send the find
     again.
 
     A new find does not depend on the lost cursor or its server. A getMore is sent again only if it
     was rejected because of overload, up to ``max_retries`` times; then the find gets as many
     retries. Called before ``state`` counts the failure.
+
+    A server's own time limit covers all batches of a cursor. If it ends a later batch, a new find
+    starts with the whole limit again. ``max_time_ms`` is the application's own limit for all
+    batches, after which the find ends. Without any document so far (``has_documents``), a new find
+    would run into the same limit.
     """
     if failure.retryable_overload:
         if state.attempts < max_retries:
             return failure, False
         state.attempts, state.overloaded = 0, False
     elif failure.code == CURSOR_NOT_FOUND:
+        failure = replace(failure, reason=RetryReason.CURSOR_LOST)
+    elif failure.code == MAX_TIME_EXPIRED and failure.reason is RetryReason.UNKNOWN:
+        if max_time_ms is not None or not has_documents:
+            return replace(failure, application_limit_ms=max_time_ms), False
         failure = replace(failure, reason=RetryReason.CURSOR_LOST)
     elif failure.selection and not failure.terminal:
         reason = RetryReason.SOCKET_NOT_AVAILABLE

@@ -5,6 +5,9 @@ The UUID of the collection is read after the first batch, on the same connection
 each resumed find, because another collection may have the same name by then. If a temporary failure
 prevents that, it is read later: after the batch in a separate loop, or after a later batch. As long
 as the server answers for an open cursor, the collection was not replaced.
+
+With ``resumable="if_possible"``, a find without a sort is sorted by ``_id`` only in an ordinary
+collection. A ``listCollections`` finds out before the first find, once for each collection.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import contain_internal_errors, internal_error_types, logger
+from pymongo_resilience.option_types import IF_POSSIBLE, Resumable
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.failure import Failure, RetryReason
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.bound_policies import attach_policy, policy_of_cursor
-from pymongo_resilience_instrumentation.clients.client_registry import ClientState
+from pymongo_resilience_instrumentation.clients.client_registry import ByClient, ClientState
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
@@ -34,10 +38,18 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from . import rules
 
 ATTRIBUTE = "_pymongo_resilience_position"
-RESUMABLE = Policy(resumable=True)
-OTHERWISE = "to send it unchanged, use override(resumable=False)"
+OTHERWISE = (
+    "to send it unchanged, use override(resumable=False); to send all such finds unchanged, use "
+    'resumable="if_possible"'
+)
 LATER_S = 0.5
 """Maximum seconds by which reading the UUID may delay a batch that has arrived."""
+KNOWN_S = 300.0
+"""How long the kind of a collection is remembered, in seconds. Another one may take its name."""
+REMEMBERED = 1000
+"""Maximum number of collections of one client. Some applications create one for each day."""
+UNIDENTIFIED = "its collection could not be identified with listCollections"
+WITHOUT_ID = "the last document has no _id"
 REPLACED = (
     "the collection was dropped, renamed or replaced during a resumable find, so the find cannot "
     "continue. Run it again"
@@ -49,6 +61,32 @@ def plug_in(runtime: Runtime, _apply_patches: Any) -> None:
         runtime.before_batch = partial(begin, runtime)
 
 
+class KindsOfCollections:
+    """Which collections of one client are ordinary, so that their documents have no other order.
+
+    Thread- and task-safe: at worst, a kind is read again.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str | None], tuple[bool | None, float]] = {}
+
+    def is_plain(self, database: str, collection: str | None) -> bool | None:
+        """Return None if it is not known."""
+        plain, until = self._known.get((database, collection), (None, 0.0))
+        return plain if driver.csot.now() < until else None
+
+    def note(self, query: Any, plain: bool) -> None:
+        self._known.pop((query.db, query.coll), None)
+        self._known[query.db, query.coll] = plain, driver.csot.now() + KNOWN_S
+        if len(self._known) > REMEMBERED:
+            # A copy, because another thread may add one at the same time.
+            oldest, *_ = self._known
+            self._known.pop(oldest, None)
+
+
+kinds: ByClient[KindsOfCollections] = ByClient(lambda _: KindsOfCollections())
+
+
 def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> None:
     """Called before each batch.
 
@@ -57,35 +95,66 @@ def begin(runtime: Runtime, operation: Operation, query: Any, method: Any) -> No
     """
     cursor = method.__self__
     if operation.call.cursor_class is None:
-        position = _first(runtime, operation, query, cursor)
+        wanted = operation.call.option(runtime.rules, "resumable")
+        position = None
+        if wanted and not driver.finds.reads_chunks(query):
+            position = _first(query, wanted)
         if position is not getattr(cursor, ATTRIBUTE, None):
             setattr(cursor, ATTRIBUTE, position)
+        if not isinstance(position, Position):
+            return
+        if policy_of_cursor(cursor).resumable is None:
+            # Attach the policy to the cursor, so that it stays resumable after the block with the
+            # policy ends.
+            attach_policy(Policy(resumable=wanted).over(policy_of_cursor(cursor)), cursor)
     else:
         position = getattr(cursor, ATTRIBUTE, None)
-        if position is not None and not position.is_of(query.cursor_id, cursor.retrieved):
-            position = None
-    if position is not None:
+        if isinstance(position, Position):
+            retrieved = driver.finds.retrieved(cursor)
+            position = position if position.is_of(query.cursor_id, retrieved) else None
+    if isinstance(position, str):
+        operation.hook_first_loop(NotResumed(position))
+    elif position is not None:
         fetch = AsyncFetch if isinstance(operation.client, AsyncMongoClient) else Fetch
         state = runtime.clients.of(operation.client)
         operation.hook_first_loop(fetch(position, query, method, state))
 
 
-def _first(runtime: Runtime, operation: Operation, query: Any, cursor: Any) -> Position | None:
-    if not operation.call.option(runtime.rules, "resumable") or driver.finds.reads_chunks(query):
-        return None
+def _first(query: Any, wanted: Resumable) -> Position | str | None:
+    """Return the position of a find that begins, or why it is not resumed.
+
+    Raises:
+        ConfigurationError: If it cannot be resumed, and ``wanted`` is True.
+    """
     find = rules.Find(**driver.finds.read(query))
     if not find.has_cursor:
         return None
+    if wanted == IF_POSSIBLE:
+        return position_if_possible(query, find)
     problem = rules.problem_of(find)
     if problem is not None:
         raise _refused(query, problem)
     hides_id, find = find.hides_id, rules.begun(find)
     driver.finds.write(query, find)
-    if policy_of_cursor(cursor).resumable is None:
-        # Attach the policy to the cursor, so that it stays resumable after the block with the
-        # policy ends.
-        attach_policy(RESUMABLE.over(policy_of_cursor(cursor)), cursor)
     return Position(find, driver.finds.copied(query, None), hides_id=hides_id)
+
+
+def position_if_possible(query: Any, find: rules.Find) -> Position | str:
+    """Return the position of a find that begins, or why it runs unchanged."""
+    problem = rules.problem_of(find) or rules.risk_of(find)
+    plain = True if find.sort else kinds.of(query.client).is_plain(query.db, query.coll)
+    if problem is None and plain is False:
+        problem = rules.NOT_PLAIN
+    if problem is not None:
+        return problem
+    original, hides_id = driver.finds.copied(query, None), find.hides_id
+    added_sort, find = not find.sort, rules.begun(find, hint=False)
+    if plain and (added_sort or hides_id):
+        driver.finds.write(query, find)
+    position = Position(find, driver.finds.copied(query, None), hides_id=hides_id)
+    if added_sort:
+        position.original, position.undecided = original, not plain
+    return position
 
 
 def _refused(query: Any, problem: str) -> ConfigurationError:
@@ -96,7 +165,10 @@ def _refused(query: Any, problem: str) -> ConfigurationError:
 class Position:
     """How far a cursor has got. Belongs to the cursor and its user; keeps neither alive."""
 
-    __slots__ = "asks", "came", "collection", "find", "hides_id", "last", "left", "query"
+    __slots__ = (
+        "asks", "came", "collection", "find", "hides_id", "last", "left", "original", "query",
+        "undecided",
+    )  # fmt: skip
 
     def __init__(self, find: rules.Find, query: Any, *, hides_id: bool) -> None:
         self.hides_id = hides_id
@@ -116,8 +188,12 @@ class Position:
         """The collection's identity; None if unknown."""
         self.asks = False
         """True if the identity could not be read yet."""
+        self.original: Any = None
+        """The query without the sort that the library added, if it may be sent like that."""
+        self.undecided = False
+        """True until it is known whether the collection is an ordinary one."""
 
-    def is_of(self, cursor_id: int, retrieved: int) -> bool:
+    def is_of(self, cursor_id: int, retrieved: object) -> bool:
         """Return True if the position is that of the cursor, and more documents may follow.
 
         It is not if batches were read while the library was off.
@@ -148,6 +224,8 @@ class CollectionLookup:
         """The UUID of the collection, preceded by the definitions of views; None if there is no
         such collection.
         """
+        self.is_plain = False
+        """True if it is neither a view nor a time-series collection, and not capped."""
 
     def command(self) -> dict[str, Any]:
         return {"listCollections": 1, "filter": {"name": self.next}, "cursor": {}}
@@ -155,8 +233,27 @@ class CollectionLookup:
     def note(self, reply: Any) -> None:
         entry = next(iter(reply["cursor"]["firstBatch"]), None)
         self.next = None if entry is None else entry["options"].get("viewOn")
+        self.is_plain = (
+            entry is not None
+            and entry.get("type", "collection") == "collection"
+            and not entry["options"].get("capped")
+        )
         found = entry and (entry["info"].get("uuid") if self.next is None else entry["options"])
         self.found = None if found is None or self.found is None else [*self.found, found]
+
+
+class NotResumed(LoopHooks):
+    """A later batch of a cursor that is not resumed: the error's text says why."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def gives_up(self, loop: RetryLoop, error: Exception) -> bool:  # noqa: ARG002 - as in the base
+        return loop.attempts.streams()
+
+    def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002 - as in the base
+        state.kind, state.not_resumable = Kind.GET_MORE, self._problem
+        return failure
 
 
 class Fetch(LoopHooks):
@@ -173,33 +270,106 @@ class Fetch(LoopHooks):
         self._client = query.client
         self._later = query.cursor_id is not None
         """True for a getMore, which another find may replace."""
-        self._anew = self._resumed = False
+        self._anew = self._resumed = self._unchanged = False
         self._lost = False
         self._address: Address | None = None
         """The server of a batch after which the identity must still be read."""
         self._find = position.find
         """The find to send next."""
+        self._problem = UNIDENTIFIED
+        """Why a find cannot be sent again, if it cannot."""
 
     def begin(self, loop: RetryLoop) -> None:
         attempts = loop.attempts
-        attempts.replace_function(partial(self._fetch, attempts.function))
+        attempts.replace_function(partial(self.fetch, attempts.function))
         address: Address = self._cursor.address
         known = self._position.collection is not None
         if self._later and known and not driver.finds.is_known(self._client, address):
             attempts.fail_first(driver.finds.unreachable(address))
 
-    def _fetch(self, original: Any, *args: Any) -> Any:
+    def fetch(self, original: Any, *args: Any) -> Any:
+        if self._position.undecided:
+            lookup = CollectionLookup(self._query.coll)
+            try:
+                lookup.note(driver.finds.run_command(self._query, lookup.command(), args))
+            except PyMongoError as error:
+                self._note_unknown_kind(error)
+            else:
+                self._decide(lookup)
+        if self._unchanged:
+            return original(*args)
         try:
             response = original(*args)
         except OperationFailure as error:
-            self._check_index(error)
-            raise
+            if not self._was_not_sorted(error):
+                raise
+            return original(*args)
         if self._noted(response):
             try:
                 self._position.collection = self._collection(args)
             except PyMongoError as error:
                 self._ask_later(error, response)
         return response
+
+    def kept_position(self) -> Any:
+        """Return what the cursor keeps: its position, or why it is not resumed."""
+        return getattr(self._cursor, ATTRIBUTE)
+
+    def _decide(self, lookup: CollectionLookup) -> None:
+        """Sort the find by ``_id`` if the documents have no other order."""
+        position, query = self._position, self._query
+        position.undecided, self._unchanged = False, True
+        with contain_internal_errors("before a resumable find"):
+            if not lookup.is_plain:
+                self._run_unchanged(rules.NOT_PLAIN)
+            else:
+                driver.finds.write(position.query, position.find)
+                driver.finds.write(query, position.find)
+                query.reset()
+                self._unchanged = False
+            # A collection that does not exist may be created at any moment.
+            if lookup.found is not None:
+                kinds.of(self._client).note(query, plain=lookup.is_plain)
+
+    def _note_unknown_kind(self, error: PyMongoError) -> None:
+        """Send the find unchanged after listCollections has failed.
+
+        Raises:
+            PyMongoError: If the connection is of no more use.
+        """
+        self._run_unchanged(rules.KIND_UNKNOWN)
+        if not isinstance(error, OperationFailure):
+            raise error
+        if error.code not in PASSING:
+            kinds.of(self._client).note(self._query, plain=False)
+            logger.warning(
+                "finds on %s without a sort are not resumed: listCollections failed with %s %s. "
+                "Check that the user has the permission for listCollections",
+                self._query.namespace(),
+                type(error).__name__,
+                error.code,
+            )
+
+    def _run_unchanged(self, problem: str) -> None:
+        """Send the find as it is without the option, in this and in further attempts."""
+        self._unchanged, self._position.undecided = True, False
+        setattr(self._cursor, ATTRIBUTE, problem)
+
+    def _was_not_sorted(self, error: OperationFailure) -> bool:
+        """Return True if the server refused only the sort that the library added, so that the find
+        must be sent unchanged.
+
+        Raises:
+            ConfigurationError: If the find cannot use an index on ``_id``.
+        """
+        self._check_index(error)
+        original = self._position.original
+        if self._later or original is None or error.code not in rules.NOT_SORTED:
+            return False
+        self._run_unchanged(rules.SORT_REFUSED)
+        driver.finds.restore(self._query, original)
+        self._query.reset()
+        return True
 
     def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:
         return None if self._address is None else partial(self._find_out, loop, self._address)
@@ -244,6 +414,8 @@ class Fetch(LoopHooks):
             position.note(response)
         if position.hides_id:
             driver.finds.hide_ids(response, self._cursor)
+        if driver.finds.is_of_command(self._cursor):
+            driver.finds.note_retrieved(response, position.came[1])
         if not driver.finds.cursor_id(response):
             return False
         if self._later:
@@ -261,8 +433,7 @@ class Fetch(LoopHooks):
             return
         self._position.asks = passes
         logger.warning(
-            "find on %s with resumable=True cannot be resumed%s: listCollections failed with "
-            "%s %s. %s",
+            "resumable find on %s cannot be resumed%s: listCollections failed with %s %s. %s",
             self._query.namespace(),
             " for now" if passes else "",
             type(error).__name__,
@@ -288,10 +459,16 @@ class Fetch(LoopHooks):
         if self._resumed:
             return failure
         if not self._finds_query():
-            state.kind = Kind.GET_MORE
+            state.kind, state.not_resumable = Kind.GET_MORE, self._problem
             return failure
         most = loop.runtime.executor.retry_rules.max_retries_of(state.max_retries)
-        failure, self._anew = rules.reclassified(failure, state, most)
+        failure, self._anew = rules.reclassified(
+            failure,
+            state,
+            most,
+            max_time_ms=self._position.find.max_time_ms,
+            has_documents=self._position.last is not None,
+        )
         self._lost = failure.reason is RetryReason.CURSOR_LOST
         return failure
 
@@ -321,6 +498,7 @@ class Fetch(LoopHooks):
             self._abandon(self._query.cursor_id, self._cursor.address)
         self._noted(response)
         driver.finds.as_of_getmore(response)
+        driver.finds.move(self._cursor, response.address)
         return response
 
     def _send(self, args: tuple[Any, ...]) -> Any:
@@ -342,6 +520,7 @@ class Fetch(LoopHooks):
         try:
             self._find = self._position.next_find()
         except KeyError:
+            self._problem = WITHOUT_ID
             return False
         except internal_error_types():
             logger.exception("internal error in pymongo-resilience before a find is resumed")
@@ -352,12 +531,23 @@ class Fetch(LoopHooks):
 class AsyncFetch(Fetch):
     """As ``Fetch``, in a task."""
 
-    async def _fetch(self, original: Any, *args: Any) -> Any:
+    async def fetch(self, original: Any, *args: Any) -> Any:
+        if self._position.undecided:
+            lookup = CollectionLookup(self._query.coll)
+            try:
+                lookup.note(await driver.finds.run_command(self._query, lookup.command(), args))
+            except PyMongoError as error:
+                self._note_unknown_kind(error)
+            else:
+                self._decide(lookup)
+        if self._unchanged:
+            return await original(*args)
         try:
             response = await original(*args)
         except OperationFailure as error:
-            self._check_index(error)
-            raise
+            if not self._was_not_sorted(error):
+                raise
+            return await original(*args)
         if self._noted(response):
             try:
                 self._position.collection = await self._collection(args)
