@@ -171,7 +171,8 @@ class Config:
     max_backoff_ms: int = _option(
         10_000,
         integer(1, 600_000),
-        "Longest delay after an overload error, in milliseconds.",
+        "Longest delay after an overload error, and longest one that a throttling server can ask "
+        "for, in milliseconds.",
         has_variable=False,
     )
     retry_budget: str = _option(

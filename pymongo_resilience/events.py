@@ -14,7 +14,7 @@ from pymongo_resilience import enabled_flag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
 from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience.rules.retry_rules import WITHHELD, Rule
+from pymongo_resilience.rules.retry_rules import Rule, is_explained
 
 __all__ = [
     "BreakerClosed",
@@ -283,6 +283,6 @@ class EventLog:
                 retry_logger.info(text, shown, extra=extra)
             else:
                 fields |= {"event": EventName.RETRY_DECLINED.value, "rule": event.rule.value}
-                is_news = event.attempt > 1 or event.rule in WITHHELD
+                is_news = event.attempt > 1 or is_explained(event.rule, event.reason)
                 level = logging.WARNING if is_news else logging.DEBUG
                 retry_logger.log(level, failed + "not retried: %(why)s", shown, extra=extra)

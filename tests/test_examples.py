@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo import MongoClient
 from support.clients import wait_until
+from support.engines import RefuseNumbers, Throttle, ThrottleStatements
 from support.otlp_collector import Collector
 
 from pymongo_resilience.testbed import CutAfter, CutBefore, EmbeddedServer, Refuse, ReplicaSet, Slow
@@ -55,6 +56,7 @@ def run(example: str, proxy: ReplicaSet) -> subprocess.CompletedProcess[str]:
 def test_none_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "change_consumer.py",
+        "compatible_engine.py",
         "custom_strategy.py",
         "declared_commands.py",
         "kubernetes_probes.py",
@@ -111,6 +113,24 @@ def test_slow_queries(proxy: ReplicaSet) -> None:
         '; {"find": "orders", "filter": {"status": "?", "customer.?": "?"}, "comment": "?"}'
     )
     assert "john" not in done.stderr
+
+
+def test_compatible_engine(proxy: ReplicaSet, server: EmbeddedServer) -> None:
+    proxy.inject(RefuseNumbers())
+    proxy.inject(ThrottleStatements("insert", server.address, [3], [1]))
+    proxy.inject(CutAfter("update"))
+    proxy.inject(Throttle("delete"))
+
+    done = run("compatible_engine.py", proxy)
+
+    stored = [
+        {"_id": "order-1", "total": 1},
+        {"_id": "order-2", "total": 2},
+        {"_id": "order-3", "total": 3, "paid": True},
+        {"_id": "order-4", "total": 4},
+    ]
+    waits = ["insert was throttled, waiting"] * 2 + ["delete was throttled, waiting"]
+    assert done.stdout.splitlines() == [*waits, str(stored)]
 
 
 def test_declared_commands(proxy: ReplicaSet) -> None:

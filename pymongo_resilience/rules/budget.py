@@ -178,6 +178,9 @@ class RatioBudget(_Accounts):
       empty. The period ends early once ``MAX_FAILED`` operations were rejected more often than
       that.
 
+    Throttling costs nothing. The server that throttles says when to come back, and what it refuses
+    costs it little, so retries do not make it slower for others.
+
     One rule protects a server that recovers. A new or idle client has a full account, even if the
     overload began long ago. If thousands of such clients retried without end, their retries would
     all arrive when the server recovers. Retries that pymongo would not make therefore end some time
@@ -214,6 +217,8 @@ class RatioBudget(_Accounts):
     ) -> bool:
         # Failures that do not come from a server in distress cost nothing.
         if not (failure.overloaded or failure.reason in DISTRESS):
+            return False
+        if failure.reason is RetryReason.THROTTLED and not failure.rejected:
             return False
         now = self._clock.now()
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from .failure import Failure, Stage
+from .failure import Failure, RetryReason, Stage
 from .retry_rules import Rule
 from .retry_state import Kind, RetryState
 
@@ -18,7 +18,7 @@ NOT_RETRIED: Final[Mapping[Rule, str]] = {
     Rule.NEVER_RETRIED: "{name} {never}",
     Rule.TRANSACTION_OVER: "{name}: {over}",
     Rule.TIME_LIMIT: "{name}: {time_limit}, and a retry would take as long",
-    Rule.UNKNOWN_REASON: "{name}: a retry would not help",
+    Rule.UNKNOWN_REASON: "{name}: {no_help}",
     Rule.TERMINAL: "{name}: a retry would not help ({reason})",
     Rule.NOT_SAFE: "{name} was sent {unsafe}",
     Rule.SWITCHED_OFF: "{name}: {switch}",
@@ -26,16 +26,16 @@ NOT_RETRIED: Final[Mapping[Rule, str]] = {
     Rule.STRATEGY: "{name}: the retry strategy {strategy} declined",
     Rule.DEADLINE: "{name}: another attempt would not finish before the deadline",
     Rule.OVERLOAD_WAIT: (
-        "{name}: the server is overloaded, and the wait before a retry would pass the deadline. "
-        "Send less, or set a longer timeout"
+        "{name}: the server {load}, and the wait before a retry would pass the deadline. Send "
+        "less, or set a longer timeout"
     ),
     Rule.BREAKER: (
         "{name}: the server's circuit breaker is open, and no timeout leaves time to wait for its "
         "next probe. Check that server"
     ),
     Rule.BUDGET: (
-        "{name}: the server is overloaded, and the client's retry budget allows no further retry. "
-        "Send less until the server recovers"
+        "{name}: the server {load}, and the client's retry budget allows no further retry. Send "
+        "{less}"
     ),
 }
 _SENT_ONCE: Final = {
@@ -55,7 +55,11 @@ _RESUME_FINDS: Final = (
     'if it is a find in the order of _id or in no order, override(resumable="if_possible") does so'
 )
 _READS_OFF: Final = "retryReads is off for this client. Set retryReads=true to allow retries"
-_WRITES_OFF: Final = "retryWrites is off for this client. Set retryWrites=true to allow retries"
+_DECLARE: Final = "declare it idempotent with override(idempotent=True) or a policy"
+_WRITES_OFF: Final = (
+    "retryWrites is off for this client. Set retryWrites=true to allow retries, or, if the server "
+    f"does not support retryable writes, {_DECLARE}"
+)
 _SWITCHES: Final = {
     Kind.READ: _READS_OFF,
     Kind.GET_MORE: _READS_OFF,
@@ -64,6 +68,10 @@ _SWITCHES: Final = {
         "commands"
     ),
 }
+_NO_RETRYABLE_WRITES: Final = (
+    "the server does not support retryable writes. Set retryWrites=false in the URI. Writes that "
+    "are declared idempotent with override(idempotent=True) or a policy are retried even then"
+)
 
 
 def why_not_retried(rule: Rule, state: RetryState, failure: Failure) -> str:
@@ -73,8 +81,11 @@ def why_not_retried(rule: Rule, state: RetryState, failure: Failure) -> str:
         never=_never(state, failure),
         reason=failure.reason.value,
         unsafe=_unsafe(state, failure),
+        no_help=_no_help(failure),
+        load="throttles this client" if _is_throttled(failure) else "is overloaded",
+        less=_less(failure),
         switch=_SWITCHES.get(state.kind, _WRITES_OFF),
-        limit=_limit(state),
+        limit=_limit(state, failure),
         over=_over(state),
         time_limit=_time_limit(failure),
         strategy=type(state.strategy).__name__,
@@ -125,17 +136,40 @@ def _unsafe(state: RetryState, failure: Failure) -> str:
         )
     if not state.acknowledged:
         return "without acknowledgment, so it is unknown whether it was applied"
-    if not state.retries_enabled:
-        # Name both conditions at once. Otherwise, users who follow one piece of advice would get
-        # the other one next.
+    if _is_throttled(failure):
         return (
-            "while retryWrites is off. To allow retries, set retryWrites=true; if the server "
-            "cannot recognize the write, also declare it idempotent"
+            "and the server throttled it, but may have executed a part of it. To have it retried, "
+            f"{_DECLARE}. Or raise the throughput of the collection"
+        )
+    if not state.retries_enabled:
+        # Declaring the write is enough, with every server. Do not advise to set only
+        # retryWrites=true: some servers refuse that, and they do not recognize every write.
+        return (
+            f"while retryWrites is off. To allow retries, {_DECLARE}. Writes that the server "
+            "recognizes are also retried with retryWrites=true"
         )
     return (
         "and is not declared idempotent, so a retry might apply it twice. Check whether it was "
         "applied"
     )
+
+
+def _is_throttled(failure: Failure) -> bool:
+    return failure.reason is RetryReason.THROTTLED
+
+
+def _less(failure: Failure) -> str:
+    return (
+        "less, or raise the throughput of the collection"
+        if _is_throttled(failure)
+        else "less until the server recovers"
+    )
+
+
+def _no_help(failure: Failure) -> str:
+    if failure.reason is RetryReason.NO_RETRYABLE_WRITES:
+        return _NO_RETRYABLE_WRITES
+    return "a retry would not help"
 
 
 def _time_limit(failure: Failure) -> str:
@@ -155,10 +189,11 @@ def _over(state: RetryState) -> str:
     )
 
 
-def _limit(state: RetryState) -> str:
+def _limit(state: RetryState, failure: Failure) -> str:
     if state.overloaded:
         retries = _number_of_retries(state.attempts - 1)
-        return f"{retries} after an overload error. Send less until the server recovers"
+        after = "throttling" if _is_throttled(failure) else "an overload error"
+        return f"{retries} after {after}. Send {_less(failure)}"
     if state.once:
         return "one retry; the background task sends it again later"
     if state.retry_window is None:

@@ -50,6 +50,10 @@ class RetryReason(enum.StrEnum):
     """The error has both overload labels: the server rejected the command without running it
     (Client Backpressure).
     """
+    THROTTLED = "throttled"
+    """The server limits how much this client may send, and may have executed a part of the command
+    (Azure Cosmos DB, code 16500).
+    """
     TEMPORARILY_UNAVAILABLE = "temporarily_unavailable"
     """The server could not run the command at the moment, for example because of a network error
     behind it or an exceeded time limit.
@@ -75,6 +79,8 @@ class RetryReason(enum.StrEnum):
     TLS_ERROR = "tls_error"
     """The TLS library refused the connection: a certificate, a version, or a server without TLS."""
     ACCESS_ERROR = "access_error"
+    NO_RETRYABLE_WRITES = "no_retryable_writes"
+    """The server refuses transaction numbers, so it refuses every write of this client."""
 
     @property
     def allows_non_idempotent_retry(self) -> bool:
@@ -108,6 +114,8 @@ NO_EVIDENCE = frozenset({
     # primary. Counting these errors would open its circuit breaker and make the failover longer.
 
     RetryReason.NOT_PRIMARY,
+    # The server is healthy. It limits one collection, and others can still be used.
+    RetryReason.THROTTLED,
 })  # fmt: skip
 
 
@@ -136,6 +144,8 @@ class Failure:
     """``"host:port"`` of the selected server; None if none was selected."""
     base_backoff: float | None = None
     """Base of the back-off in seconds, if the server's overload error specifies one."""
+    retry_after: float | None = None
+    """Seconds that a throttling server asks the client to wait; None if it does not say."""
     min_rtt: float = 0.0
     """The selected server's minimum round-trip time in seconds; 0 if unknown."""
     selection: bool = False
@@ -181,8 +191,10 @@ class Failure:
 
     @property
     def overloaded(self) -> bool:
-        """True if the server reports that it is overloaded (one label)."""
-        return SYSTEM_OVERLOADED in self.labels
+        """True if the server asks for less load: it is overloaded (one label), or it throttles this
+        client.
+        """
+        return SYSTEM_OVERLOADED in self.labels or self.reason is RetryReason.THROTTLED
 
     @property
     def stopped_by_server(self) -> bool:
@@ -209,16 +221,18 @@ class Failure:
 
         Source: Client Backpressure, "Retryable Overload Error".
         """
-        return self.overloaded and RETRYABLE in self.labels and not self.executed
+        return self.labels >= {SYSTEM_OVERLOADED, RETRYABLE} and not self.executed
 
     @property
     def rejected(self) -> bool:
         """True if the server itself rejected the command, or the handshake of its connection.
 
         pymongo adds the same labels to connections that could not be made. Those errors have no
-        code.
+        code. A server that throttles may have executed a part of the command.
         """
-        return self.overloaded and (self.stage is not Stage.NOT_SENT or self.code is not None)
+        return SYSTEM_OVERLOADED in self.labels and (
+            self.stage is not Stage.NOT_SENT or self.code is not None
+        )
 
     @property
     def no_writes_performed(self) -> bool:

@@ -51,8 +51,8 @@ class Rule(enum.StrEnum):
     is alive.
     """
     UNKNOWN_REASON = "unknown_reason"
-    """Rule 1: the reason of the failure is unknown, or the pool is full, so that a retry would not
-    help.
+    """Rule 1: the reason of the failure is unknown, the pool is full, or the server refuses every
+    write with a transaction number, so that a retry would not help.
     """
     TERMINAL = "terminal"
     """Rule 1: the strategy treats the reason as permanent."""
@@ -86,6 +86,19 @@ WITHHELD = frozenset({
 """Rules that decline a retry which would be safe and is normally made. The error's text gives
 such a reason even if the server answered the only attempt.
 """
+
+
+EXPLAINED = frozenset({RetryReason.THROTTLED, RetryReason.NO_RETRYABLE_WRITES})
+"""Reasons for which the application can change a setting. The error's text names it even if the
+server answered the only attempt.
+"""
+
+
+def is_explained(rule: Rule | None, reason: RetryReason) -> bool:
+    """Return True if the text of a server's answer to the only attempt says why there was no other
+    one. Most of these answers are everyday errors of the application.
+    """
+    return rule is not None and (rule in WITHHELD or reason in EXPLAINED)
 
 
 class GiveUp(NamedTuple):
@@ -190,6 +203,10 @@ class RetryRules:
         """
         base = self.base_backoff if failure.base_backoff is None else failure.base_backoff
         delay = backoff.overload(state.attempts, self.random, base, self.max_backoff)
+        if failure.retry_after is not None:
+            # The random part spreads the clients that were told the same time.
+            base = max(base, failure.retry_after)
+            delay += min(failure.retry_after, self.max_backoff)
         limit = state.time_limit
         # Do not shorten the specification's delay: an early retry would add to the overload.
         if limit is not None and not limit.allows(delay):
@@ -251,7 +268,7 @@ class RetryRules:
                 return Rule.TIME_LIMIT
             if _is_never_retried(state, failure):
                 return Rule.NEVER_RETRIED
-            if failure.reason is RetryReason.UNKNOWN:
+            if failure.reason in (RetryReason.UNKNOWN, RetryReason.NO_RETRYABLE_WRITES):
                 return Rule.UNKNOWN_REASON
             if failure.reason is RetryReason.POOL_EXHAUSTED and not _waits_again(state):
                 return Rule.UNKNOWN_REASON

@@ -49,7 +49,9 @@ class RetryState:
     kind: Kind
     strategy: RetryStrategy
     retries_enabled: bool = True
-    """The client's retryReads or retryWrites; for ``command()``, both."""
+    """The client's retryReads or retryWrites; for ``command()``, both. ``retryWrites=false`` does
+    not switch off retries of what the caller declared idempotent.
+    """
     in_transaction: bool = False
     acknowledged: bool = True
     """False if the write is unacknowledged, or if that is unknown."""
@@ -89,7 +91,7 @@ class RetryState:
     carried_txn_number: bool = False
     """True if the last attempt carried a transaction number."""
     overloaded: bool = False
-    """True if at least one attempt ended with an overload error."""
+    """True if after at least one attempt the server asked for less load."""
     rejections: int = 0
     """Number of attempts that a server rejected because it was overloaded."""
     began: float | None = None

@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation.tools.doctor.examination import (
 from pymongo_resilience_instrumentation.tools.doctor.login import Login
 from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
 from pymongo_resilience_instrumentation.tools.doctor.uri import read
-from pymongo_resilience_instrumentation.tools.testbed.fault import Answer
+from pymongo_resilience_instrumentation.tools.testbed.fault import Amend, Answer
 from support import fake_servers
 from support.dns_server import resolving
 from support.fake_servers import Peer
@@ -475,3 +475,35 @@ def test_a_certificate_that_ends_soon_is_a_warning(world: World) -> None:
     assert found.verdict.well
     assert levels(found, "tls") == {Level.WARNING}
     assert found.verdict.advice.startswith("renew")
+
+
+class OfAnEngine(Interception):
+    """Answers with fields that only this engine has."""
+
+    def __init__(self, hello: dict[str, Any], build_info: dict[str, Any]) -> None:
+        super().__init__()
+        self._hello, self._build_info = hello, build_info
+
+    def on_request(self, request: Any, connection: Any) -> Any:
+        return Amend(self._build_info) if request.command_name == "buildInfo" else None
+
+    def on_hello(self, reply: Any) -> None:
+        reply.update(self._hello)
+
+
+@pytest.mark.parametrize(
+    ("hello", "build_info", "name"),
+    [
+        ({}, {"ferretdb": {"version": "v2.7.0"}}, "FerretDB, not MongoDB"),
+        ({"internal": {"documentdb_versions": ["0.117.0"]}}, {}, "DocumentDB (open source), not"),
+        ({}, {}, None),
+    ],
+)
+def test_a_compatible_engine_is_named(
+    hello: dict[str, Any], build_info: dict[str, Any], name: str | None, proxy: ReplicaSet
+) -> None:
+    proxy.inject(OfAnEngine(hello, build_info))
+    found = examine(proxy.uri)
+    assert_well(found)
+    named = [each.text for each in found.findings if each.check == "engine"]
+    assert [each.startswith(str(name)) for each in named] == [True] * (name is not None)

@@ -19,13 +19,14 @@ from pymongo_resilience_instrumentation.tools.testbed import (
     Overload,
 )
 from support.clients import Side
+from support.engines import RefuseNumbers, Throttle
 from support.telemetry import Instrument
 from support.transactions import session_of
 
 from pymongo_resilience import override
 from pymongo_resilience.errors import RetryReason
 from pymongo_resilience.events import RetryDeclined
-from pymongo_resilience.rules.retry_rules import WITHHELD, Rule
+from pymongo_resilience.rules.retry_rules import Rule, is_explained
 from pymongo_resilience.testbed import Fault, ReplicaSet
 
 pytestmark = pytest.mark.oldest
@@ -69,9 +70,9 @@ def insert_one(side: Side, coll: Any) -> None:
     side.do(coll.insert_one, {})
 
 
-def declared(side: Side, coll: Any) -> None:
+def declared_command(side: Side, coll: Any) -> None:
     with override(idempotent=True):
-        side.do(coll.insert_one, {})
+        side.do(coll.database.command, "ping")
 
 
 def declared_get_more(side: Side, coll: Any) -> None:
@@ -158,13 +159,22 @@ CASES = {
     ),
     "switched off, a write": Case(
         insert_one, cut("insert"), Rule.NOT_SAFE,
-        "insert_one was sent while retryWrites is off. To allow retries, set retryWrites=true",
+        "insert_one was sent while retryWrites is off. To allow retries, declare it idempotent",
         (), {}, {"retryWrites": False},
     ),
-    "switched off, a declared write": Case(
-        declared, cut("insert"), Rule.SWITCHED_OFF,
-        "insert_one: retryWrites is off for this client. Set retryWrites=true", (), {},
-        {"retryWrites": False},
+    "switched off, a declared command": Case(
+        declared_command, cut("ping"), Rule.SWITCHED_OFF,
+        "command: retryReads or retryWrites is off for this client. Set both to true", (), {},
+        {"retryReads": False},
+    ),
+    "throttled": Case(
+        insert_one, lambda: Throttle("insert"), Rule.NOT_SAFE,
+        "insert_one was sent and the server throttled it, but may have executed a part of it",
+        (), {}, {"retryWrites": False},
+    ),
+    "no retryable writes": Case(
+        insert_one, RefuseNumbers, Rule.UNKNOWN_REASON,
+        "insert_one: the server does not support retryable writes. Set retryWrites=false",
     ),
     "a strategy": Case(
         find_one, cut("find"), Rule.STRATEGY, "find_one: the retry strategy Refuses declined", (),
@@ -218,26 +228,30 @@ def test_the_error_and_the_log_say_why(
         case.call(side, coll)
     proxy.clear()
     error: Any = caught.value
+    declined = [each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]
     server = proxy.members[0].host_and_port
     attempts = len(case.reasons) + 1
     tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     # Hardly ever is one made that has ten minutes for its delay.
     if name != "no room for the wait":
         assert (error.attempts, error.retry_reasons) == (attempts, case.reasons)
-        if isinstance(error, OperationFailure) and attempts == 1 and case.rule not in WITHHELD:
+        if (
+            isinstance(error, OperationFailure)
+            and attempts == 1
+            and not is_explained(case.rule, declined[0].reason)
+        ):
             assert server not in str(error)
             assert case.text not in str(error)
         else:
             assert f" ({server}, {tried}; {case.text}" in str(error)
     assert error.retry_rule is case.rule
-    declined = [each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]
-    # After it, a transaction is aborted.
+    # The others are of the abort of a transaction.
     assert declined[0].rule == case.rule
     assert declined[0].why.startswith(case.text)
     if case.rule is not Rule.SELECTION:  # its own error says less than the one before
         assert declined[0].error.startswith(type(error).__name__)
     logged = [each for each in caplog.records if case.text in each.getMessage()]
-    is_news = attempts > 1 or case.rule in WITHHELD
+    is_news = attempts > 1 or is_explained(case.rule, declined[0].reason)
     assert {each.levelno for each in logged} == {logging.WARNING if is_news else logging.DEBUG}
     again: Any = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     for fact in ("retry_rule", "retry_reasons", "server", "attempts"):

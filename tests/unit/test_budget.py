@@ -49,6 +49,7 @@ OVERLOAD = Failure(
 )
 CUT = Failure(RuntimeError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
 NOT_PRIMARY = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.NOT_PRIMARY)
+THROTTLED = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.THROTTLED)
 CONFLICT = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.WRITE_CONFLICT)
 UNREACHABLE = replace(OVERLOAD, stage=Stage.NOT_SENT, reason=RetryReason.SOCKET_NOT_AVAILABLE)
 RULES = RetryRules(random=half)
@@ -283,6 +284,14 @@ def test_spent_it_declines_what_is_overloaded_until_successes_have_paid() -> Non
     for _ in range(6):
         budget.succeeded(retried=False)
     assert isinstance(decided(operation(budget), OVERLOAD), Retry)
+
+
+def test_throttling_costs_the_default_budget_nothing_and_the_bucket_a_token() -> None:
+    budget, bucket = spent(), empty_bucket()
+    before = budget.tokens
+    assert isinstance(decided(operation(budget), THROTTLED), Retry)
+    assert budget.tokens == before
+    assert decided(operation(bucket), THROTTLED) == GiveUp(Rule.BUDGET)
 
 
 def held_back(*seconds: float) -> list[Retry]:

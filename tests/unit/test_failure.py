@@ -41,6 +41,14 @@ def test_labels(
     assert facts.no_writes_performed is no_writes_performed
 
 
+def test_throttling_asks_for_less_but_proves_no_rejection() -> None:
+    facts = Failure(ValueError(), Stage.ANSWERED, RetryReason.THROTTLED)
+    assert facts.overloaded
+    assert not facts.rejected
+    assert not facts.retryable_overload
+    assert not facts.reason.allows_non_idempotent_retry
+
+
 def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
     operation = RetryState("insert", "shop.orders", Kind.WRITE, FAST_FAIL)
     operation.count(failure("SystemOverloadedError"))

@@ -39,6 +39,11 @@ CASES = {
     "no connection, with the labels": (
         failure(NOT_SENT, R.OVERLOADED, labels=BOTH), Evidence.UNHEALTHY),
     "overloaded": (failure(ANSWERED, R.OVERLOADED, labels=BOTH), Evidence.UNHEALTHY),
+    "a refused transaction number": (
+        failure(ANSWERED, R.NO_RETRYABLE_WRITES),
+        Evidence.HEALTHY,
+    ),
+    "throttled": (failure(ANSWERED, R.THROTTLED), Evidence.NONE),
     "overloaded, one label": (failure(ANSWERED, R.UNKNOWN, labels=LABEL), Evidence.UNHEALTHY),
     "a network error behind it": (failure(ANSWERED, R.TEMPORARILY_UNAVAILABLE), Evidence.UNHEALTHY),
     "it says that the time was exceeded": (

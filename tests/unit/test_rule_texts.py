@@ -115,3 +115,27 @@ def test_what_it_depends_on_in_the_failure(
     rule: Rule, changes: dict[str, Any], kind: Kind, said: str
 ) -> None:
     assert why(rule, replace(FAILURE, **changes), kind=kind).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "facts"),
+    [
+        (Rule.NOT_SAFE, RetryReason.THROTTLED, {}),
+        (Rule.NOT_SAFE, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, {"retries_enabled": False}),
+        (Rule.SWITCHED_OFF, RetryReason.SOCKET_NOT_AVAILABLE, {"retries_enabled": False}),
+        (Rule.UNKNOWN_REASON, RetryReason.NO_RETRYABLE_WRITES, {}),
+    ],
+)
+def test_no_advice_leads_from_one_setting_of_retry_writes_to_the_other(
+    rule: Rule, reason: RetryReason, facts: dict[str, Any]
+) -> None:
+    """Each names the declaration, which helps on servers with and without retryable writes."""
+    assert "override(idempotent=True)" in why(rule, replace(FAILURE, reason=reason), **facts)
+
+
+@pytest.mark.parametrize("rule", [Rule.ATTEMPTS, Rule.BUDGET, Rule.OVERLOAD_WAIT])
+def test_throttling_is_called_so(rule: Rule) -> None:
+    throttled = replace(FAILURE, reason=RetryReason.THROTTLED)
+    text = why(rule, throttled, overloaded=True, attempts=2)
+    assert "throttl" in text
+    assert "overload" not in text

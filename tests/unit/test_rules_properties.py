@@ -63,7 +63,8 @@ def permitted(call: Call, fault: Fault) -> bool:
         return False
     if fault.labels >= BOTH_LABELS:
         return True
-    if fault.reason is RetryReason.UNKNOWN or call.kind is Kind.CLEANUP:
+    is_hopeless = fault.reason in (RetryReason.UNKNOWN, RetryReason.NO_RETRYABLE_WRITES)
+    if is_hopeless or call.kind is Kind.CLEANUP:
         return False
     if fault.reason is RetryReason.POOL_EXHAUSTED:
         # A full pool is waited for once more by a read, as by pymongo.
@@ -81,9 +82,14 @@ def permitted(call: Call, fault: Fault) -> bool:
     return call.idempotent and (call.acknowledged or call.kind is not Kind.WRITE)
 
 
+def asks_for_less(fault: Fault) -> bool:
+    """The server is overloaded, or throttles."""
+    return "SystemOverloadedError" in fault.labels or fault.reason is RetryReason.THROTTLED
+
+
 def refused_until(fault: Fault) -> float:
     """Seconds before which rule 7 sends no other attempt."""
-    if fault.next_probe_in is None or fault.elsewhere or "SystemOverloadedError" in fault.labels:
+    if fault.next_probe_in is None or fault.elsewhere or asks_for_less(fault):
         return 0.0
     return fault.next_probe_in
 
@@ -170,7 +176,7 @@ def test_attempts_never_past_the_cap(setting: Setting) -> None:
     ends = setting.call.kind is Kind.TRANSACTION_END and setting.timeout is not None
     to_the_deadline = ends and not isinstance(setting.strategy, MongoDB)
     for number, fault in repeated(setting, outcome):
-        overloaded = overloaded or "SystemOverloadedError" in fault.labels
+        overloaded = overloaded or asks_for_less(fault)
         if overloaded:
             assert to_the_deadline or number <= setting.cap
         elif setting.timeout is None and setting.window is None:
@@ -184,7 +190,7 @@ def test_no_wait_past_the_deadline(setting: Setting) -> None:
     assert setting.timeout is not None
     for fault, failed, goes_on in waits(setting, run_forever(setting)):
         assert failed < setting.timeout, "repeated though the time was up"
-        room = 0.0 if "SystemOverloadedError" in fault.labels else fault.min_rtt
+        room = 0.0 if asks_for_less(fault) else fault.min_rtt
         assert goes_on <= setting.timeout - room + 1e-9, "waited past the deadline"
 
 

@@ -16,7 +16,11 @@ from pymongo_resilience.rules.strategy import TERMINAL, RetryStrategy
 
 RULES = RetryRules()
 ONCE_SENT = [Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE]
-PASSING = set(RetryReason) - {RetryReason.UNKNOWN, RetryReason.POOL_EXHAUSTED}
+PASSING = set(RetryReason) - {
+    RetryReason.UNKNOWN,
+    RetryReason.POOL_EXHAUSTED,
+    RetryReason.NO_RETRYABLE_WRITES,
+}
 ENDED = "may have", "may be there", "was executed", "was sent", "once it was sent", "half"
 """Words that are true only of an attempt that was sent."""
 

@@ -7,7 +7,7 @@ allocates the txnNumber once; ``_read`` and ``_write`` make one attempt each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
@@ -274,14 +274,19 @@ class DriverAttempts:
             return Kind.READ
         return Kind.AGGREGATE_WRITE if name == "aggregate" else Kind.COMMAND
 
-    def retries_enabled(self, what: Kind) -> bool:
-        """Return retryReads or retryWrites; both of them for ``command()`` and endSessions."""
+    def retries_enabled(self, what: Kind, *, declared: bool) -> bool:
+        """Return retryReads or retryWrites; both of them for ``command()`` and endSessions.
+
+        A declaration replaces retryWrites: servers that do not support retryable writes require
+        that it is off.
+        """
         options = self.client.options
+        writes = options.retry_writes or (declared and what is not Kind.CLEANUP)
         is_command = self.loop._is_run_command or what in (Kind.COMMAND, Kind.CLEANUP)
         if is_command and self.command_name() != KILL_CURSORS:
-            return bool(options.retry_reads and options.retry_writes)
+            return bool(options.retry_reads and writes)
         reads = what in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
-        return bool(options.retry_reads if reads else options.retry_writes)
+        return bool(options.retry_reads if reads else writes)
 
     def prefers_members(self) -> bool:
         """Return True for reads with primaryPreferred or secondaryPreferred. Writes have no
@@ -350,6 +355,25 @@ class DriverAttempts:
         bulk = self.loop._bulk
         run = getattr(bulk, "current_run", bulk)
         return None if run is None else (run, run.idx_offset)
+
+    def is_last_command(self, sent: int) -> bool:
+        """Return True if a collection's bulk write has nothing left to send after a command with
+        ``sent`` statements.
+        """
+        bulk = self.loop._bulk
+        run = bulk.current_run
+        return bulk.next_run is None and run.idx_offset + sent == len(run.ops)
+
+    def append_statements(self, indexes: Sequence[int]) -> None:
+        """Make pymongo send statements of the current command again, after all others.
+
+        ``indexes`` are those within the command.
+        """
+        run = self.loop._bulk.current_run
+        positions = [run.idx_offset + index for index in indexes]
+        # Add nothing if the server's reply has an index that does not exist.
+        for statement in [(run.index(each), run.ops[each]) for each in positions]:
+            run.add(*statement)
 
     def topology_type(self) -> str:
         return str(self.client.topology_description.topology_type_name)
@@ -462,7 +486,9 @@ class DriverAttempts:
             # mixed bulk write is lost, and it reports success.
             self.loop._bulk.retrying = True
             _forget_in_result(failure.error)
-        if failure.overloaded and not failure.executed and self.in_transaction():
+        # After throttling, it is unknown whether the command was run.
+        is_rejected = failure.overloaded and failure.reason is not RetryReason.THROTTLED
+        if is_rejected and not failure.executed and self.in_transaction():
             self._rejected_in_transaction(failure)
 
     def _rejected_in_transaction(self, failure: Failure) -> None:

@@ -57,7 +57,7 @@ _IN_EACH_API: tuple[tuple[str, Names, Names], ...] = (
     (
         "{half}.bulk:_{a}Bulk",
         (EXECUTE_BATCH,),
-        ("current_run", "retrying", "started_retryable_write"),
+        ("current_run", "next_run", "retrying", "started_retryable_write"),
     ),
     (
         "{half}.client_bulk:_{a}ClientBulk",
@@ -135,6 +135,7 @@ def parts() -> Iterator[Part]:
     yield Part("pymongo.client_options:ClientOptions", ("_options",))
     yield Part("pymongo.pool_options:PoolOptions", ("_event_listeners",))
     yield Part("pymongo.monitoring:_EventListeners", ("event_listeners",))
+    yield Part("pymongo.bulk_shared:_Run", ("add", "index"))
     yield Part("pymongo.message", ("_CursorAddress",))
     yield Part("pymongo.message:_CursorAddress", ("namespace",))
     yield Part("pymongo.message:_Query", OF_A_QUERY)

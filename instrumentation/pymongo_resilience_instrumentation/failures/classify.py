@@ -42,7 +42,7 @@ from pymongo_resilience.rules.failure import (
 )
 from pymongo_resilience_instrumentation import driver
 
-from . import causes
+from . import causes, engines
 from .reasons import BY_CODE, NOT_LISTED, LostConnectionError
 
 LABELS = (
@@ -131,6 +131,10 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
     # Both labels mean that the server rejected the command, unless its reply shows that it ran.
     rejected = not executed and labels >= OVERLOADED
     reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
+    if engines.refuses_txn_numbers(document, carried=attempt.carried_txn_number):
+        reason = RetryReason.NO_RETRYABLE_WRITES
+    elif reason is RetryReason.THROTTLED and not engines.is_throttled(document):
+        reason = RetryReason.UNKNOWN
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
     return replace(
         unread,
@@ -140,6 +144,7 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         code_name=name if isinstance(name, str) else None,
         labels=labels,
         base_backoff=_base_backoff(document),
+        retry_after=engines.retry_after(document) if reason is RetryReason.THROTTLED else None,
         selection=isinstance(cause, ServerSelectionTimeoutError),
         terminal=causes.terminal_cause(cause) is not None,
         listed_retryable=refusal is None

@@ -71,7 +71,7 @@ def state_origin(
     rule: Rule | None = None,
     why: str = "",
     *,
-    always: bool = False,
+    explained: bool = False,
 ) -> None:
     """Add the origin of ``error`` to its attributes and to the end of its text.
 
@@ -82,7 +82,7 @@ def state_origin(
         origin: The attempt.
         rule: The rule that declined a retry; None if no rule was needed.
         why: The rule in words.
-        always: Also explain a server's answer to the only attempt.
+        explained: Whether the text contains ``why`` even if the server answered the only attempt.
     """
     # The same error may be raised again, for example by a cursor.
     if "attempts" in vars(error):
@@ -92,8 +92,8 @@ def state_origin(
         server=server, attempts=attempts, retry_reasons=tuple(reasons), retry_rule=rule
     )
     # A server's answer to the only attempt is the application's own error, so leave its text alone,
-    # unless a rule declined a retry that is normally made.
-    if stage is Stage.ANSWERED and attempts == 1 and rule not in WITHHELD and not always:
+    # unless a rule declined a retry that is normally made, or a setting would help.
+    if stage is Stage.ANSWERED and attempts == 1 and not (explained or rule in WITHHELD):
         return
     # pymongo's errors carry their text as the first argument.
     if error.args and isinstance(error.args[0], str):

@@ -57,6 +57,8 @@ CODES: Final[Mapping[RetryReason, Mapping[int, str]]] = {
         # Codes that servers after 8.0 define as retryable.
         **dict.fromkeys((402, 453, 471, 485, 91331, 10045600), ""),
     },
+    # From Azure Cosmos DB. Its documentation calls the error TooManyRequests.
+    RetryReason.THROTTLED: {16500: "TooManyRequests"},
     RetryReason.WRITE_CONFLICT: {112: "WriteConflict"},
     RetryReason.LOCK_TIMEOUT: {24: "LockTimeout", 46: "LockBusy"},
     RetryReason.AUTHENTICATION_ERROR: {18: "AuthenticationFailed"},

@@ -28,7 +28,7 @@ from pymongo_resilience.open_transactions import event_of
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.explanations import names_lost_cursor, why_not_retried
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
-from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule, is_explained
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
@@ -73,7 +73,7 @@ def retry_state_of(loop: RetryLoop) -> RetryState:
         namespace=call.namespace,
         kind=kind,
         strategy=runtime.rules.strategy_of(policy),
-        retries_enabled=loop.attempts.retries_enabled(kind),
+        retries_enabled=loop.attempts.retries_enabled(kind, declared=bool(policy.idempotent)),
         in_transaction=loop.attempts.in_transaction(),
         acknowledged=call.is_acknowledged,
         declared_idempotent=bool(policy.idempotent),
@@ -256,7 +256,8 @@ def final_error(loop: RetryLoop, failure: Failure, rule: Rule, state: RetryState
     if isinstance(error, DuplicateKeyError) and loop.may_be_applied:
         why += f"; {MAY_BE_ITS_OWN}"
     # The error of a lost cursor alone does not tell how to continue the query.
-    state_origin(error, origin, rule, why, always=names_lost_cursor(state, raised))
+    explained = is_explained(rule, raised.reason) or names_lost_cursor(state, raised)
+    state_origin(error, origin, rule, why, explained=explained)
     return error
 
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Connection, Server
     from pymongo_resilience_instrumentation.runtime import Runtime
 
+    from .throttled_bulks import HeldBack
+
 ROUTER_WAIT = 1.0
 """Seconds to wait for the router of an open transaction after it was first unreachable. No other
 router can continue the transaction, and a longer wait would only delay the retry of the whole
@@ -161,6 +163,8 @@ class RetryLoop:
     """The position of the bulk write's command that such an attempt has sent; see
     ``DriverAttempts.bulk_progress``.
     """
+    held_back: HeldBack | None = None
+    """The throttled statements of a bulk write that pymongo sends next, if the rules allow it."""
     uncertain_end = 0
     """The position after the last statement of that command. Set once a reply to its retry contains
     duplicates.
@@ -439,7 +443,8 @@ class RetryLoop:
             or failure.reason is RetryReason.ATTEMPT_TIMEOUT
         ):
             return True
-        if not failure.overloaded:
+        # Throttling limits a collection, on all servers alike.
+        if not failure.overloaded or failure.reason is RetryReason.THROTTLED:
             return False
         retargets = driver.clients.retargets_on_overload(self.client)
         if retargets is None:

@@ -4,6 +4,8 @@ The server then replies ``ok: 1`` with an error such as NotWritablePrimary (1010
 at which it stopped. pymongo treats that as final. Here the command is retried with its transaction
 number, as after a writeConcernError: the server recognizes the statements that it has applied, and
 counts them.
+
+Servers that throttle (code 16500) may have no transaction numbers. See ``throttled_bulks``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pymongo_resilience_instrumentation.interceptor import Entered, Function, In
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
-from . import own_documents
+from . import own_documents, throttled_bulks
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Bulk
@@ -47,6 +49,8 @@ class ExecuteBatch(Interceptor):
         return Entered(args)
 
     def send(self, _entered: Entered, original: Function, *args: Any, **kwargs: Any) -> Any:
+        if (errors := throttled_bulks.take()) is not None:
+            return _throttled(args[0], errors), []
         reply, *sent = original(*args, **kwargs)
         # The server has executed the command: a bug of ours must not hide its reply.
         with contain_internal_errors(own_documents.DOING):
@@ -58,6 +62,8 @@ class ExecuteBatch(Interceptor):
     async def send_async(
         self, _entered: Entered, original: Function, *args: Any, **kwargs: Any
     ) -> Any:
+        if (errors := throttled_bulks.take()) is not None:
+            return _throttled(args[0], errors), []
         reply, *sent = await original(*args, **kwargs)
         with contain_internal_errors(own_documents.DOING):
             if (batch := self._with_duplicates(args[1:], reply, sent)) is not None:
@@ -76,7 +82,24 @@ class ExecuteBatch(Interceptor):
 
     def succeeded(self, entered: Entered, result: tuple[Any, ...]) -> tuple[Any, ...]:
         (bulk, _, cmd, *_), (reply, *sent) = entered.instance, result
+        if isinstance(reply, dict) and "writeErrors" in reply and "bulkWrite" not in cmd:
+            settled = None
+            # Let pymongo handle malformed replies.
+            with suppress(AttributeError, TypeError, KeyError, IndexError):
+                settled = throttled_bulks.settle(self._runtime, cmd, reply, sent[0])
+            if settled is not None:
+                reply, covered, error = settled
+                if error is not None:
+                    reply = {**reply, "writeConcernError": StoppedBulk(error, bulk, ())}
+                return reply, covered
         return _checked(self._runtime, bulk, cmd, reply, sent[0]), *sent
+
+
+def _throttled(bulk: Bulk, errors: Sequence[Mapping[str, Any]]) -> Reply:
+    """Return a reply for statements that are held back, for which pymongo raises their errors."""
+    counts = {"ok": 1.0, "n": 0, "nModified": 0}
+    stop = StoppedBulk(errors[0], bulk, ())
+    return {**counts, "writeErrors": list(errors), "writeConcernError": stop}
 
 
 def _checked(

@@ -109,13 +109,14 @@ forgiving_faults = st.builds(
     Fault,
     reason=st.sampled_from(
         sorted(
-            set(RetryReason) - {RetryReason.UNKNOWN},
+            set(RetryReason) - {RetryReason.UNKNOWN, RetryReason.NO_RETRYABLE_WRITES},
             key=lambda each: each.value,
         )
     ),
     stage=st.sampled_from(Stage),
     labels=labels,
     base_backoff=st.none() | own_bases,
+    retry_after=st.none() | own_bases,
     min_rtt=st.sampled_from([0.0, 1 / 64]),
     takes=st.sampled_from([SHORTEST_ATTEMPT, 0.125, 1.0]),
     next_probe_in=st.sampled_from([None, None, 1 / 64, 0.5]),

@@ -38,6 +38,7 @@ class Fault:
     stage: Stage = Stage.ANSWERED
     labels: frozenset[str] = frozenset()
     base_backoff: float | None = None
+    retry_after: float | None = None
     min_rtt: float = 0.0
     selection: bool = False
     timed_out: bool = False
@@ -232,6 +233,7 @@ def failure_of(
         labels=fault.labels,
         server=server,
         base_backoff=fault.base_backoff,
+        retry_after=fault.retry_after,
         min_rtt=fault.min_rtt,
         selection=fault.selection,
         timed_out=fault.timed_out,

@@ -117,6 +117,8 @@ LABEL = frozenset({RETRYABLE_WRITE})
 LABELLED = UNAVAILABLE(labels=LABEL)
 TRANSIENT = frozenset({TRANSIENT_TRANSACTION})
 OVERLOAD = Fault(reason=_R.OVERLOADED, labels=BOTH)
+THROTTLED = Fault(reason=_R.THROTTLED, listed_retryable=False)
+REFUSED_NUMBER = Fault(reason=_R.NO_RETRYABLE_WRITES)
 BUSY = UNAVAILABLE(labels=frozenset({SYSTEM_OVERLOADED}))
 OUT_OF_TIME = CUT(timed_out=True)
 CONNECTED_LATE = UNCONNECTED(timed_out=True)
@@ -219,6 +221,9 @@ RULE_0 = [
     S("rule 0 before rule 3", COMMAND(retries_enabled=False), [CUT], NEVER, 1, []),
 ]
 RULE_1 = [
+    S("a refused transaction number", INSERT_ONE, [REFUSED_NUMBER], NO_REASON, 1, []),
+    S("a refused transaction number, declared", INSERT_ONE(idempotent=True), [REFUSED_NUMBER],
+      NO_REASON, 1, [], strategy=BEST_EFFORT),
     S("a read, reason unknown", READ, [UNKNOWN], NO_REASON, 1, []),
     S("a commit, reason unknown", COMMIT, [UNKNOWN], NO_REASON, 1, []),
     S("reason unknown, both labels", READ, [UNKNOWN(labels=BOTH)], OK, 2, [0.05]),
@@ -271,6 +276,8 @@ RULE_2 = [
     S("another write, the breaker says the cause, but it was sent", UPDATE_MANY,
       [BREAKER_OPEN(stage=Stage.IN_FLIGHT)], NOT_SAFE, 1, []),
     S("a declared write, lock timeout", IDEMPOTENT, [LOCKED], OK, 2, [0]),
+    S("another write, throttled", UPDATE_MANY, [THROTTLED], NOT_SAFE, 1, []),
+    S("a write with a number, throttled", INSERT_ONE, [THROTTLED], OK, 2, [0.05]),
     S("rule 2 before rule 3", UPDATE_MANY(retries_enabled=False), [CUT], NOT_SAFE, 1, []),
     S("rule 2 before rule 4", UPDATE_MANY, [UNCONNECTED, CUT], NOT_SAFE, 2, [0]),
 ]
@@ -316,6 +323,13 @@ RULE_4 = [
     S("overload after more than five: no more", READ, [CUT] * 7 + [OVERLOAD], ATTEMPTS, 8,
       AFTER_OTHERS[:7], timeout=1000),
     S("one overload label caps a read as well", READ, [BUSY] * 6, ATTEMPTS, 6, AFTER_OVERLOAD),
+    S("throttled: the usual delay is added to what the server says", IDEMPOTENT,
+      [THROTTLED(retry_after=1.0), THROTTLED(retry_after=60.0), THROTTLED], OK, 4,
+      [1.05, 10.1, 0.2]),
+    S("throttled: five retries", READ, [THROTTLED] * 6, ATTEMPTS, 6, AFTER_OVERLOAD, timeout=100),
+    S("throttled: no time for what the server says", READ, [THROTTLED(retry_after=2.0)], TOO_LONG,
+      1, [], timeout=2),
+    S("throttled: not known to MongoDB", READ, [THROTTLED], STRATEGY, 1, [], strategy=MONGODB),
     S("overload: no retry is an option", READ, [OVERLOAD], ATTEMPTS, 1, [], max_retries=0),
     S("overload: two retries are an option", READ, [OVERLOAD] * 3, ATTEMPTS, 3, [0.05, 0.1],
       max_retries=2),

@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.failures.causes import ObservedServer, d
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.self_check import State, missing
 
-from . import Finding, Level, compared_members
+from . import Finding, Level, compared_members, engines
 from .login import Login
 from .probe import Probe, Prober, of_idle, unanswered
 from .uri import Target, read, resolved
@@ -87,6 +87,9 @@ def examine(
         ]
         found += compared_members.of_set(probes, target)
         findings += found
+        engine = engines.of_target(target) or engines.of_hosts(each.address[0] for each in probes)
+        shown = next((each.engine for each in probes if each.engine is not None), None)
+        findings += engines.findings(engine or shown, target)
         if is_usable and not _is_wrong(found):
             end = began + TOTAL_S * (1.0 if idle_seconds else scale)
             if deep or idle_seconds:

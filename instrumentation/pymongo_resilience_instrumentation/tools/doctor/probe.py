@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.tools.testbed.real_members import tls_context
 from pymongo_resilience_instrumentation.tools.testbed.wire import WireError, exchange
 
-from . import Finding, Level
+from . import Finding, Level, engines
 from .uri import Target
 
 ROUND_TRIPS: Final = 5
@@ -62,6 +62,8 @@ class Probe:
     """Details about the symptom, written by this machine."""
     hello: dict[str, Any] | None = None
     version: str | None = None
+    engine: engines.Engine | None = None
+    """The engine that the server's replies show; None if it may be MongoDB."""
     round_trips_ms: list[float] = field(default_factory=list)
     rejected: int = 0
     """Number of hellos that the overloaded server rejected."""
@@ -130,9 +132,11 @@ class Prober:
         with closing(self.connected(probe)) as connection:
             probe.stage = "hello"
             self._measure(probe, connection)
+            probe.engine = engines.of_replies(probe.hello, None)
             with suppress(OSError, KeyError):
                 connection.settimeout(self._left(SECOND_LOOK / 2))
                 reply = exchange(connection, {"buildInfo": 1, "$db": "admin"})
+                probe.engine = engines.of_replies(probe.hello, reply)
                 probe.version = str(reply["version"])
 
     def _connect(self, probe: Probe) -> socket.socket:

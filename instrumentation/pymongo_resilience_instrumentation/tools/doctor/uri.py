@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.clients.client_options import OPTION
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 
-from . import Finding, Level
+from . import Finding, Level, engines
 
 SRV = "mongodb+srv://"
 PLAIN = "mongodb://"
@@ -211,9 +211,10 @@ def _against_each_other(target: Target) -> Iterator[Finding]:
         (options.get("maxpoolsize") == "0", warning,
          "with maxPoolSize=0, the number of connections is unlimited",
          "set a limit; the default is 100"),
-        (not target.flag("retrywrites", default=True), warning,
-         "with retryWrites=false, a write fails if its reply is lost",
-         "remove retryWrites=false"),
+        (not target.flag("retrywrites", default=True) and not engines.of_target(target), warning,
+         ("with retryWrites=false, a write fails if its reply is lost, unless it is declared "
+          "idempotent"),
+         "remove retryWrites=false, unless the server does not support retryable writes"),
         (options.get("w") == "0", warning,
          "with w=0, failed writes are not reported", "set w=majority"),
         *((target.flag(name.lower()), warning,
