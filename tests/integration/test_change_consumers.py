@@ -278,7 +278,7 @@ def ended_by(code: int, running: Running, control: Any, database: str) -> Any:
     ("code", "error", "advice"),
     [
         (286, HistoryLostError, "tokens.forget()"),
-        (280, ForeignTokenError, "a name of its own"),
+        (280, ForeignTokenError, "tokens.forget()"),
         (10334, ChangeTooLargeError, "on_large_change"),
     ],
 )

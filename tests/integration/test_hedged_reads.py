@@ -618,21 +618,28 @@ def test_a_signal_ends_the_wait_at_once(
     side, cursors = Side("sync", None), Cursors()
     coll = collection(side, replica_set, database, event_listeners=[cursors])
     telemetry.clear()
-    replica_set.inject(slow(2))
-    began = time.perf_counter()
+    script, struck = slow(2, seconds=2), 0.0
+    replica_set.inject(script)
 
     def strike(*_: Any) -> None:
+        nonlocal struck
+        struck = time.perf_counter()
         raise Struck
 
+    def strike_once_hedged() -> None:
+        wait_until(lambda: script.injected == 2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, strike)
+    striking = threading.Thread(target=strike_once_hedged)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        striking.start()
         with override(hedge=HEDGE_MS), pytest.raises(Struck):
             coll.find(batch_size=2).next()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        striking.join()
         signal.signal(signal.SIGALRM, before)
-    assert time.perf_counter() - began < SLOW_S
+    assert time.perf_counter() - struck < 1
     assert hedges(coll).budget.sent == 1
     assert [each.winner for each in hedged(telemetry)] == [None]
     settle(side, coll, lambda: not cursors.open)

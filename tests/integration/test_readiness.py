@@ -162,7 +162,8 @@ def test_what_is_hopeless_has_no_grace(
     side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
     instrument()
-    client = side.client(replica_set.uri)
+    # Closing the client waits that long for a server.
+    client = side.client(replica_set.uri, serverSelectionTimeoutMS=500)
     connect(side, client)
     # As after a certificate that has expired: each check finds the same.
     error = pymongo.errors.AutoReconnect("SSL handshake failed: certificate has expired")
