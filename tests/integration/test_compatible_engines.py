@@ -431,7 +431,7 @@ def test_declared_writes_under_throttling_all_succeed_where_plain_pymongo_fails(
     db = ready(side, proxy, filled)
     failed: list[int] = []
     for block in (set_active(False), override(idempotent=True)):
-        proxy.inject(RequestUnits(rate=60, burst=3))
+        proxy.inject(RequestUnits(rate=10, burst=3))
         errors = 0
         with block:
             for number in range(15):
