@@ -111,4 +111,7 @@ def test_the_search_works_from_the_disk(browser: Browser, name: str) -> None:
 
 
 def test_the_pages_are_there() -> None:
-    assert {page.stem for page in PAGES} == {page.stem for page in (ROOT / "docs").glob("*.md")}
+    documents = ROOT / "docs"
+    assert {page.relative_to(SITE).with_suffix("") for page in PAGES} == {
+        page.relative_to(documents).with_suffix("") for page in documents.rglob("*.md")
+    }
