@@ -201,14 +201,16 @@ class Bench:
                 self.bed.inject(CutAfter("update"))
             if self.scenario == "deadline":
                 self.bed.inject(Slow(SLOW_S))
-            with broken():
-                return self.work(self.side, client, self.name)
+            began = time.monotonic()
+            try:
+                with broken():
+                    return self.work(self.side, client, self.name)
+            finally:
+                self.seconds = time.monotonic() - began
 
         context = contextvars.copy_context()
         before = dict(context)
-        began = time.monotonic()
         seen["result"] = self._outcome(partial(context.run, work))
-        self.seconds = time.monotonic() - began
         seen["active"] = ", ".join(
             var.name
             for var, value in context.items()
