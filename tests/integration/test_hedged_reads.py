@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -625,9 +626,19 @@ def test_a_signal_ends_the_wait_at_once(
         struck = time.perf_counter()
         raise Struck
 
+    main_thread = threading.main_thread().ident or 0
+
+    def is_waiting() -> bool:
+        """Return True once both tries are sent, and the reader only waits for an answer."""
+        frame, functions = sys._current_frames().get(main_thread), set()
+        while frame is not None:
+            functions.add(frame.f_code)
+            frame = frame.f_back
+        return script.injected == 2 and Race._look.__code__ not in functions
+
     def strike_once_hedged() -> None:
-        wait_until(lambda: script.injected == 2)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        wait_until(is_waiting)
+        signal.pthread_kill(main_thread, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, strike)
     striking = threading.Thread(target=strike_once_hedged)
