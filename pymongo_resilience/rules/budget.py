@@ -216,9 +216,8 @@ class RatioBudget(_Accounts):
         began: float | None = None,
     ) -> bool:
         # Failures that do not come from a server in distress cost nothing.
-        if not (failure.overloaded or failure.reason in DISTRESS):
-            return False
-        if failure.reason is RetryReason.THROTTLED and not failure.rejected:
+        is_overload = failure.reports_overload or failure.rejected
+        if not (is_overload or failure.reason in DISTRESS):
             return False
         now = self._clock.now()
         with self._lock:

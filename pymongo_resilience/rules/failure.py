@@ -191,10 +191,17 @@ class Failure:
 
     @property
     def overloaded(self) -> bool:
-        """True if the server asks for less load: it is overloaded (one label), or it throttles this
+        """True if the server wants less load: it is overloaded (one label), or it throttles this
         client.
         """
         return SYSTEM_OVERLOADED in self.labels or self.reason is RetryReason.THROTTLED
+
+    @property
+    def reports_overload(self) -> bool:
+        """True if the server reports that it is overloaded, and does not throttle this client: a
+        server that throttles may have executed a part of the command.
+        """
+        return SYSTEM_OVERLOADED in self.labels and self.reason is not RetryReason.THROTTLED
 
     @property
     def stopped_by_server(self) -> bool:

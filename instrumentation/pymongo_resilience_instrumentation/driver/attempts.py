@@ -486,9 +486,7 @@ class DriverAttempts:
             # mixed bulk write is lost, and it reports success.
             self.loop._bulk.retrying = True
             _forget_in_result(failure.error)
-        # After throttling, it is unknown whether the command was run.
-        is_rejected = failure.overloaded and failure.reason is not RetryReason.THROTTLED
-        if is_rejected and not failure.executed and self.in_transaction():
+        if failure.reports_overload and not failure.executed and self.in_transaction():
             self._rejected_in_transaction(failure)
 
     def _rejected_in_transaction(self, failure: Failure) -> None:

@@ -444,7 +444,7 @@ class RetryLoop:
         ):
             return True
         # Throttling limits a collection, on all servers alike.
-        if not failure.overloaded or failure.reason is RetryReason.THROTTLED:
+        if not failure.reports_overload:
             return False
         retargets = driver.clients.retargets_on_overload(self.client)
         if retargets is None:
