@@ -58,8 +58,6 @@ MAX_SESSIONS = 10_000
 """Maximum number of sessions in one endSessions command."""
 ABORT_WITHIN = 5.0
 """Seconds that one run of the task spends on a transaction."""
-SENT = classify.Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
-"""A command that may have been sent."""
 IN_TASK = "in the background task"
 
 
@@ -77,7 +75,7 @@ def _ending(
             with driver.csot.ActiveTimeout(ABORT_WITHIN):
                 yield opened
         except PyMongoError as error:
-            event = event_of(classify.failure_of(error, SENT))
+            event = event_of(classify.failure_of(error, classify.SENT))
         is_lost = driver.sessions.router_is_lost(client, opened)
         transactions.note(waiting, step, event, router_is_lost=is_lost)
         return
@@ -282,7 +280,7 @@ class KillCursors(OperationInterceptor):
     ) -> None:
         """Leave rejected cursors to the task's next run. If the client is closed, there is none."""
         client = run.client
-        failure = classify.failure_of(error, SENT)
+        failure = classify.failure_of(error, classify.SENT)
         is_retryable = failure.retryable_overload and client.options.retry_reads
         client_limit = driver.clients.max_retries(client)
         max_rejections = min(

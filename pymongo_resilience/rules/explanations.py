@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from .failure import Failure, RetryReason, Stage
+from .failure import CURSOR_NOT_FOUND, Failure, RetryReason, Stage
 from .retry_rules import Rule
 from .retry_state import Kind, RetryState
 
@@ -50,7 +50,6 @@ _SENT_ONCE: Final = {
     Kind.CLEANUP: "the server ends idle cursors and sessions by itself",
 }
 """Why these operations are not retried once they were sent. A getMore is explained in ``_lost``."""
-CURSOR_NOT_FOUND: Final = 43
 _RESUME_FINDS: Final = (
     'if it is a find in the order of _id or in no order, override(resumable="if_possible") does so'
 )

@@ -16,6 +16,10 @@ RETRYABLE = "RetryableError"
 RETRYABLE_WRITE = "RetryableWriteError"
 TRANSIENT_TRANSACTION = "TransientTransactionError"
 NO_WRITES_PERFORMED = "NoWritesPerformed"
+OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
+"""Both labels of a command that an overloaded server rejected."""
+CURSOR_NOT_FOUND = 43
+MAX_TIME_EXPIRED = 50
 
 
 class Stage(enum.StrEnum):
@@ -228,7 +232,7 @@ class Failure:
 
         Source: Client Backpressure, "Retryable Overload Error".
         """
-        return self.labels >= {SYSTEM_OVERLOADED, RETRYABLE} and not self.executed
+        return self.labels >= OVERLOADED and not self.executed
 
     @property
     def rejected(self) -> bool:

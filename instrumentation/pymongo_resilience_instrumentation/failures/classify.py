@@ -31,7 +31,9 @@ from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.internal_errors import ForeignError, logger, wrap_foreign_error
 from pymongo_resilience.rules.failure import (
+    MAX_TIME_EXPIRED,
     NO_WRITES_PERFORMED,
+    OVERLOADED,
     RETRYABLE,
     RETRYABLE_WRITE,
     SYSTEM_OVERLOADED,
@@ -52,14 +54,12 @@ LABELS = (
     RETRYABLE_WRITE,
     TRANSIENT_TRANSACTION,
 )
-OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 UNSENT: Mapping[type[Exception], RetryReason] = {
     ServerSelectionTimeoutError: RetryReason.NODE_NOT_AVAILABLE,
     CircuitBreakerOpenError: RetryReason.CIRCUIT_BREAKER_OPEN,
     WaitQueueTimeoutError: RetryReason.POOL_EXHAUSTED,
 }
 """Errors of attempts that never had a connection."""
-MAX_TIME_EXPIRED = 50
 MAX_BASE_MS = 1e12
 """Upper bound for a server's base back-off. Every limit is far below it, and no float overflows."""
 
@@ -94,6 +94,10 @@ class Attempt(NamedTuple):
     carried_txn_number: bool
     server: str | None
     min_rtt: float
+
+
+SENT = Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
+"""An attempt outside of the retry loop. Its command counts as sent."""
 
 
 def failure_of(error: Exception, attempt: Attempt) -> Failure:

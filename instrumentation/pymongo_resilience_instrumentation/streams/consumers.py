@@ -85,7 +85,7 @@ def kind_of(error: Exception) -> ErrorKind:
         return ErrorKind.FINAL
     if terminal_cause(error) is not None:
         return ErrorKind.TERMINAL
-    failure = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
+    failure = classify.failure_of(error, classify.SENT)
     if failure.reason in CONFIGURED_WRONG:
         return ErrorKind.TERMINAL
     passes = (

@@ -12,18 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pymongo_resilience.rules.failure import Failure, RetryReason
+from pymongo_resilience.rules.failure import (
+    CURSOR_NOT_FOUND,
+    MAX_TIME_EXPIRED,
+    Failure,
+    RetryReason,
+)
 from pymongo_resilience.rules.retry_state import RetryState
 
 ID = "_id"
 BY_ID: Mapping[str, int] = {ID: 1}
-CURSOR_NOT_FOUND = 43
 QUERY_PLAN_KILLED = 175
 SCAN_ENDED = frozenset({QUERY_PLAN_KILLED, 237, 11601})
 """Codes that end a scan: the collection was dropped or renamed (QueryPlanKilled), or an
 administrator killed the cursor or the command (CursorKilled, Interrupted).
 """
-MAX_TIME_EXPIRED = 50
 NOT_SORTED = frozenset({2, 96, 292})
 """Codes with which a server may refuse to sort by ``_id``: an invalid sort, or not enough memory
 (OperationFailed before MongoDB 4.4, QueryExceededMemoryLimitNoDiskUseAllowed).
