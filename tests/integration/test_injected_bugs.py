@@ -214,7 +214,7 @@ class Bench:
         seen["active"] = ", ".join(
             var.name
             for var, value in context.items()
-            if value != before.get(var) and value not in (None, math.inf)
+            if value != before.get(var, default_of(var)) and value not in (None, math.inf)
             # The next caller skips a block that has ended.
             if not getattr(value, "ended", False)
         )
@@ -256,6 +256,14 @@ class Bench:
         servers = client._topology._servers.values()
         left += ["a connection" for each in servers if each.pool.active_sockets]
         return ", ".join(left)
+
+
+def default_of(var: contextvars.ContextVar[Any]) -> Any:
+    """The value of a variable that nobody has set. pymongo sets RTT to its default."""
+    try:
+        return contextvars.Context().run(var.get)
+    except LookupError:
+        return None
 
 
 @contextmanager
