@@ -17,7 +17,19 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import READS_PER_HEDGE
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import is_open, run_background
-from support.resumable_finds import insert, keys, of_raw
+from support.resumable_finds import keys, of_raw
+from support.scans import (
+    BATCH,
+    COUNT,
+    FAULTS,
+    PLENTY_MS,
+    SERVER_IS_GONE_S,
+    client,
+    coll,
+    order,
+    rest,
+    telemetry,
+)
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
@@ -28,7 +40,6 @@ from pymongo_resilience.testbed import (
     Election,
     Fail,
     NotPrimary,
-    Overload,
     Refuse,
     ReplicaSet,
     Restart,
@@ -37,43 +48,11 @@ from pymongo_resilience.testbed import (
 )
 from pymongo_resilience.testing import set_active
 
+__all__ = ["client", "coll", "order", "telemetry"]
+
 pytestmark = pytest.mark.oldest
-COUNT = 60
-BATCH = 10
-PLENTY_MS = 20_000
-SERVER_IS_GONE_S = 10
-FAULTS: dict[str, Callable[[], Any]] = {
-    "cut before": lambda: CutBefore("getMore"),
-    "cut after": lambda: CutAfter("getMore"),
-    "not primary": lambda: NotPrimary("getMore"),
-    "CursorNotFound": lambda: Fail("getMore", code=43),
-    "overload past its retries": lambda: Overload("getMore", times=6, base_backoff=0.002),
-}
 OTHERS = pytest.mark.thorough("each order is among the others")
 SORTS = {"unsorted": None, "ascending": {"_id": 1}, "descending": {"_id": -1}}
-
-
-@pytest.fixture
-def telemetry(instrument: Instrument) -> Telemetry:
-    return instrument()
-
-
-@pytest.fixture
-def client(side: Side, proxy: ReplicaSet, sent: SentCommands, telemetry: Telemetry) -> Any:
-    assert telemetry.spans() == []
-    return side.client(proxy.uri, event_listeners=[sent])
-
-
-@pytest.fixture
-def order(control: Any, database: str) -> list[bytes]:
-    """The ``_id`` of the documents there are, in order."""
-    return insert(control, database, COUNT)
-
-
-@pytest.fixture
-def coll(client: Any, database: str, order: list[bytes]) -> Any:
-    assert len(order) == COUNT
-    return client[database].coll
 
 
 def opened(side: Side, coll: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
@@ -81,11 +60,6 @@ def opened(side: Side, coll: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[
     with override(resumable=True):
         cursor = coll.find(*args, **{"batch_size": BATCH, **kwargs})
     return cursor, [side.do(cursor.next) for _ in range(BATCH)]
-
-
-def rest(side: Side, cursor: Any) -> list[Any]:
-    with override(timeout_ms=PLENTY_MS):
-        return side.documents(cursor)
 
 
 def scan(side: Side, proxy: ReplicaSet, coll: Any, *args: Any, **kwargs: Any) -> list[Any]:

@@ -15,18 +15,28 @@ from pymongo.errors import AutoReconnect, CursorNotFound, ExecutionTimeout, Oper
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_budget import READS_PER_HEDGE
 from pymongo_resilience_instrumentation.features.resumable_finds import scan
 from support.clients import SentCommands, Side
-from support.resumable_finds import insert, keys
+from support.resumable_finds import keys
+from support.scans import (
+    BATCH,
+    COUNT,
+    FAULTS as FAULTS_OF_FINDS,
+    PLENTY_MS,
+    SERVER_IS_GONE_S,
+    client,
+    coll,
+    order,
+    rest,
+    telemetry,
+)
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Policy, bind, override
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError
 from pymongo_resilience.testbed import (
-    CutAfter,
     CutBefore,
     Election,
     Fail,
-    NotPrimary,
     Overload,
     Refuse,
     ReplicaSet,
@@ -35,12 +45,10 @@ from pymongo_resilience.testbed import (
 )
 from pymongo_resilience.testing import set_active
 
+__all__ = ["client", "coll", "order", "telemetry"]
+
 pytestmark = [pytest.mark.oldest, pytest.mark.each_setup]
 
-COUNT = 60
-BATCH = 10
-PLENTY_MS = 20_000
-SERVER_IS_GONE_S = 10
 IF_POSSIBLE: Any = "if_possible"
 OTHERS = pytest.mark.thorough("each pair is among the others")
 Open = Callable[[Side, Any], Any]
@@ -64,36 +72,9 @@ RESUMABLE: dict[str, tuple[Open, bool]] = {
     ),
 }  # fmt: skip
 FAULTS: dict[str, Callable[[], Any]] = {
-    "cut before": lambda: CutBefore("getMore"),
-    "cut after": lambda: CutAfter("getMore"),
-    "not primary": lambda: NotPrimary("getMore"),
-    "CursorNotFound": lambda: Fail("getMore", code=43),
+    **FAULTS_OF_FINDS,
     "time limit of the server": lambda: Fail("getMore", code=50),
-    "overload past its retries": lambda: Overload("getMore", times=6, base_backoff=0.002),
 }
-
-
-@pytest.fixture
-def telemetry(instrument: Instrument) -> Telemetry:
-    return instrument()
-
-
-@pytest.fixture
-def client(side: Side, proxy: ReplicaSet, sent: SentCommands, telemetry: Telemetry) -> Any:
-    assert telemetry.spans() == []
-    return side.client(proxy.uri, event_listeners=[sent])
-
-
-@pytest.fixture
-def order(control: Any, database: str) -> list[bytes]:
-    """The ``_id`` of the documents there are, in order."""
-    return insert(control, database, COUNT)
-
-
-@pytest.fixture
-def coll(client: Any, database: str, order: list[bytes]) -> Any:
-    assert len(order) == COUNT
-    return client[database].coll
 
 
 def opened(side: Side, coll: Any, make: Open, wanted: Any = IF_POSSIBLE) -> tuple[Any, list[Any]]:
@@ -101,11 +82,6 @@ def opened(side: Side, coll: Any, make: Open, wanted: Any = IF_POSSIBLE) -> tupl
     with override(resumable=wanted):
         cursor = make(side, coll)
         return cursor, [side.do(cursor.next) for _ in range(BATCH)]
-
-
-def rest(side: Side, cursor: Any) -> list[Any]:
-    with override(timeout_ms=PLENTY_MS):
-        return side.documents(cursor)
 
 
 def shape(sent: SentCommands, name: str) -> list[dict[str, Any]]:
