@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,16 +28,20 @@ from pymongo_resilience.timeout_source import TimeoutSource
 NOW = 1_000.0
 
 
-def pymongos_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Replace pymongo's clock. The engine's, on which an incoming request ends, shows another
     time.
     """
-    clock = FakeClock(NOW)
-    module = SimpleNamespace(monotonic=clock.now)
+    standing = FakeClock(NOW)
+    module = SimpleNamespace(monotonic=standing.now)
     monkeypatch.setattr(driver.csot, "time", module)
     monkeypatch.setattr(_csot, "time", module)
     monkeypatch.setattr(precedence, "CLOCK", FakeClock())
-    return clock
+    return standing
 
 
 def rules(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +23,14 @@ from pymongo_resilience_instrumentation.timeouts.precedence import (
     limit_resume,
     write_stage,
 )
-from support.engine.fake_clock import FakeClock
 from support.timeout_rules import (
     NOW,
+    Around,
     activated,
     call_of,
+    clock,
     limits_of,
     nested,
-    pymongos_clock,
     request,
     rules,
 )
@@ -40,15 +39,11 @@ from pymongo_resilience import ConfigurationError, Policy, override
 from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.timeout_source import TimeoutSource
 
+__all__ = ["clock"]
+
 pytestmark = pytest.mark.oldest
-Around = Callable[[], contextlib.AbstractContextManager[Any]]
 CONFIGURED, BOUND = TimeoutSource.CONFIGURATION, TimeoutSource.BINDING
 PYMONGO = TimeoutSource.PYMONGO_TIMEOUT
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    return pymongos_clock(monkeypatch)
 
 
 def cursor_of(flags: int = CursorType.NON_TAILABLE, max_await_ms: int | None = None) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +24,12 @@ from pymongo_resilience_instrumentation.timeouts.precedence import (
 from support.engine.fake_clock import FakeClock
 from support.timeout_rules import (
     NOW,
+    Around,
     activated,
     call_of,
+    clock,
     limits_of,
     nested,
-    pymongos_clock,
     request,
     rules,
 )
@@ -40,13 +40,9 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import EMPTY_POLICY
 from pymongo_resilience.timeout_source import TimeoutSource
 
+__all__ = ["clock"]
+
 pytestmark = pytest.mark.oldest
-Around = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    return pymongos_clock(monkeypatch)
 
 
 ROWS: dict[str, tuple[Around, dict[str, Any], dict[str, Any], float | None, float, bool]] = {
