@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.recovery.paused_dialing import (
 )
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
-from support.pool_connections import Closed
+from support.pool_connections import Closed, leave_idle, pool_of
 from support.telemetry import Instrument
 
 from pymongo_resilience.testbed import ConnectionRateLimit, Overload, ReplicaSet, Slow
@@ -65,11 +65,6 @@ def connected(side: Side, servers: ReplicaSet, **options: Any) -> tuple[Any, Clo
     client = side.do(side.client, servers.uri, **options)
     side.do(client.db.coll.find_one)
     return client, pools
-
-
-def pool_of(client: Any) -> Any:
-    (server,) = client._topology._servers.values()
-    return server.pool
 
 
 class Runs:
@@ -129,8 +124,7 @@ def test_an_operation_alone_makes_all_its_attempts_in_a_pool_without_connections
     client, pools = connected(side, proxy, **IDLE)
     before = pools.made
     proxy.inject(Overload("hello", times=100))
-    conns = pool_of(client).conns
-    side.wait_until(lambda: all(each.idle_time_seconds() > 0.001 for each in conns))
+    leave_idle(side, client)
     with pytest.raises(OperationFailure):
         side.do(client.db.coll.find_one)
     assert pools.made - before == 6, "an attempt and five retries, each with a connection"
@@ -145,8 +139,7 @@ def test_operations_share_the_attempts_of_a_pool_without_connections(
     before = pools.made
     fault = Overload("hello", times=10**6)
     proxy.inject(fault)
-    conns = pool_of(client).conns
-    side.wait_until(lambda: all(each.idle_time_seconds() > 0.001 for each in conns))
+    leave_idle(side, client)
     began = time.monotonic()
     assert errors_at_once(side, client.db.coll) == ["OperationFailure"] * AT_ONCE
     seconds = time.monotonic() - began

@@ -13,6 +13,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.recovery import woken_monitors
 from support.clients import Side
+from support.pool_connections import leave_idle, pool_of
 from support.server_states import Unknown
 from support.telemetry import Instrument
 
@@ -57,17 +58,6 @@ def connected(side: Side, servers: ReplicaSet, **options: Any) -> tuple[Any, Unk
     side.do(client.db.coll.find_one)
     leave_idle(side, client)
     return client, unknown
-
-
-def pool_of(client: Any) -> Any:
-    (server,) = client._topology._servers.values()
-    return server.pool
-
-
-def leave_idle(side: Side, client: Any) -> None:
-    """Until the next operation makes a connection."""
-    conns = pool_of(client).conns
-    side.wait_until(lambda: all(each.idle_time_seconds() > 0.001 for each in conns))
 
 
 def generation(client: Any) -> int:

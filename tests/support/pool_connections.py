@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from pymongo import monitoring
+from support.clients import Side
 
 
 class Closed(monitoring.ConnectionPoolListener):
@@ -35,3 +36,15 @@ class Closed(monitoring.ConnectionPoolListener):
         if ours or not name.startswith(("connection_", "pool_")):
             return object.__getattribute__(self, name)
         return lambda event: None
+
+
+def pool_of(client: Any) -> Any:
+    """The pool of a client with one server."""
+    (server,) = client._topology._servers.values()
+    return server.pool
+
+
+def leave_idle(side: Side, client: Any) -> None:
+    """Wait until the next operation makes a connection, with ``maxIdleTimeMS=1``."""
+    conns = pool_of(client).conns
+    side.wait_until(lambda: all(each.idle_time_seconds() > 0.001 for each in conns))
