@@ -19,9 +19,11 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests"))
+from support import marked_tables  # noqa: E402 - found in that folder
+
 FOLDER = ROOT / "build" / "mongod"
 DOCUMENT = ROOT / "docs" / "compatibility.md"
-MARKS = ("<!-- mongod: begin (written by `make check-mongod`) -->\n", "<!-- mongod: end -->\n")
 BESIDE = (
     "-n",
     os.environ.get("WORKERS", "3"),
@@ -65,7 +67,7 @@ def main(mongod: str, *wanted: str) -> int:
         report["demo"] = {"ok": demo["ok"], "verdict": demo.get("verdict", "did not end")}
     path.write_text(json.dumps(report, indent=2) + "\n")
     print("\n".join(lines(report)))
-    document(lines(report))
+    marked_tables.write(DOCUMENT, "mongod", "make check-mongod", lines(report))
     return 0 if all(_passed(each) for each in report.values()) else 1
 
 
@@ -85,13 +87,6 @@ def lines(report: dict[str, Any]) -> list[str]:
             skipped = ", ".join(f"{count} {why}" for why, count in found["skipped"].items())
             rows.append(f"| {name} | {counted}{f'; skipped: {skipped}' if skipped else ''} |")
     return rows
-
-
-def document(rows: list[str]) -> None:
-    begin, end = MARKS
-    before, _, rest = DOCUMENT.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    DOCUMENT.write_text(before + begin + "\n".join(rows) + "\n" + end + after)
 
 
 def _version(mongod: str) -> str:

@@ -7,7 +7,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import document
+TESTS = Path(__file__).parents[1]
+sys.path.append(str(TESTS))
+from support import marked_tables  # noqa: E402 - found in that folder
 
 GOALS = {"lines": 97.0, "branches": 95.0}
 """Percent, in each package."""
@@ -37,7 +39,7 @@ def main(report: str) -> int:
         )
         reached = reached and all(found[each] >= goal for each, goal in GOALS.items())
     print("\n".join(rows))
-    document.write("coverage", rows)
+    marked_tables.write(TESTS / "README.md", "coverage", "make coverage", rows)
     return int(not reached)
 
 

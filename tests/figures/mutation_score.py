@@ -26,9 +26,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-import document
-
 ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+sys.path.append(str(TESTS))
+from support import marked_tables  # noqa: E402 - found in that folder
+
 FOLDER = ROOT / "build" / "mutation"
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 GOAL = 95.0
@@ -82,7 +84,7 @@ def report() -> int:
             print(f"no longer a survivor, so remove it from {EXPLAINED.name}:", *each, sep="\n    ")
     rows = table(whole)
     print("\n".join(rows))
-    document.write("mutation", rows)
+    marked_tables.write(TESTS / "README.md", "mutation", "make mutation", rows)
     return int(percent(tested.values()) < GOAL)
 
 
