@@ -28,7 +28,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 OTHER_PYTHONS = [each for each in PYTHONS if each != THIS_PYTHON]
 SERVER_PYTHONS = ("3.13", "3.12", "3.11")
 """Pythons for which the server of the test bed (SecantusDB) has a wheel, the preferred one first.
-With any other Python, one of these runs the server in a process of its own.
+With another Python, a separate process with one of these runs the server.
 """
 SERVER_VENV = ROOT / ".nox" / "server"
 SERVER_VARIABLES = ("PYMONGO_RESILIENCE_TESTBED_PYTHON", "PYMONGO_RESILIENCE_TESTBED_SERVER")

@@ -85,7 +85,7 @@ class State(enum.Enum):
     OPEN = "open"
     """The server may still hold it."""
     FORGOTTEN = "forgotten"
-    """The shards may still hold it, but no router knows which ones."""
+    """The shards may still hold it, but no router that can be reached has it on record."""
     ENDED = "ended"
 
 
@@ -173,7 +173,7 @@ def next_step(state: State, *, router_is_lost: bool, session_is_in_use: bool) ->
     """
     if state is State.OPEN and not router_is_lost:
         return Step.ABORT
-    # No reachable router knows the transaction, so only the shards can end it.
+    # No router that can be reached has the transaction on record, so only the shards can end it.
     return Step.WAIT if session_is_in_use else Step.KILL_SESSION
 
 

@@ -149,7 +149,7 @@ class Failure:
     base_backoff: float | None = None
     """Base of the back-off in seconds, if the server's overload error specifies one."""
     retry_after: float | None = None
-    """Seconds that a throttling server asks the client to wait; None if it does not say."""
+    """Seconds to wait according to a server that throttles; None if its error has no number."""
     min_rtt: float = 0.0
     """The selected server's minimum round-trip time in seconds; 0 if unknown."""
     selection: bool = False

@@ -204,7 +204,8 @@ class RetryRules:
         base = self.base_backoff if failure.base_backoff is None else failure.base_backoff
         delay = backoff.overload(state.attempts, self.random, base, self.max_backoff)
         if failure.retry_after is not None:
-            # The random part spreads the clients that were told the same time.
+            # Clients that got the same number must not all come back at once, so add it to the
+            # random delay.
             base = max(base, failure.retry_after)
             delay += min(failure.retry_after, self.max_backoff)
         limit = state.time_limit

@@ -45,10 +45,10 @@ def is_throttled(error: Mapping[str, Any]) -> bool:
 
 
 def retry_after(document: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a throttling server asks the client to wait, or None.
+    """Return how many seconds to wait according to a server that throttles, or None.
 
-    Azure Cosmos DB writes the number into the text, because the protocol has no field for it. Not
-    all of its errors contain it.
+    Azure Cosmos DB puts the number into the error's text, because the protocol has no field for it.
+    Some of its errors do not contain it.
     """
     found = _RETRY_AFTER.search(_text(document))
     return None if found is None else int(found[1]) / 1000

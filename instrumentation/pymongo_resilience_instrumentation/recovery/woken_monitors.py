@@ -1,10 +1,12 @@
 """Makes monitors check a lost server sooner.
 
 Monitors are woken after a network error, or if an operation waits for a server that is unknown for
-another reason. While operations wait for a lost server, its monitor checks it at shorter intervals.
-While none waits, it checks it at growing intervals: pymongo repeats a failed check once, and starts
-the next one ten seconds later. A library that notices the loss of a server sooner would also spend
-that check sooner, and then find the server later than pymongo does.
+another reason. While operations wait for a lost server, its monitor checks it at short intervals.
+If no operation waits, the intervals grow with the time for which the server has been lost.
+
+The second rule is needed because the library notices a loss earlier than pymongo. pymongo repeats
+a failed check once, and makes the next one ten seconds later. If that one repetition came too early
+as well, the library would find the server later than pymongo alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Aggregates that are no more than a find: only ``$match``, and perhaps a ``$sort`` by ``_id``.
+"""Aggregates that are equivalent to a find: only ``$match``, and perhaps a ``$sort`` by ``_id``.
 
-They are resumed like a find with ``resumable="if_possible"``, whatever the value of the option: an
-aggregate that cannot be resumed runs unchanged.
+If the option ``resumable`` is set, they are resumed like a find. Unlike for finds, True does not
+refuse the others: an aggregate that cannot be resumed always runs unchanged.
 """
 
 from __future__ import annotations
