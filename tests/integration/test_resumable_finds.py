@@ -26,6 +26,8 @@ from support.scans import (
     SERVER_IS_GONE_S,
     client,
     coll,
+    lose_server_of,
+    nearest,
     order,
     rest,
     telemetry,
@@ -40,7 +42,6 @@ from pymongo_resilience.testbed import (
     Election,
     Fail,
     NotPrimary,
-    Refuse,
     ReplicaSet,
     Restart,
     ShardedCluster,
@@ -558,10 +559,7 @@ def test_a_resumable_find_is_not_hedged(
 ) -> None:  # fmt: skip
     """Two finds would each begin a scan. Beside it, what has no cursor is hedged."""
     instrument()
-    client = side.client(replica_set.uri, event_listeners=[sent], localThresholdMS=60_000)
-    side.do(client.admin.command, "ping")
-    side.wait_for_members(client, 3)
-    coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
+    coll = nearest(side, replica_set, database, event_listeners=[sent], localThresholdMS=60_000)
     with override(hedge=PLENTY_MS):
         for _ in range(READS_PER_HEDGE):
             side.do(coll.find_one)
@@ -585,16 +583,9 @@ def test_another_member_or_router_goes_on_where_the_cursors_is_gone(
     """The driver knows that its server cannot be reached, and would wait for it."""
     deployment: Any = replica_set if kind == "replica set" else cluster
     instrument()
-    client = side.client(deployment.uri)
-    side.do(client.admin.command, "ping")
-    side.wait_for_members(client, len(deployment.members))
-    coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
+    coll = nearest(side, deployment, database)
     cursor, found = opened(side, coll)
-    before = cursor.address
-    number = [each.address for each in deployment.members].index(before)
-    deployment.inject(Refuse(SERVER_IS_GONE_S), on=number)
-
-    side.wait_until(lambda: before not in client.nodes)
+    before = lose_server_of(side, deployment, coll, cursor)
     began = time.monotonic()
     assert keys(found + rest(side, cursor)) == order
     assert time.monotonic() - began < SERVER_IS_GONE_S / 2

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import bson
-import pymongo
 import pytest
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo.errors import AutoReconnect, CursorNotFound, ExecutionTimeout, OperationFailure
@@ -21,9 +20,10 @@ from support.scans import (
     COUNT,
     FAULTS as FAULTS_OF_FINDS,
     PLENTY_MS,
-    SERVER_IS_GONE_S,
     client,
     coll,
+    lose_server_of,
+    nearest,
     order,
     rest,
     telemetry,
@@ -38,7 +38,6 @@ from pymongo_resilience.testbed import (
     Election,
     Fail,
     Overload,
-    Refuse,
     ReplicaSet,
     ShardedCluster,
     Slow,
@@ -323,10 +322,7 @@ def test_a_hedged_find_that_is_not_resumed_stays_hedged(
     sent: SentCommands,
 ) -> None:  # fmt: skip
     instrument()
-    client = side.client(replica_set.uri, event_listeners=[sent], localThresholdMS=60_000)
-    side.do(client.admin.command, "ping")
-    side.wait_for_members(client, 3)
-    coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
+    coll = nearest(side, replica_set, database, event_listeners=[sent], localThresholdMS=60_000)
     with override(hedge=PLENTY_MS):
         for _ in range(READS_PER_HEDGE * 2):
             side.do(coll.find_one)
@@ -441,15 +437,9 @@ def test_another_member_or_router_continues_an_aggregate(
 ) -> None:  # fmt: skip
     deployment: Any = replica_set if kind == "replica set" else cluster
     instrument()
-    client = side.client(deployment.uri)
-    side.do(client.admin.command, "ping")
-    side.wait_for_members(client, len(deployment.members))
-    coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
+    coll = nearest(side, deployment, database)
     cursor, found = opened(side, coll, RESUMABLE["aggregate"][0])
-    before = cursor.address
-    number = [each.address for each in deployment.members].index(before)
-    deployment.inject(Refuse(SERVER_IS_GONE_S), on=number)
-    side.wait_until(lambda: before not in client.nodes)
+    before = lose_server_of(side, deployment, coll, cursor)
     found += [side.do(cursor.next) for _ in range(BATCH)]
     assert cursor.address != before
     assert keys(found + rest(side, cursor)) == order

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import bson
-from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand, _Tokens
 from pymongo_resilience_instrumentation.tools.testbed.fault import Answer, Interception
 from pymongo_resilience_instrumentation.tools.testbed.processes import ask
 
@@ -126,25 +126,16 @@ def statements_of(request: Any) -> list[Any]:
     return list(bson.decode_all(sequence[begin:size]))
 
 
-class RequestUnits(Interception):
+class RequestUnits(_Tokens):
     """Throttles all writes of more than ``rate`` documents a second, as a collection of Cosmos DB
     does, and tells each client when there is room again.
     """
 
     def __init__(self, rate: float, burst: float = 1.0) -> None:
-        super().__init__()
-        self._rate, self._burst = rate, burst
-        self._units, self._refilled = burst, time.monotonic()
+        super().__init__(rate, burst, seconds=None)
 
     def on_request(self, request: Any, connection: Any) -> Any:
-        if request.command_name not in STATEMENTS:
+        if request.command_name not in STATEMENTS or self._take():
             return None
-        now = time.monotonic()
-        self._units = min(self._burst, self._units + (now - self._refilled) * self._rate)
-        self._refilled = now
-        if self._units >= 1:
-            self._units -= 1
-            return None
-        self.injected += 1
-        after_ms = max(1, round((1 - self._units) / self._rate * 1000))
+        after_ms = max(1, round((1 - self._tokens) / self._rate * 1000))
         return Answer(throttled_reply(request, throttled_text(after_ms)))

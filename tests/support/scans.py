@@ -6,12 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pymongo import ReadPreference
 from support.clients import SentCommands, Side
 from support.resumable_finds import insert
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import override
-from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, NotPrimary, Overload, ReplicaSet
+from pymongo_resilience.testbed import (
+    CutAfter,
+    CutBefore,
+    Fail,
+    NotPrimary,
+    Overload,
+    Refuse,
+    ReplicaSet,
+)
 
 COUNT = 60
 BATCH = 10
@@ -47,6 +56,23 @@ def order(control: Any, database: str) -> list[bytes]:
 def coll(client: Any, database: str, order: list[bytes]) -> Any:
     assert len(order) == COUNT
     return client[database].coll
+
+
+def nearest(side: Side, deployment: Any, database: str, **options: Any) -> Any:
+    """A collection that any member or router may read, of a client that has reached them all."""
+    client = side.client(deployment.uri, **options)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, len(deployment.members))
+    return client[database].get_collection("coll", read_preference=ReadPreference.NEAREST)
+
+
+def lose_server_of(side: Side, deployment: Any, coll: Any, cursor: Any) -> Any:
+    """The address of the cursor's server, once the client of ``coll`` has lost it."""
+    client, lost = coll.database.client, cursor.address
+    number = [each.address for each in deployment.members].index(lost)
+    deployment.inject(Refuse(SERVER_IS_GONE_S), on=number)
+    side.wait_until(lambda: lost not in client.nodes)
+    return lost
 
 
 def rest(side: Side, cursor: Any) -> list[Any]:
