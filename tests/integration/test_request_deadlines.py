@@ -27,7 +27,7 @@ from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
-REQUEST = 150
+REQUEST = 300
 """Milliseconds."""
 LATE = 2.0
 """Seconds that a busy machine may take longer; the timeouts of the tests are minutes."""

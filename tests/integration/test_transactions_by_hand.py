@@ -213,7 +213,8 @@ def test_all_attempts_have_one_session_whose_numbers_grow(
     assert control[database].coll.find_one() == {"_id": 1, "n": 1}
     updates = sent.named("update")
     assert len({each["lsid"]["id"] for each in updates}) == 1
-    assert [each["txnNumber"] for each in updates] == [1, 2]
+    assert len(updates) > 1
+    assert [each["txnNumber"] for each in updates] == list(range(1, len(updates) + 1))
     proxy.clear()
 
 
