@@ -18,6 +18,8 @@ from pymongo_resilience.clock import Clock, RollingCounts
 from pymongo_resilience.config import Config
 from pymongo_resilience.rules.failure import Evidence
 
+# A single success may be luck, and many probes at once could overload a server that is only just
+# recovering.
 PROBES = 3
 """How many probes may be in progress at once, and how many must succeed."""
 RECHECK = 0.1
@@ -56,6 +58,7 @@ class _Period:
     counts: RollingCounts
     opened_by: tuple[int, int]
     """The calls and failures that opened the breaker most recently."""
+    # Permits are compared and hashed by identity (``eq=False``), so they can be keys.
     under_way: dict[Permit, float] = field(default_factory=dict)
     """The probes in progress, and when each may be replaced."""
     succeeded: int = 0
@@ -99,6 +102,8 @@ class CircuitBreaker:
 
     def reset_after_fork(self) -> None:
         """Close the breaker, reset the counts, invalidate earlier permits, and replace the lock."""
+        # Reentrant, because a finalizer or a signal handler that runs an operation may interrupt
+        # the thread that holds the lock.
         self.lock = threading.RLock()
         with self.lock:
             self._become(State.CLOSED, self.now())
@@ -173,6 +178,8 @@ class CircuitBreaker:
         # The probe may have been replaced in the meantime. Its report still counts.
         period.under_way.pop(permit, None)
         if outcome is Evidence.UNHEALTHY:
+            # Keep the calls that opened the breaker first: a probe alone would show 1 failure of 1
+            # call.
             self._become(State.OPEN, now, period.opened_by)
         elif outcome is Evidence.HEALTHY:
             period.succeeded += 1

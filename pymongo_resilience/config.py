@@ -296,6 +296,8 @@ class Config:
 class Options(TypedDict, total=False):
     """The fields of ``Config``, as keyword arguments of ``instrument()``."""
 
+    # ``strategy`` and ``policies`` are missing, because ``instrument()`` has its own parameters for
+    # them.
     enabled: bool
     timeout_ms: int | None
     timeout_mode: str | None
@@ -353,6 +355,7 @@ def load(
     is_whole = isinstance(code, Config)
     base, options = (code, {}) if isinstance(code, Config) else (Config(), code or {})
     path = environ.get(FILE_VARIABLE)
+    # A whole Config replaces the file, which is then not even opened.
     overridden: set[str] = {FILE_VARIABLE} if is_whole and path else set()
     problems: list[str] = []
     ignored: list[str] = []
@@ -361,9 +364,11 @@ def load(
     file = _of_file(path, problems) if path and not is_whole else ()
     for name, value, source in (*file, *_of_variables(environ)):
         option = BY_NAME.get(name)
-        # The two switches for operators are read from variables even if code sets them, but not
-        # from the file, which ships with the code.
+        # Operators on call use the variables of the two switches, so these take precedence over
+        # code. The file does not, because it ships with the code.
         wins_over_code = name in SWITCHES and source != path
+        # Code overrides this value, so do not check it: a wrong value without effect is no reason
+        # to refuse to start.
         if (is_whole or name in options) and not wins_over_code:
             overridden.add(source)
         elif option is None or option.kind.legal(value):

@@ -30,6 +30,7 @@ class ConfigurationError(ValueError):
         super().__init__("\n  ".join(["invalid configuration of pymongo-resilience:", *problems]))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # pickle would pass the message to the constructor, which expects the list.
         return type(self), (self.problems,)
 
 

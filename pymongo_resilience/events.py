@@ -222,6 +222,7 @@ class Outlet:
 
     def on_event(self, event: Event, /) -> None:
         listener = self._listener
+        # A consumer or a middleware may outlive ``uninstrument()``.
         if listener is not None and enabled_flag.current.on:
             listener.on_event(event)
 
@@ -283,6 +284,8 @@ class EventLog:
                 retry_logger.info(text, shown, extra=extra)
             else:
                 fields |= {"event": EventName.RETRY_DECLINED.value, "rule": event.rule.value}
+                # A duplicate key, for example, is declined at its first attempt: an everyday error
+                # that the application handles.
                 is_news = event.attempt > 1 or is_explained(event.rule, event.reason)
                 level = logging.WARNING if is_news else logging.DEBUG
                 retry_logger.log(level, failed + "not retried: %(why)s", shown, extra=extra)

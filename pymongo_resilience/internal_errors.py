@@ -92,6 +92,7 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
     do.
     """
 
+    # LoggerAdapter's other methods (``warning``, ``exception`` and so on) all call this one.
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         stacklevel = kwargs.pop("stacklevel", 1) + OUR_FRAMES
         log = super().log
@@ -117,6 +118,7 @@ class contain_internal_errors:  # noqa: N801 - as contextlib's own
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        # Do not contain what a signal handler may have raised; see ``internal_error_types``.
         if error is None or not isinstance(error, internal_error_types()):
             return False
         text = "internal error in pymongo-resilience %s"

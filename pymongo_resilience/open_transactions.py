@@ -131,6 +131,7 @@ def event_of(failure: Failure) -> Event:
     """Return the event of a command that failed and should have ended a transaction."""
     if failure.stage is not Stage.ANSWERED:
         return Event.UNANSWERED
+    # These answers show only that the server did not run the abort now. The transaction stays open.
     if failure.overloaded or failure.stopped_by_server or failure.reason in REFUSALS:
         return Event.REFUSED
     return Event.NO_SUCH_TRANSACTION if failure.code == NO_SUCH_TRANSACTION else Event.ERROR
@@ -231,6 +232,7 @@ class OpenTransactions:
         now: float,
     ) -> Iterator[tuple[Waiting, Step]]:
         """Yield each transaction for which a command must be sent now, the oldest first."""
+        # Iterate over a copy, because operations add transactions at the same time.
         for waiting in list(self._waiting.values()):
             transaction = waiting.transaction
             if now >= waiting.until:

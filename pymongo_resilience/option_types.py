@@ -18,6 +18,7 @@ T = TypeVar("T")
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
 PREFIX = "PYMONGO_RESILIENCE_"
 MAX_MS = 2_147_483_647
+"""Milliseconds. The server rejects a larger maxTimeMS, which is a signed 32-bit integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ def check_field_names(cls: type[T]) -> type[T]:
     """Return the dataclass with a constructor that checks its keywords with
     ``check_keywords``.
     """
+    # A dataclass itself names only the first unknown keyword, and suggests none.
     construct = cls.__init__
     known = tuple(field.name for field in fields(cls))  # type: ignore[arg-type]  # a dataclass
 

@@ -41,6 +41,8 @@ class Ability(NamedTuple):
         """
         if self.is_able:
             return True
+        # The grace period lets a probe survive an election. A client that was never able is not
+        # ready, so that a deployment with a wrong URI does not go live.
         return self.was_able and not is_hopeless and now - self.since < grace
 
 

@@ -87,6 +87,7 @@ def _redacted(error: BaseException) -> BaseException:
             return Exception(f"{name} of {members}: {WITHHELD}")
         if quotes_documents(error) or any(map(quotes_documents, error.args)):
             return Exception(f"{name}: {WITHHELD}")
+        # Copy without calling the constructor, whose parameters are unknown.
         copy = type(error).__new__(type(error), *error.args)
         vars(copy).update(vars(error))
         # The class may set a cause or a traceback in its constructor. Use the copy only if it has

@@ -233,6 +233,8 @@ def consume(
         except _HandlerError as failed:
             yield from consumer.save_at_end()
             yield Close()
+            # Without ``from None``, the traceback would show the internal exception that carried
+            # the error here.
             raise failed.error from None
         except StreamError as error:
             yield Close()
@@ -242,12 +244,16 @@ def consume(
             yield Close()
             kind = kind_of(error)
             if kind is ErrorKind.TOO_LARGE and rules.reduces_large and not consumer.is_reduced:
+                # Read only this change without its documents. The server is fine, so open the
+                # stream again at once.
                 consumer.is_reduced = True
                 continue
             if kind in ADVICE:
                 cls, text = ADVICE[kind]
                 consumer.tell(StreamStep.FAILED, cls.__name__)
                 raise cls(f"{rules.name}: {text}") from error
+            # TERMINAL is, for example, a wrong password. If the consumer was never open, the
+            # application should hear of it. If it was open, it waits until somebody repairs it.
             if kind is ErrorKind.FINAL or (kind is ErrorKind.TERMINAL and not consumer.was_open):
                 consumer.tell(StreamStep.FAILED, type(error).__name__)
                 raise
@@ -320,6 +326,7 @@ class _Consumer:
             if is_over:
                 yield Close()
                 return
+        # With ``save_every``, the last changes may have been handled but not stored.
         if self._unsaved and self._handled is not None:
             yield from self._save(self._handled)
 
@@ -341,11 +348,14 @@ class _Consumer:
                 yield from self._save(token)
         if invalidates:
             self.tell(StreamStep.INVALIDATED)
+            # Only now, after the token was stored: the next run must begin after the invalidation.
             if rules.stops_when_invalidated:
                 raise StreamInvalidatedError(
                     f"{rules.name}: the watched collection or database was dropped or renamed. The "
                     "next run() watches the next one of that name"
                 )
+        # The stream without documents has served its purpose. End it, so that the next one has
+        # documents again.
         was_reduced, self.is_reduced = self.is_reduced, False
         return invalidates or was_reduced
 
@@ -382,12 +392,14 @@ class _Consumer:
             return
         if token != self._saved:
             yield from self._save(token)
+        # Even if the token was the same: compare again after another ``save_idle_s`` only.
         self._saved_at = self._now()
 
     def save_at_end(self) -> Generator[Step, Any, None]:
         """Store the token of the change before the one that ended the consumer."""
         if self._unsaved and self._handled is not None:
-            with suppress(Exception):  # then they are handled again
+            # If the token cannot be stored, these changes are handled again after a restart.
+            with suppress(Exception):
                 yield from self._save(self._handled)
 
     def _save(self, token: Token) -> Generator[Step, Any, None]:

@@ -70,6 +70,7 @@ def phases(runs: Iterable[Run]) -> tuple[Phase, ...]:
             name = SELECTION if wait.for_server else POOL
             parts += [(name, wait.seconds - wait.connecting), (CONNECTING, wait.connecting)]
         for name, seconds in parts:
+            # Waits are measured separately, so their sum may be slightly longer than the attempt.
             part = min(max(seconds, 0.0), left)
             left -= part
             result.append(Phase(name, part * 1000))

@@ -27,6 +27,8 @@ def can_be_bound(target: object) -> bool:
 
 def policy_of(target: object) -> Policy:
     """Return the policy that ``target`` carries, or EMPTY_POLICY."""
+    # Not getattr(): for an attribute that a collection does not have, pymongo returns a
+    # sub-collection of that name.
     if not isinstance(target, Bound):
         return EMPTY_POLICY
     policy: Policy = vars(target)[ATTRIBUTE]
@@ -66,6 +68,8 @@ def _with_policy(target: T, policy: Policy) -> T:
 
 @lru_cache(BOUND_CLASSES)
 def _bound_class(cls: type) -> type:
+    # A subclass, so that isinstance() still holds, with the original name, which reprs and errors
+    # show.
     return type(cls.__name__, (Bound, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
@@ -83,6 +87,7 @@ class Bound:
 
     def create_collection(self, *args: Any, **kwargs: Any) -> Any:
         made = super().create_collection(*args, **kwargs)  # type: ignore[misc]  # as above
+        # In an async database, pymongo's method is a coroutine function.
         return self._inherit_later(made) if hasattr(made, "__await__") else self._inherit(made)
 
     async def _inherit_later(self, making: Awaitable[Any]) -> Any:

@@ -64,7 +64,7 @@ class Call(NamedTuple):
         return self.given_target
 
     def without_client(self) -> Call:
-        """Return the call for what is reported later: it keeps no client alive."""
+        """Return a copy for deferred telemetry, which keeps no client alive."""
         return self._replace(
             client=ENDED.client, source=None, session=None, given_target=self.target
         )

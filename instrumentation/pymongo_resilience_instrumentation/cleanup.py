@@ -55,7 +55,7 @@ T = TypeVar("T")
 MAX_RETRIES = 5
 """How often the background task tries again to kill one cursor."""
 MAX_SESSIONS = 10_000
-"""Maximum number of sessions in one endSessions command."""
+"""Maximum number of sessions in one endSessions command (Driver Sessions, "endSessions")."""
 ABORT_WITHIN = 5.0
 """Seconds that one run of the task spends on a transaction."""
 IN_TASK = "in the background task"
@@ -281,6 +281,7 @@ class KillCursors(OperationInterceptor):
         """Leave rejected cursors to the task's next run. If the client is closed, there is none."""
         client = run.client
         failure = classify.failure_of(error, classify.SENT)
+        # killCursors is sent on the read path, so retryReads applies to it.
         is_retryable = failure.retryable_overload and client.options.retry_reads
         client_limit = driver.clients.max_retries(client)
         max_rejections = min(
@@ -330,4 +331,5 @@ class EndSessions(OperationInterceptor):
         self, operation: Operation | None, error: BaseException, *rest: Any
     ) -> BaseException | None:
         raised = super().failed(operation, error, *rest)
+        # pymongo's own method ignores its errors as well: the server ends idle sessions by itself.
         return None if isinstance(error, PyMongoError) else raised

@@ -108,6 +108,7 @@ class CursorBatch(OperationInterceptor):
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
         client, query, method = driver.cursors.run_operation_arguments(args, kwargs)
         cursor = getattr(method, "__self__", None)
+        # A string, or a member of an enum in newer versions of pymongo.
         name = str(getattr(query.name, "value", query.name))
         runtime = self.runtime
         if runtime.nested(client) and not _reads_for_the_application(name):
@@ -190,6 +191,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> ContextInterceptor:
     """
 
     def begin(cursor: Cursor) -> AbstractContextManager[None]:
+        # An exhausted cursor sends nothing more.
         if cursor.cursor_id == 0 or driver.csot.active_timeout() is not None:
             return NO_DEADLINE
         transaction = transaction_of(cursor.session or driver.sessions.BOUND[asynchronous].get())
@@ -247,6 +249,8 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
 
 def _refreshed(closed: Cursor | ChangeStream) -> AbstractContextManager[None]:
     kept = kept_by(closed)
+    # A cursor that was never opened, or is exhausted, sends no killCursors. A change stream has no
+    # such attribute.
     if kept is None or not getattr(closed, "cursor_id", True):
         return NO_DEADLINE
     if blocks.current().timeout_ms is not None or driver.csot.active_timeout() is not None:
@@ -262,15 +266,15 @@ def next_of_stream(runtime: Runtime) -> ContextInterceptor:
     """
 
     def begin(stream: ChangeStream) -> AbstractContextManager[None]:
-        outer, in_force = blocks.current().timeout_ms, driver.csot.active_timeout()
-        if outer is None and (in_force is None or not runtime.owns_retries):
+        outer, active = blocks.current().timeout_ms, driver.csot.active_timeout()
+        if outer is None and (active is None or not runtime.owns_retries):
             # Without a block, pymongo itself applies the stream's timeout. With
             # ``strategy=driver``, it also applies ``pymongo.timeout``.
             return NO_DEADLINE
         own = driver.cursors.timeout_of_each_next(stream)
         seconds = shorter((outer or 0) / 1000, own or 0)
         # The active timeout may end earlier than both; then nothing must be activated.
-        longer = in_force is not None and shorter(seconds, in_force) == in_force
+        longer = active is not None and shorter(seconds, active) == active
         return NO_DEADLINE if longer else driver.csot.ActiveTimeout(seconds)
 
     return ContextInterceptor(begin)

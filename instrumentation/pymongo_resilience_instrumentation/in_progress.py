@@ -145,4 +145,5 @@ def clear_inherited() -> None:
     CURRENT.set(None)
 
 
+# Log handlers are foreign code: one that writes to MongoDB must not log its own writes.
 logger.within = call_foreign

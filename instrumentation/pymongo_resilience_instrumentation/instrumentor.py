@@ -89,6 +89,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         earlier = self._runtime
         if earlier is not None:
             differences = earlier.settings.differences(settings)
+            # Modules of one application may each call instrument() with the same arguments.
             if not differences:
                 return
             if self._explicit and not kwargs.get("replace"):
@@ -152,6 +153,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag
         events.outlet.connect(runtime.telemetry)
+        # Only now that every patch is in place, so that no operation sees only some of them.
         runtime.enabled_flag.turn(on=True)
         logger.info(
             "pymongo-resilience %s is on: pymongo %s, strategy %s, timeout %s, "
@@ -189,6 +191,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         return retry_transaction(client, options)
 
     def _uninstrument(self, **_: Any) -> None:
+        # First of all: from here on, the wrappers pass calls through, even if their removal is
+        # interrupted.
         enabled_flag.current.turn(on=False)
         events.outlet.connect(None)
         forks.watch(None)

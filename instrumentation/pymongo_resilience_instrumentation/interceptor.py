@@ -186,6 +186,8 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
+            # A signal handler may have raised, or ``enter`` may have refused the call. Anything
+            # else is a bug of ours.
             if _refuses(interceptor, entered, outer, error, all_args):
                 raise
             entered = None
@@ -204,6 +206,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 if call is None:
                     result = original(*args, **kwargs)
             try:
+                # pymongo has answered. From here on, no bug of ours may change its answer.
                 entered.deadline.__exit__(None, None, None)
                 return result if succeeded is None else succeeded(entered, result)
             except internal_error_types() as error:
@@ -250,6 +253,8 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
+            # A signal handler may have raised, or ``enter`` may have refused the call. Anything
+            # else is a bug of ours.
             if _refuses(interceptor, entered, outer, error, all_args):
                 raise
             entered = None
@@ -268,6 +273,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 if call is None:
                     result = await original(*args, **kwargs)
             try:
+                # pymongo has answered. From here on, no bug of ours may change its answer.
                 entered.deadline.__exit__(None, None, None)
                 return result if succeeded is None else succeeded(entered, result)
             except internal_error_types() as error:
@@ -488,6 +494,7 @@ class OperationInterceptor(Interceptor):
         self.runtime = runtime
         """Begins and ends operations."""
         if self.succeeded is None:
+            # Without a method of its own, save one call for each operation.
             self.succeeded = runtime.end
 
     def plug_in(self, senders: Sequence[Sender]) -> None:

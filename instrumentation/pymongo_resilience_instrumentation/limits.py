@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
-"""Replaces the deadline of an operation that has ended, so that a task that inherited it
-drops it.
+"""Replaces the deadline of an operation that has ended. A task that inherited the operation then
+deactivates the inherited timeout; see ``in_progress.clear_inherited``.
 """
 
 
@@ -28,7 +28,7 @@ class HasDeadline(Protocol):
 
     @property
     def deadline(self) -> AbstractContextManager[None]:
-        """What is active while pymongo runs."""
+        """Activated while pymongo runs."""
 
 
 class Limits:

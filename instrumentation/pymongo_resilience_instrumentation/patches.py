@@ -107,7 +107,7 @@ class Patches:
         """Apply the patches once a feature is used, or now if it was used before."""
 
         def step() -> None:
-            # Inside of the application's call, which must not fail for it.
+            # This runs inside of an application's call, which must not fail because of it.
             with contain_internal_errors("while wrapping what a feature needs"):
                 self.apply_patches(rows)
 
@@ -143,8 +143,8 @@ class Patches:
             while True:
                 owner, name, original, made = self.applied.pop()
                 now = vars(owner).get(name)
-                # The second case: another library has put back the value that getattr() gave it,
-                # which wrapt binds again each time.
+                # The second case: another library has read our wrapper with getattr(), which makes
+                # wrapt return a bound copy, and has put that copy back.
                 if now is made or getattr(now, "_self_parent", None) is made:
                     setattr(owner, name, original)
                 elif now is not original:
@@ -279,6 +279,7 @@ def _for_retries(runtime: Runtime) -> Iterator[Row]:
     yield from silent_servers.wrapped(runtime)
     if runtime.config.dead_peer_s and driver.connections.can_watch():
         for client in CLIENTS:
+            # Wraps the method after BackgroundRun, so it runs before it, and before any wait.
             dead_peers = lost_connections.DeadPeers(runtime, runtime.config.dead_peer_s)
             yield client, driver.clients.BACKGROUND, dead_peers
     yield from rejections.wrapped(runtime)

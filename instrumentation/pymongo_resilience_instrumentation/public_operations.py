@@ -81,6 +81,7 @@ def _named_collection(
     instance: AnyDatabase, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Target:
     """Return the target if the first argument is a collection or its name."""
+    # ``create_collection`` calls the parameter ``name``, the others ``name_or_collection``.
     first = args[0] if args else kwargs.get("name_or_collection", kwargs.get("name"))
     name = first if isinstance(first, str) else getattr(first, "name", None)
     return instance.name, name if isinstance(name, str) else None
@@ -123,6 +124,7 @@ _CURSORS = frozenset({
     "list_indexes", "list_search_indexes",
 })  # fmt: skip
 
+# Commands, and the methods that send them.
 _COLLECTION = {
     "aggregate": (
         "aggregate", "aggregate_raw_batches", "count_documents", "list_search_indexes", "watch",

@@ -114,8 +114,9 @@ class Runtime:
         self.describes_slow_commands = config.slow_ms is not None and (
             config.query_text == QueryText.SANITIZED or not self.owns_retries
         )
-        """Only a command's event shows the shape of a slow operation's command and, where pymongo's
-        own loop decides, its server."""
+        """True if the log of slow operations needs the events of commands: for the shape of the
+        command, and with ``strategy=driver`` for its server.
+        """
         self._publishes_commands = self.describes_slow_commands
         """Whether pymongo publishes the events of commands to our listeners."""
         self.in_flight: dict[int, ref[RetryLoop]] = {}
@@ -131,7 +132,9 @@ class Runtime:
             logger.warning(text)
 
     def look_for_sdk(self, now: float) -> None:
-        """See ``Telemetry``. Once somebody reads the events of commands, clients publish them."""
+        """Do what ``Telemetry.look_for_sdk`` does. If it finds an SDK that reads the events of
+        commands, let all clients publish them.
+        """
         self.telemetry.look_for_sdk(now)
         if not self._publishes_commands and self._reads_commands():
             self._publishes_commands = True
@@ -144,10 +147,10 @@ class Runtime:
         return telemetry.spans is not None or measures
 
     def publish_commands(self, client: AnyClient) -> None:
-        """Have a client, new or of an earlier runtime, publish events of commands if they are read.
+        """Let a client publish the events of its commands, if anything reads them.
 
-        Called after the client is among ``clients``: if an SDK is found by another thread just
-        then, either that thread or this one has the client publish them.
+        Call it after the client was added to ``clients``. If another thread finds an SDK at the
+        same time, at least one of the two threads then turns the events on.
         """
         now = time.perf_counter()
         if now >= self.telemetry.looks_at:
@@ -170,6 +173,7 @@ class Runtime:
         operation = in_progress.current_or_ended()
         if operation is None or operation.ended:
             return operation is not None and operation.in_foreign_call
+        # An operation on another client is an operation of its own.
         return operation.client is client and operation.has_operations
 
     def begin(
@@ -203,6 +207,8 @@ class Runtime:
         is_bare = call.block_policy is EMPTY_POLICY is call.bound_policy
         has_policy = self.rules.any or not is_bare
         operation.has_policy = has_policy
+        # Before the operation becomes the current one, because the rules check the operation around
+        # it.
         self.timeouts.set_timeout(call, limits)
         if has_policy and not self.owns_retries:
             self._warn_of_unused(call)
@@ -218,8 +224,10 @@ class Runtime:
             self._begin_span(spans, operation)
 
     def begin_common(self, call: Call) -> Operation:
-        """Begin an operation as ``begin`` does, if there is no session, block, binding, or rule,
-        and no other operation in progress: most operations begin here."""
+        """Begin an operation without a session, a policy, or an operation around it.
+
+        Does the same as ``begin`` in fewer steps, because most operations begin here.
+        """
         if pending:
             run_deferred()
         operation = Operation(call)
@@ -233,7 +241,9 @@ class Runtime:
         return operation
 
     def _begin_span(self, spans: OperationSpans, operation: Operation) -> None:
-        """Begin the operation's span, and log the first error: it has no span then."""
+        """Begin the operation's span. If that fails, the operation has no span, and the first error
+        is logged.
+        """
         try:
             spans.begins(operation)
         except internal_error_types():
@@ -269,6 +279,8 @@ class Runtime:
             # pymongo has dropped the exception of a signal handler. It takes precedence.
             error = operation.interruption or error
         try:
+            # From here on, only telemetry runs. Commands that a listener or an exporter sends are
+            # not part of the operation, and are left to pymongo.
             operation.in_foreign_call = operation.ended = True
             if operation.limits.waits:
                 bounded_waits.end_waits(operation, error)
@@ -285,6 +297,7 @@ class Runtime:
         if error is None:
             return result
         if raises:
+            # pymongo has raised nothing, so the caller of this method has no error to raise.
             raise error
         return error
 

@@ -120,6 +120,7 @@ def _missing_names(part: Part) -> list[str]:
 def _has(place: object, name: str) -> bool:
     name, _, variables = name.partition("[")
     if variables:
+        # ``_has`` stands in for a missing function, because it has no such variables.
         code = getattr(inspect.unwrap(getattr(place, name, _has)), "__code__", None)
         return code is not None and {*variables.rstrip("]").split(", ")} <= {*code.co_cellvars}
     name, _, parameters = name.partition("(")

@@ -12,6 +12,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+# Not ``http.response.start``: frameworks send it before they create the first part of a streamed
+# body, which may still need the database.
 BEGINS_BODY = frozenset({
     "http.response.body", "http.response.pathsend", "http.response.zerocopysend",
 })  # fmt: skip
@@ -47,6 +49,8 @@ class ASGIMiddleware:
     ) -> None:
         self.app = app
         self._limits = RequestLimits(header=header, max_ms=max_ms, default_ms=default_ms)
+        # ASGI servers pass header names in lowercase (ASGI specification, "HTTP Connection Scope").
+        # RequestLimits stores the name like that.
         self._name = self._limits.header.encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

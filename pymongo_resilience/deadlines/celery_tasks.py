@@ -42,6 +42,8 @@ def connect_celery(
         seconds = _seconds(limits, task)
         if seconds is not None:
             block = running[task_id] = Request(seconds).step()
+            # Not a ``with`` statement, because Celery reports the start and the end of a task
+            # separately.
             block.__enter__()
 
     def end(task_id: str, **_: Any) -> None:
@@ -50,6 +52,8 @@ def connect_celery(
             # Only mark the block as ended, because this may run in another context than ``begin``.
             block.ended = True
 
+    # Celery keeps only weak references to receivers by default, and no other reference to these two
+    # functions would remain.
     signals.task_prerun.connect(begin, weak=False)
     signals.task_postrun.connect(end, weak=False)
 
@@ -68,9 +72,11 @@ def _seconds(limits: RequestLimits, task: Any) -> float | None:
         # Celery 5 stores a message's headers in ``headers``, or as attributes of the request.
         headers: Any = getattr(request, "headers", None) or {}
         value = headers.get(limits.header, getattr(request, limits.header, None))
+    # The message's own limits, as (hard, soft), take precedence over those of the task's class.
     hard, soft = getattr(request, "timelimit", None) or (None, None)
     hard, soft = hard or task.time_limit, soft or task.soft_time_limit
     limits_s = [float(each) for each in (hard, soft) if each]
+    # The default applies only to tasks without a header and without limits.
     if value is not None or not limits_s:
         text = None if value is None else str(value)
         from_header = limits.seconds_of_header(text)

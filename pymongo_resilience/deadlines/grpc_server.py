@@ -37,6 +37,8 @@ def grpc_interceptor(*, max_ms: int | None = None, default_ms: int | None = None
     limits = RequestLimits(max_ms=max_ms, default_ms=default_ms)
     grpc: Any = import_module("grpc")
     interceptor = _Interceptor(grpc, limits)
+    # gRPC requires an instance of its abstract class. Registering a virtual subclass avoids
+    # importing gRPC together with this module.
     grpc.ServerInterceptor.register(_Interceptor)
     return interceptor
 
@@ -63,8 +65,10 @@ class _Interceptor:
         return self._around(continuation(details))
 
     def _around(self, handler: Any) -> Any:
+        # The server has no such method. gRPC then answers UNIMPLEMENTED.
         if handler is None:
             return None
+        # gRPC keeps the method in one of four attributes, and has one constructor for each.
         kind = "stream" if handler.request_streaming else "unary"
         kind += "_stream" if handler.response_streaming else "_unary"
         behavior = self._wrap(getattr(handler, kind), handler.response_streaming)
@@ -79,10 +83,12 @@ class _Interceptor:
                 return behavior(request, context)
             if seconds <= 0:
                 report_expired("grpc")
+                # ``abort`` always raises.
                 return context.abort(self._grpc.StatusCode.DEADLINE_EXCEEDED, EXPIRED_TEXT)
             incoming = Request(seconds)
             with incoming.step():
                 result = behavior(request, context)
+            # A generator has not run yet, so each of its items is created under the deadline.
             return incoming.steps(iter(result)) if streams else result
 
         return call

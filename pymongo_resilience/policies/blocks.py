@@ -22,7 +22,7 @@ from .policy import EMPTY_POLICY, Policy, PolicyFields, policy_from_keywords
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 policies_used = FirstUse()
-"""Of a block, or of a collection or database that carries a policy."""
+"""Notes the first policy that a block, or a bound collection or database, applies."""
 
 
 class Block:
@@ -39,6 +39,8 @@ class Block:
         """When the operations inside end at the latest, on the monotonic clock."""
         self.is_detached = is_detached
         """True if the ends of the blocks around it do not apply inside."""
+        # Link to the next block that has not ended, so that a long-lived context does not keep a
+        # growing chain of ended blocks.
         self.outer = next(_chain(_innermost.get()), None)
         self.ended = False
         self._merged: tuple[Policy, Policy] | None = None
@@ -104,6 +106,7 @@ def expires_at() -> float | None:
     for block in _chain(_innermost.get()):
         if block.expires_at is not None and (earliest is None or block.expires_at < earliest):
             earliest = block.expires_at
+        # Code inside of ``detached()`` is not bound by the deadlines of blocks outside of it.
         if block.is_detached:
             break
     return earliest
@@ -112,6 +115,7 @@ def expires_at() -> float | None:
 def _chain(block: Block | None) -> Iterator[Block]:
     """Yield the active blocks, from this one outward, and remove ended ones from the chain."""
     while block is not None:
+        # Several threads may do this at once without a lock: each of them only skips ended blocks.
         while block.outer is not None and block.outer.ended:
             block.outer = block.outer.outer
         if not block.ended:

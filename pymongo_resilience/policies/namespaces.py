@@ -59,6 +59,7 @@ def _breadth(pattern: str) -> tuple[int, int]:
     """Return a sort key that is smaller for more specific patterns. Consecutive ``*`` count
     as one.
     """
+    # More literal characters are more specific, so the number is negated.
     return -len(pattern.replace("*", "")), len(re.findall(r"\*+", pattern))
 
 

@@ -141,6 +141,7 @@ class _Accounts(RetryBudget):
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
+        # Reentrant, because a finalizer or a signal handler may interrupt the thread that holds it.
         self._lock = threading.RLock()
         self._fill()
 
@@ -260,6 +261,7 @@ class RatioBudget(_Accounts):
         return self._succeeded_at < since and self._clock.now() + delay - since > patience
 
     def succeeded(self, *, retried: bool, rejections: int = 0) -> None:  # noqa: ARG002
+        # Needs no lock: it is a single assignment, and any recent value will do.
         self._succeeded_at = self._clock.now()
         # Refund the retries that pymongo would have made as well, because they helped.
         refund = 10 * rejections if rejections <= PYMONGO_RETRIES else 0
@@ -295,6 +297,8 @@ class TokenBucket(_Accounts):
         return False
 
     def allows(self, failure: Failure) -> bool:
+        # Only overload errors consume tokens (Client Backpressure, "Interaction with Other Retry
+        # Policies").
         return not failure.overloaded or self._rejected >= _tenths(RETRY)
 
     def spend(self, failure: Failure) -> bool:

@@ -102,6 +102,7 @@ class RetryReason(enum.StrEnum):
         return self is RetryReason.NOT_PRIMARY
 
 
+# THROTTLED is not one of them: Azure Cosmos DB may have executed a part of the command.
 NOTHING_HAPPENED = frozenset({
     RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.NODE_NOT_AVAILABLE, RetryReason.OVERLOADED,
     RetryReason.CIRCUIT_BREAKER_OPEN,
@@ -116,7 +117,6 @@ NO_EVIDENCE = frozenset({
     RetryReason.CIRCUIT_BREAKER_OPEN,
     # During a failover the server is healthy: it answers, and it serves again once there is a
     # primary. Counting these errors would open its circuit breaker and make the failover longer.
-
     RetryReason.NOT_PRIMARY,
     # The server is healthy. It limits one collection, and others can still be used.
     RetryReason.THROTTLED,

@@ -29,8 +29,8 @@ class Outcome:
     """The failed attempts of one operation, and why retries ended.
 
     Belongs to the operation's thread or task. An operation may run several commands, one after the
-    other, and all their failed attempts are here. Successful attempts are not recorded.
-    What most operations never set is an attribute of the class until then.
+    other, and all their failed attempts are here. Successful attempts are not recorded. The
+    defaults are class attributes, so that creating an outcome is cheap.
     """
 
     attempts: tuple[AttemptRecord, ...] = ()

@@ -249,6 +249,8 @@ class RetryRules:
 
     def declined(self, state: RetryState, failure: Failure) -> Rule | None:
         """Apply rules 0 to 4. Return the rule that declines, or None if the strategy decides."""
+        # The error names the first rule that declines, so the order decides what the user reads.
+        # The deadline is first, because an expired deadline must be an OperationTimeoutError.
         if failure.timed_out and _deadline_is_over(state, failure):
             return Rule.DEADLINE
         # Only the lost router can continue the transaction, so a retry could not succeed.
@@ -307,6 +309,8 @@ class RetryRules:
             return Rule.TIME_LIMIT
         must_end = state.overloaded and must_end_transaction(state)
         if state.overloaded and not (must_end and state.deadline is not None):
+            # After one overload error, the maximum counts all retries of the command, even with a
+            # deadline (Client Backpressure, "Interaction with Other Retry Policies").
             most = self.max_retries_of(state.max_retries)
             return Rule.ATTEMPTS if state.retries >= most else None
         if state.deadline is not None and (must_end or not state.once):
@@ -315,6 +319,7 @@ class RetryRules:
             over = state.waited > state.deadline.timeout or state.attempts >= MAX_ATTEMPTS
             return Rule.DEADLINE if over else None
         if state.retry_window is not None and not state.once:
+            # With ``timeout_ms=0`` there is no deadline, but retries must end at some time.
             return Rule.ATTEMPTS if state.retry_window.expired() else None
         if state.retries < 1 or is_extra(state):
             return None

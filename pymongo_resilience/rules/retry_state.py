@@ -144,6 +144,8 @@ class RetryState:
     @property
     def retries(self) -> int:
         """Number of failed attempts that were retries."""
+        # An attempt that found a paused pool tried no connection, so pymongo's single retry would
+        # still be due.
         return self.attempts - 1 - self.unattempted
 
     @property

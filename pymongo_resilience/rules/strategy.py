@@ -121,6 +121,7 @@ def follows_specification(state: RetryState) -> bool:
 
 
 def _listed_retryable(state: RetryState, failure: Failure) -> bool:
+    # Retryable Writes leaves the decision to the server, which sets the label.
     if failure.carried_txn_number or state.kind is Kind.TRANSACTION_END:
         return RETRYABLE_WRITE in failure.labels
     read_or_declared = state.kind is not Kind.WRITE or state.declared_idempotent

@@ -61,6 +61,7 @@ class ByClient(dict[int, T]):
             # Another thread may have created a value in the meantime; both must use the same.
             value = self.setdefault(key, new)
             if value is new:
+                # A later client may get the same identity, so the value must go with its client.
                 # Do not run the finalizers at exit, when nothing is left to clean up.
                 weakref.finalize(client, self.pop, key, None).atexit = False
         return value
@@ -265,6 +266,8 @@ class Clients(ByClient[ClientState]):
                     each.number = None
             for each in alive:
                 if each.number is None:
+                    # Reuse numbers: they are part of metric attributes, and the number of their
+                    # values must not grow with each client that the application creates.
                     taken = {other.number for other in alive}
                     each.number = next(n for n in itertools.count(1) if n not in taken)
         return alive

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from .protocols import Client, CursorAddress, Document, Server, ServerFilter, Session, Topology
 
+# pymongo sends killCursors and endSessions with this read preference as well: the commands do not
+# need a primary.
 ANY = ReadPreference.PRIMARY_PREFERRED
 
 KILL, BACKGROUND, END_SESSIONS = "_kill_cursors", "_process_kill_cursors", "_end_sessions"
@@ -141,6 +143,7 @@ def max_retries(client: Client) -> int | None:
 
     pymongo's public property would return the default if the option is not set.
     """
+    # pymongo stores the option as it was written: in a URI, or as a keyword argument.
     given: Document = client.options._options
     retries: int | None = given.get("maxadaptiveretries", given.get("max_adaptive_retries"))
     return retries
@@ -172,6 +175,7 @@ def cursor_namespace(address: CursorAddress) -> tuple[str, str]:
 def kill_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Return the cursor IDs, the address and the session that ``KILL`` was called with."""
     places = ((1, "cursor_ids"), (2, "address"), (4, "session"))
+    # The positions include the client itself. The topology, at position 3, is not needed.
     return [args[at] if len(args) > at else kwargs.get(name) for at, name in places]
 
 
@@ -236,6 +240,8 @@ def add_listeners(client: Client) -> None:
     known = options.pool_options._event_listeners
     shown = known.event_listeners()
     own, ours = options._options.get("event_listeners", ()), listeners_of(client)
+    # ``publish_commands`` adds the listener of commands when somebody needs the events, because
+    # building them is expensive.
     silent = [each for each in ours if not isinstance(each, monitoring.CommandListener)]
     # Change the object in place, because pools already reference it.
     vars(known).update(vars(monitoring._EventListeners([*own, *silent])))
@@ -248,6 +254,8 @@ def add_listeners(client: Client) -> None:
 def _command_attributes() -> tuple[str, str]:
     """Return the attributes in which pymongo keeps a client's listeners of commands, and whether
     there are any."""
+    # Compare two objects to find the attributes: their mangled names would be further private names
+    # to depend on.
     without = vars(monitoring._EventListeners([]))
     with_one = vars(monitoring._EventListeners([monitoring.CommandListener()]))
     listeners, are_any = (name for name in without if without[name] != with_one[name])
@@ -262,7 +270,8 @@ def publish_commands(client: Client, *, publish: bool = True) -> None:
     """
     ours = [each for each in listeners_of(client) if isinstance(each, monitoring.CommandListener)]
     options = vars(client).get("_options")
-    if not ours or options is None:  # it is being made
+    # Without options, the client is still in its constructor.
+    if not ours or options is None:
         return
     state, (listeners, are_any) = vars(options.pool_options._event_listeners), _command_attributes()
     now = [each for each in state[listeners] if each not in ours]

@@ -75,6 +75,7 @@ def watch_peer(interface: NetworkInterface, seconds: int, *, is_monitor_pool: bo
 
 
 def _watch(sock: socket.socket, seconds: int, *, is_monitor_pool: bool) -> None:
+    # Two fifths of the time idle, then three probes one fifth apart, add up to ``seconds``.
     tcp, idle, interval = socket.IPPROTO_TCP, max(1, seconds * 2 // 5), max(1, seconds // 5)
     if sys.platform == "darwin":
         sock.setsockopt(tcp, socket.TCP_KEEPALIVE, idle)
@@ -171,6 +172,7 @@ def _facts(connection: Connection) -> tuple[int, ...] | None:
 
 def end(connection: Connection, reason: OSError) -> None:
     """Make the operation that waits on the connection fail with ``reason``."""
+    # Store the reason first: the waiting thread looks for it as soon as its read fails.
     vars(connection)[_REASON] = reason
     # pymongo checks this between two reads; shutting down the socket ends the current one.
     connection.cancel_context.cancel()
@@ -189,6 +191,7 @@ def count_lost(connection: Connection, reason: str) -> None:
     pool = connection.pool_ref()
     if pool is not None and not pool.is_sdam:
         counts = lost(pool)
+        # Set a new dictionary, because other threads read the old one without a lock.
         setattr(pool, _LOST, counts | {reason: counts.get(reason, 0) + 1})
 
 
@@ -336,6 +339,8 @@ def limit_attempt(connection: Connection, command: Command, seconds: float) -> b
     # The limit would apply to all batches of the cursor.
     if next(iter(command)) in MAKE_CURSORS:
         return False
+    # The reply needs half a round trip to arrive, and the request the other half (Client Side
+    # Operations Timeout, "Command Execution"). 0 would mean no limit.
     server_limit_ms, application_limit = (
         max(1, int((seconds - RTT.get()) * 1000)),
         command.get(LIMIT),
@@ -348,6 +353,7 @@ def limit_attempt(connection: Connection, command: Command, seconds: float) -> b
 
 def _shorten_socket_timeout(connection: Connection, seconds: float) -> None:
     current = connection.conn.gettimeout
+    # A method of the sync interface, a property of the async one.
     seconds_now = current() if callable(current) else current
     if seconds_now is None or seconds_now > seconds:
         connection.set_conn_timeout(seconds)

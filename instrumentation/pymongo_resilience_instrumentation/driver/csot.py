@@ -113,6 +113,8 @@ class ActiveTimeout(AbstractContextManager[None]):
         """The values that this timeout replaced; None while it is not active."""
 
     def __enter__(self) -> None:
+        # Keep the values instead of tokens: a token may only be used in the context that created
+        # it, but a coroutine may be closed in another one.
         self.before = TIMEOUT.get(), DEADLINE.get(), RTT.get(), _INNERMOST.get()
         # Set this first, and reset it last in ``__exit__``, because a signal handler may raise in
         # between.
@@ -174,6 +176,7 @@ def within(seconds: float) -> ActiveTimeout:
     """Return a context manager that ends the active deadline within ``seconds``. Its duration is
     kept.
     """
+    # A duration of 0 would disable the timeout.
     length = TIMEOUT.get() or max(seconds, SHORTEST)
     return ActiveTimeout(length, min(DEADLINE.get(), time.monotonic() + seconds), active_source())
 

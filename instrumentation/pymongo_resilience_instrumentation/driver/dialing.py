@@ -23,6 +23,7 @@ _KEPT = "_pymongo_resilience_dialing"
 
 def is_monitor_pool(pool: Pool) -> bool:
     """Return True for the pool of a server's monitor, which has one connection."""
+    # pymongo turns off pausing only for the pools of monitors.
     return not pool.opts.pause_enabled
 
 
@@ -60,6 +61,8 @@ def take_idle(pool: Pool) -> Connection | None:
     if not pool.conns:
         return None
     connection: Connection = pool.conns.popleft()
+    # pymongo's checkout does this only for connections that it has taken from the pool itself. It
+    # considers the one that we return newly created.
     pool.active_contexts.add(connection.cancel_context)
     return connection
 

@@ -182,6 +182,8 @@ def as_of_getmore(response: Response) -> None:
 def _replace_batch(response: Response, name: str, batch: list[Any]) -> None:
     docs: Any = response.docs  # a list
     document = docs[0]
+    # Replace the reply instead of changing it: listeners may have kept the one that pymongo
+    # published.
     docs[0] = {**document, "cursor": {**document["cursor"], name: batch}}
 
 
@@ -249,6 +251,8 @@ def without_id(document: Any, options: CodecOptions[Any]) -> Any:
     if not isinstance(document, RawBSONDocument):
         document.pop("_id", None)
         return document
+    # Not with the application's own options, which may change values so that they cannot be encoded
+    # again.
     fields = RawBSONDocument(document.raw, EXACT).items()
     kept = encode({name: value for name, value in fields if name != "_id"}, codec_options=EXACT)
     return type(document)(kept, options)

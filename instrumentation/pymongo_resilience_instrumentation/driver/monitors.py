@@ -120,6 +120,8 @@ def look_every(seconds: float, topology: Topology, address: Address) -> None:
     """Set how often the server's monitor checks whether an immediate check was requested."""
     server = server_at(topology, address)
     if server is not None:
+        # Between two checks, pymongo's executor sleeps for ``_min_interval`` at a time, and looks
+        # for a request after each sleep (pymongo 4.20).
         server._monitor._executor._min_interval = seconds
 
 
@@ -187,6 +189,7 @@ def may_ask(topology: Topology, address: Address, every: float) -> bool:
     Called by only one task of each client.
     """
     server, now = server_at(topology, address), time.monotonic()
+    # The time is stored on the monitor, so that it disappears with the server.
     if server is None or now - vars(server._monitor).get(_ASKED, -math.inf) < every:
         return False
     vars(server._monitor)[_ASKED] = now

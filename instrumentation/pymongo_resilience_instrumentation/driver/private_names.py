@@ -40,6 +40,8 @@ _LOOP_NAMES = (
     "_last_error", "_operation", "_retryable", "_retrying", "_server", "_server_selector",
     "_session", "_address", SELECT, ADDRESS,
 )  # fmt: skip
+# Each row: a module or class, the names that it defines, and the names that only its instances
+# have.
 _IN_EACH_API: tuple[tuple[str, Names, Names], ...] = (
     (f"{{half}}.mongo_client:{LOOP}", _LOOP_NAMES, ()),
     (

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     CursorAddress = _CursorAddress
     """Where a cursor is open: the server's address, with the cursor's namespace."""
     Query = _Query
-    """What a cursor's first batch is asked for with."""
+    """The request for a cursor's first batch."""
     BatchRequest = _Query | _GetMore
-    """What any batch of a cursor is asked for with."""
+    """The request for any batch of a cursor."""
     ReadPreference = _ServerMode
     Selector = ReadPreference | Callable[[Selection], Selection]
-    """What a server is selected by: a read preference, or one of pymongo's functions."""
+    """The way to select a server: a read preference, or one of pymongo's functions."""
     Servers = Sequence[ServerDescription]
     ServerFilter = Callable[[list[ServerDescription]], Servers]
     """The application's own ``server_selector``."""
@@ -209,7 +209,7 @@ class Bulk(Protocol):
 
 
 class BulkContext(Protocol):
-    """Where the commands of a collection's bulk write are sent."""
+    """The connection, session and codec for the commands of a collection's bulk write."""
 
     codec: CodecOptions[Any]
     db_name: str

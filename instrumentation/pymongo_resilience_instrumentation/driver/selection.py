@@ -101,6 +101,8 @@ def may_choose(client: Client, preference: Selector) -> bool:
     description = client.topology_description
     if len(description.server_descriptions()) < 2:  # noqa: PLR2004
         return False
+    # The selector of writes has no mode. Writes go to the primary, or to any mongos of a sharded
+    # cluster.
     mode = getattr(preference, "mode", PRIMARY)
     return bool(mode != PRIMARY or description.topology_type_name == "Sharded")
 

@@ -76,6 +76,7 @@ def label_unknown_result(error: PyMongoError) -> None:
 
 def label_transient(error: PyMongoError) -> None:
     """Add pymongo's label for an error after which the whole transaction may be retried."""
+    # A client's bulk write wraps the server's error, and reads its labels from there.
     cause = error.error if isinstance(error, ClientBulkWriteException) else error
     if isinstance(cause, PyMongoError):
         cause._add_error_label("TransientTransactionError")

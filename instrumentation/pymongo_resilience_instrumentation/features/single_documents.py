@@ -63,6 +63,8 @@ def _sender(public: PublicMethod) -> Send | None:
         return None
     signature = inspect.signature(public.found)
     named = signature.parameters.keys()
+    # The arguments are passed on by name, so the other method must have all of them. Another
+    # library may have wrapped one of the two.
     if "filter" not in named or not named <= inspect.signature(twin).parameters.keys():
         return None
     single = _Single(public.runtime, twin, signature, public.asynchronous)
@@ -119,11 +121,15 @@ class _Single(NamedTuple):
             if (
                 self.runtime.enabled_flag.on
                 and not isinstance(strategy, MongoDB)
+                # A collation other than the collection's could match several values of ``_id``.
                 and arguments.get("collation") is None
+                # A write in a transaction is never retried by itself, and one without
+                # acknowledgment or retryWrites carries no transaction number.
                 and (session is None or not getattr(session, "in_transaction", True))
                 and target.write_concern.acknowledged
                 and client.options.retry_writes
                 and client.topology_description.topology_type_name in REPLICA_SETS
+                # Writes to these databases are not retryable either.
                 and operation.call.target[0] not in ("local", "config")
                 and operation.namespace not in (left_alone.known(client) or ())
             ):

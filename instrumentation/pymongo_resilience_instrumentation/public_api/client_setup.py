@@ -61,7 +61,7 @@ class Constructor(Interceptor):
         self._runtime = runtime
         self._by_specification = isinstance(runtime.rules.strategy, MongoDB)
 
-    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - as above
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - always active
         # Active even while the library is off, so that an application that passes the options can
         # start.
         return super().wrapper(EnabledFlag(on=True), asynchronous)
@@ -122,7 +122,7 @@ def _look_up(runtime: Runtime, client: AnyClient, construct: Callable[[], None])
                 raise
             clock.sleep(delay)
             waited += delay
-            # The constructor has done everything except discovery. Only repeat that part.
+            # The constructor has done everything except discovery, so only do that part again.
             construct = partial(driver.clients.begin_looking_for_servers, client)
         else:
             return
@@ -189,6 +189,7 @@ def carry_over(runtime: Runtime, client: AnyClient) -> bool:
             # The new configuration does not need this listener, so turn it off.
             each.enabled_flag = EnabledFlag()
         else:
+            # Change the listener in place, because pymongo already references it.
             vars(each).update(vars(made))
     driver.clients.publish_commands(client, publish=False)
     runtime.publish_commands(client)

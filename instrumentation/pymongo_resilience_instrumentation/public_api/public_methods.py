@@ -73,7 +73,9 @@ class PublicMethod(OperationInterceptor):
             and blocks.innermost() is None
             and self._bound_session.get() is None
             and "session" not in kwargs
+            # The instance is one more argument.
             and len(args) <= self._without_session + 1
+            # An instance of a subclass may carry a policy; see ``Bound``.
             and kind is self.owner
         ):
             # Most calls are like this, so nothing else is looked up for them.
@@ -124,6 +126,7 @@ class PublicMethod(OperationInterceptor):
             try:
                 self.prepare(operation, args, kwargs)
             except BaseException as error:
+                # The operation has begun, so it must end, although pymongo was not called.
                 runtime.end(operation, error=error)
                 raise
         return operation
@@ -166,8 +169,10 @@ class CursorMethod(PublicMethod):
 
 
 class WatchMethod(PublicMethod):
-    """Wraps a method that returns a change stream. Its timeout always applies to each batch,
-    whatever the mode, because watch has no timeoutMode.
+    """Wraps a method that returns a change stream.
+
+    Its timeout always applies to each batch, because ``watch`` has no timeoutMode (Client Side
+    Operations Timeout, "Change Streams").
     """
 
     def prepare(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -183,12 +188,12 @@ class WatchMethod(PublicMethod):
             seconds, source = limits.own_timeout, limits.own_source
             configured = source.is_configuration
             if self.runtime.owns_retries or seconds is not None:
-                # A timeout of the configuration's leaves the wait for news alone.
+                # A timeout from the configuration does not limit the wait for new changes.
                 driver.cursors.set_timeout_of_each_call(stream, None if configured else seconds)
             timeout, _ = limits.to_keep()
             if timeout is not None:
-                # A configured timeout applies to each command; one of the application to each
-                # ``next``.
+                # A timeout from the configuration applies to each command, one that the application
+                # set to each ``next``.
                 each_batch = seconds if configured else None
                 kept = precedence.CursorTimeout(
                     each_batch,
@@ -217,6 +222,7 @@ def _is_called_by_application(name: str, target: Target) -> bool:
     operation = in_progress.current()
     if operation is None:
         return False
+    # pymongo implements some definitions by others: ``create_index`` calls ``create_indexes``.
     if {name, operation.name} <= DEFINITIONS:
         return False
     # pymongo itself never writes inside an operation, nor uses other collections. The application

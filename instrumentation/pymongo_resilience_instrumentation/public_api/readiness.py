@@ -82,6 +82,7 @@ class History:
             ready_to_write=ready_to_write,
             ready_to_read=ready_to_read,
             why_not=state.look.why_not,
+            # The states are on a monotonic clock; convert to the wall clock of the answer.
             since=time.time() - (now - state.since),
         )
         self._log_change(answer)

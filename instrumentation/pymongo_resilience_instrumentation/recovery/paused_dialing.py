@@ -48,8 +48,8 @@ connection is closed.
 """
 REFILL_FIRST, REFILL_LONGEST = 1.0, 10.0
 """Seconds until the pool is filled up to ``minPoolSize`` again after the first rejection of such a
-connection. Doubled as well. pymongo would try once a second, or send nothing for ten seconds to a
-server that it considers lost.
+connection, and the maximum. Each further rejection doubles the time. pymongo would try once a
+second, or send nothing for ten seconds to a server that it considers lost.
 """
 SHARE = 0.5
 """Maximum part of the remaining time that an operation waits. The rest is kept for a new
@@ -244,6 +244,7 @@ class PausedDialing(Interceptor):
     def succeeded(self, dial: Dial, connection: Connection) -> Connection:
         dial.dialing.making.discard(dial)
         dial.dialing.end_turn(dial)
+        # A reused connection shows nothing about whether the server accepts new ones.
         if not dial.was_reused:
             dial.dialing.note_success()
         return connection
@@ -280,6 +281,8 @@ def _look(pool: Pool, dial: Dial) -> tuple[Connection | None, float]:
     # Without other connections and without a pause, waiting would be pointless: no connection can
     # be returned. The rejections may also have ended while this operation waited.
     may_dial = not dialing.rejected or not paused_until
+    # Out of patience, or the pause is too long for those that queue behind: create a connection
+    # now, as pymongo would.
     if connection or may_dial or now >= dial.latest or paused_until > dial.longest_pause_ends:
         return connection, 0.0
     if dialing.take_turn(dial, now, paused_until):

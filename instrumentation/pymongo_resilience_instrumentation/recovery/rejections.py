@@ -62,6 +62,7 @@ class UnlessRejected(Interceptor):
 
     def enter(self, all_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered | None:
         topology, *args = all_args
+        # pymongo passes the arguments by position or by keyword.
         rejected = self._is_rejected(topology, tuple(args) or tuple(kwargs.values()))
         return Entered(topology) if rejected else None
 

@@ -212,6 +212,8 @@ class Watcher:
             self._questions.append(question)
             if not self._is_running:
                 threading.Thread(target=self._run, name=THREAD, daemon=True).start()
+                # Set only after the thread has started: if it cannot start, the next question tries
+                # again.
                 self._is_running = True
 
     def _run(self) -> None:

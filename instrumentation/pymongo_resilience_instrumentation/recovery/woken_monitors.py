@@ -4,9 +4,9 @@ Monitors are woken after a network error, or if an operation waits for a server 
 another reason. While operations wait for a lost server, its monitor checks it at short intervals.
 If no operation waits, the intervals grow with the time for which the server has been lost.
 
-The second rule is needed because the library notices a loss earlier than pymongo. pymongo repeats
-a failed check once, and makes the next one ten seconds later. If that one repetition came too early
-as well, the library would find the server later than pymongo alone.
+The growing intervals are needed because the library notices a loss earlier than pymongo. After a
+failed check, pymongo makes a second one at once and the next one ten seconds later. If the second
+check came too early as well, the library would find the server later than pymongo alone does.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class CheckIntervals:
         """
         if not self._may_be_sooner():
             return most
-        # As pymongo does, repeat the first check that fails at once. pymongo itself does not if the
-        # check before was canceled.
+        # After the first failed check, make another one at once, as pymongo does. pymongo omits it
+        # if the check before was canceled.
         if self._lost_for is None:
             return 0.0
         return _randomized(max(least, self._lost_for * UNREQUESTED_PART), most)
@@ -255,6 +255,8 @@ class CheckResult(Interceptor):
         by_server = vars(topology).setdefault(_INTERVALS, {})
         intervals = by_server.get(description.address)
         if intervals is None:
+            # A new server has appeared. This is a rare and good moment to forget servers that have
+            # left.
             for address in by_server.keys() - driver.monitors.addresses(topology):
                 by_server.pop(address, None)
             intervals = by_server.setdefault(description.address, CheckIntervals())

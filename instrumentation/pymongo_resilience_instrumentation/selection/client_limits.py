@@ -47,8 +47,9 @@ class ClientLimits:
     budget: RetryBudget = UNLIMITED
     breakers: ClientBreakers | None = None
     selection_timeout: float | None = None
-    """The client's ``serverSelectionTimeoutMS`` in seconds, once it has selected a server: pymongo
-    looks it up in several calls."""
+    """The client's ``serverSelectionTimeoutMS`` in seconds; None until it is first needed. Stored
+    here because pymongo needs several calls to look it up.
+    """
 
     def __init__(
         self, config: Config | None, clock: Clock, listener: Listener, client: Client

@@ -125,6 +125,7 @@ class TerminalDetector:
             if server.is_server_type_known
         ):
             return None
+        # If the causes differ, one of them may disappear by itself, so the operation waits.
         shared = {
             server.cause if server.is_terminal(now) else None for server in self.seen.values()
         }

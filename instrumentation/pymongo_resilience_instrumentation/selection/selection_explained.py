@@ -390,7 +390,6 @@ def original_error(client: Client) -> Exception | None:
     server_errors = [
         server.error for server in servers_of(client.topology_description) if server.error
     ]
-    # pymongo quotes these errors in its text but does not attach them.
     if len(server_errors) > 1:
         return ExceptionGroup("the last error of each server", server_errors)
     return server_errors[0] if server_errors else None

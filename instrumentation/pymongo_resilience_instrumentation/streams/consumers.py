@@ -58,6 +58,7 @@ RESUMABLE = "ResumableChangeStreamError"
 CONFIGURED_WRONG = frozenset({
     RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR,
 })  # fmt: skip
+# ``_id`` is the resume token. The server ends a stream whose pipeline removes or changes it.
 REDUCED = {"$project": {"_id": 1, "operationType": 1, "ns": 1, "documentKey": 1, "clusterTime": 1}}
 TRANSACTION: dict[str, Any] = {"write_concern": WriteConcern("majority")}
 SLICE = 0.1
@@ -74,6 +75,8 @@ def kind_of(error: Exception) -> ErrorKind:
     """Return what one of pymongo's errors means for a stream."""
     if not isinstance(error, PyMongoError):
         return ErrorKind.FINAL
+    # These codes come first: whatever the error's labels are, opening the stream again would fail
+    # in the same way.
     code = classify.attribute(error, "code")
     if code in HISTORY_LOST:
         return ErrorKind.HISTORY_LOST
@@ -304,6 +307,7 @@ class ChangeConsumer(_Consumer):
         except StopIteration:
             return
         finally:
+            # ``stop()`` ends a single run.
             self._is_running = self.is_stopping = False
             self._close()
             steps.close()
@@ -328,6 +332,8 @@ class ChangeConsumer(_Consumer):
                 else:
                     self._tokens.save(step.token)
             case Pause():
+                # Sleep in slices instead of waiting for an Event: a signal handler may call
+                # ``stop()`` while this thread holds the lock of the Event.
                 slices = max(1, round(step.seconds / SLICE))
                 while slices and not self.is_stopping:
                     time.sleep(min(SLICE, step.seconds))
@@ -340,12 +346,15 @@ class ChangeConsumer(_Consumer):
         raised: list[Exception] = []
 
         def handle(session: Any) -> None:
+            # The transaction may be retried, which calls this function again.
             raised.clear()
             try:
                 self._handler(step.change, session)
             except Exception as error:
                 raised.append(error)
                 raise
+            # If another consumer has stored a token, this raises, and the transaction undoes the
+            # handler's writes.
             self._tokens.replace(step.token, step.before, session)
 
         try:
@@ -354,6 +363,7 @@ class ChangeConsumer(_Consumer):
             else:
                 self._handler(step.change)
         except Exception as error:
+            # An error of the commit or of the token store is not the handler's.
             if self._exactly and error not in raised:
                 raise
             failed = self._failed(error)
@@ -410,6 +420,7 @@ class AsyncChangeConsumer(_Consumer):
         except StopIteration:
             return
         finally:
+            # ``stop()`` ends a single run.
             self._is_running = self.is_stopping = False
             await self._close()
             steps.close()
@@ -434,6 +445,8 @@ class AsyncChangeConsumer(_Consumer):
                 else:
                     await _awaited(self._tokens.save(step.token))
             case Pause():
+                # ``stop()`` may be called in any thread, so check the flag instead of awaiting an
+                # event.
                 slices = max(1, round(step.seconds / SLICE))
                 while slices and not self.is_stopping:
                     await asyncio.sleep(min(SLICE, step.seconds))
@@ -446,12 +459,15 @@ class AsyncChangeConsumer(_Consumer):
         raised: list[Exception] = []
 
         async def handle(session: Any) -> None:
+            # The transaction may be retried, which calls this function again.
             raised.clear()
             try:
                 await _awaited(self._handler(step.change, session))
             except Exception as error:
                 raised.append(error)
                 raise
+            # If another consumer has stored a token, this raises, and the transaction undoes the
+            # handler's writes.
             await self._tokens.replace(step.token, step.before, session)
 
         try:
@@ -460,6 +476,7 @@ class AsyncChangeConsumer(_Consumer):
             else:
                 await _awaited(self._handler(step.change))
         except Exception as error:
+            # An error of the commit or of the token store is not the handler's.
             if self._exactly and error not in raised:
                 raise
             failed = self._failed(error)

@@ -113,7 +113,10 @@ class CollectionTokens(_Stored):
                 self._filter(before), self._change(token), upsert=before is None, session=session
             )
         except DuplicateKeyError:
+            # Another consumer has inserted the document in the meantime.
             self._overtaken()
+        # If there was a token before, it must have matched. If there was none, nothing may have
+        # matched, and the token was inserted.
         if (done.matched_count == 0) is not (before is None):
             self._overtaken()
 
@@ -153,7 +156,10 @@ class AsyncCollectionTokens(_Stored):
                 self._filter(before), self._change(token), upsert=before is None, session=session
             )
         except DuplicateKeyError:
+            # Another consumer has inserted the document in the meantime.
             self._overtaken()
+        # If there was a token before, it must have matched. If there was none, nothing may have
+        # matched, and the token was inserted.
         if (done.matched_count == 0) is not (before is None):
             self._overtaken()
 

@@ -280,6 +280,7 @@ class ConditionWait(MeasuredWait):
     def send(self, waiting: _Waiting, original: Function, *_given: Any, **_kwargs: Any) -> Any:
         if waiting.error is not None:
             raise waiting.error
+        # The arguments of pymongo's wait, with the shorter timeout.
         return original(waiting.instance, waiting.seconds)
 
 
@@ -433,6 +434,7 @@ class Lookup(Interceptor):
     ) -> Any:
         remaining = driver.csot.remaining()
         if remaining is not None:
+            # dnspython requires a positive lifetime.
             remaining = max(remaining, RESOLUTION)
             lifetime = remaining if lifetime is None else min(lifetime, remaining)
         return original(*args, lifetime=lifetime, **kwargs)

@@ -166,7 +166,9 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
                 if timeout is not None:
                     _adjust(connection, command, own, timeout, operation)
             elif (
-                # The common case: there is time left, and the command has no other limit.
+                # The common case: there is time left, and the command has no other limit. A commit
+                # may have a ``maxCommitTimeMS`` that pymongo has left out. In a document of the
+                # application, our limit must be marked.
                 own is None
                 and attempt is None
                 and limits.cursor is None
@@ -357,6 +359,8 @@ class Reply(Interceptor):
             args: tuple[Any, ...],
             kwargs: dict[str, Any],
         ) -> Any:
+            # Once applied, this wrapper sees every reply, so return early if there is nothing to
+            # limit.
             operation = current_operation()
             limits = None if operation is None else operation.limits
             if limits is None or not (
@@ -371,6 +375,7 @@ class Reply(Interceptor):
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         operation: Any = in_progress.current_or_ended()
         limits: Limits = operation.limits
+        # The limit is for a single reply. Each command sets it again.
         attempt, limits.reply_within = limits.reply_within, None
         own = socket_timeout_of(args[0]) if limits.source.is_configuration else None
         seconds = min(limit for limit in (attempt, own) if limit is not None)

@@ -147,6 +147,8 @@ class TimeoutRules:
         seconds, source = self._default, self._default_source
         if (of_client := call.client.options.timeout) is not None:
             seconds, source = of_client, TimeoutSource.CLIENT
+        # Check both: inside of another ``pymongo.timeout``, ``pymongo.timeout(0)`` hides its
+        # duration but not its end.
         if driver.csot.TIMEOUT.get() is not None or driver.csot.DEADLINE.get() != NEVER:
             _keep_or_set(limits, seconds, source, None)
             return
@@ -409,6 +411,7 @@ class CursorTimeout:
         """
         if self.seconds is None:
             return None
+        # 0 stays 0, which disables the timeout.
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (blocks.current().timeout_ms or 0) / 1000)
         active = driver.csot.active_timeout()

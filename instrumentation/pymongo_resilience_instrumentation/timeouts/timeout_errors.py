@@ -130,6 +130,8 @@ def _timeout_class(cls: type) -> Any:
     if cls not in _classes:
         # The module under which applications import the error, and which spans show.
         body = {"__module__": "pymongo_resilience", "_of": cls}
+        # Another thread may have created the class in the meantime. ``setdefault`` keeps one of
+        # them, so that ``except`` and pickle see a single class.
         _classes.setdefault(cls, type("OperationTimeoutError", (_TimedOutError, cls), body))
     return _classes[cls]
 

@@ -99,11 +99,12 @@ def for_ended_sessions(runtime: Runtime) -> Iterator[Row]:
 class StartSession(Interceptor):
     """Removes the library's own option before pymongo refuses it, even while the library is off."""
 
-    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - as above
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:  # noqa: ARG002 - always active
         return super().wrapper(EnabledFlag(on=True), asynchronous)
 
     def enter(self, _given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
         """Raise pymongo's ConfigurationError for an invalid timeout."""
+        # From now on, the ends of sessions matter.
         transaction_spans.sessions_used.note()
         timeout_ms = kwargs.get(OPTION)
         if timeout_ms is not None and not TIMEOUT_MS.legal(timeout_ms):
@@ -345,6 +346,7 @@ class WithTransaction(Interceptor):
         # pymongo's parameter may be passed by position or by keyword.
         if args:
             return original(session, outer(args[0]), *args[1:], **kwargs)
+        # Without a callback, let pymongo raise its TypeError.
         if "callback" in kwargs:
             kwargs["callback"] = outer(kwargs["callback"])
         return original(session, **kwargs)

@@ -60,6 +60,8 @@ class AtomicWrites:
         if not operation.policy(self._runtime.rules).atomic:
             return original(*args, **kwargs)
         session = operation.session
+        # The application's own transaction makes the write atomic already. For an object that is
+        # not a session, pymongo raises its error.
         if session is not None and getattr(session, "in_transaction", True):
             return original(*args, **kwargs)
         signature = inspect.signature(self._found)
@@ -78,6 +80,7 @@ class AtomicWrites:
             # The first error ends the transaction. Without this, the errors of later writes would
             # look transient.
             arguments["ordered"] = True
+        # Inside of a transaction, only the transaction itself may have a write concern.
         concern = arguments.pop("write_concern", None) or target.write_concern
         _refuse(operation, session, concern)
 
@@ -100,6 +103,7 @@ class AtomicWrites:
 
 def _transact(client: Any, send: Callable[[Any], Any], options: dict[str, Any]) -> Any:
     with _counts_forgotten():
+        # As for the implicit session that the write would have without a transaction.
         return run(client, send, options, causal_consistency=False)
 
 

@@ -57,6 +57,7 @@ def _send(
             return unhedged()
     hedges.budget.read()
     workers = hedges.workers(asynchronous=asynchronous)
+    # Call ``read`` only now, because a BatchRead takes the cursor's session away.
     race = AsyncRace if asynchronous else Race
     return race(runtime, hedges, operation, read(), workers, delay=delay).run()
 
@@ -64,6 +65,7 @@ def _send(
 @contextmanager
 def _observed(hedges: ClientHedges, namespace: str) -> Iterator[None]:
     began = time.perf_counter()
+    # A read that fails shows nothing about the latency, so no ``finally``.
     yield
     hedges.observe(namespace, time.perf_counter() - began)
 
@@ -157,6 +159,7 @@ def of_batch(batch: CursorBatch) -> Any:
     def send(operation: Operation, original: Function, *args: Any, **kwargs: Any) -> Any:
         unhedged = partial(original, *args, **kwargs)
         is_sent_once = operation.name != "find" or operation.hooks is not None
+        # A getMore depends on the server of its cursor, and a resumable find changes its cursor.
         wanted = None if is_sent_once else operation.call.option(runtime.rules, "hedge")
         if not wanted:
             return unhedged()

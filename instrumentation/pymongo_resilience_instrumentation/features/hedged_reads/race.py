@@ -85,6 +85,7 @@ class Try(LoopHooks):
         operation.leave_try()
         if race is not None:
             race.forget(self)
+        # Nobody will read the error of the second try, or of a race that has ended.
         if self.name == HEDGE or (self._race is not None and self._race.ended):
             self.error = None
         self._race = self.loop = None
@@ -161,6 +162,7 @@ class Race:
     def _try(self, tried: Try) -> Any:
         """Run one try, in a worker."""
         try:
+            # The worker has a copy of the caller's context, so this does not affect the caller.
             CURRENT.set(tried.operation)
             try:
                 tried.result = self._read.send(tried)

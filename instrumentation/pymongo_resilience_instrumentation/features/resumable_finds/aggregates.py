@@ -145,6 +145,7 @@ class Start(LoopHooks):
         self._fetch = self.fetch_class(position, query, method, self._state)
 
         def send(_session: Any, _server: Any, connection: Any, prefers: Any) -> Any:
+            # The query caches its command, which is built for one connection.
             query.reset()
             return method(connection, query, prefers)
 

@@ -205,6 +205,7 @@ class Position:
         if batch and self.left is not None:
             self.left = max(0, self.left - driver.finds.count(batch))
         if batch:
+            # After the last batch nothing can be resumed, so do not keep the reply in memory.
             self.last = response.data if cursor_id else None
         self.came = cursor_id, self.came[1] + len(batch)
 
@@ -285,9 +286,11 @@ class Fetch(LoopHooks):
         address: Address = self._cursor.address
         known = self._position.collection is not None
         if self._later and known and not driver.finds.is_known(self._client, address):
+            # Do not wait for that server: another one can continue the find at once.
             attempts.fail_first(driver.finds.unreachable(address))
 
     def fetch(self, original: Any, *args: Any) -> Any:
+        # On the connection of the find itself, so that no other server can give a different answer.
         if self._position.undecided:
             lookup = CollectionLookup(self._query.coll)
             try:
@@ -421,6 +424,8 @@ class Fetch(LoopHooks):
         if self._later:
             self._address = response.address if position.asks else None
             return False
+        # A resumed find may be sent to another member, which must have replicated at least what
+        # this one had when the find began. Otherwise documents could be missing.
         time = driver.finds.operation_time(response)
         if time is not None and position.find.may_read_after:
             position.query.read_concern = driver.finds.ReadAfter(self._query.read_concern, time)
@@ -479,6 +484,8 @@ class Fetch(LoopHooks):
             driver.finds.unbind(loop.attempts)
 
     def _resume(self, *args: Any) -> Any:
+        # Read the identity only after the find. If it were read before, the collection could be
+        # replaced in between.
         response = self._send(args)
         try:
             collection = self._collection(args)
@@ -495,6 +502,7 @@ class Fetch(LoopHooks):
             details = {"ok": 0.0, "errmsg": REPLACED, "code": code, "codeName": name}
             raise OperationFailure(REPLACED, code, details)
         if not self._lost:
+            # The old cursor may still be open on its server.
             self._abandon(self._query.cursor_id, self._cursor.address)
         self._noted(response)
         driver.finds.as_of_getmore(response)
