@@ -5,8 +5,8 @@
 Clients in two processes, async and sync, send as much as a server admits and more, in an open
 loop. The server rejects like MongoDB's ingress request rate limiter. Then the bars: goodput beside
 pymongo without retries, servers that become Unknown, blips, a server that pays for rejections,
-random rejections, the time to be normal after a pulse, errors of bursts. Takes about 25 minutes;
-``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
+random rejections, the time to be normal after a pulse, a restart, errors of bursts. Takes about
+25 minutes; ``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ def measured_bars(points: list[Point], sizes: runs.Sizes, seed: int) -> Iterator
     yield from bars.costly(sizes, seed)
     yield bars.random_rejections(sizes, seed)
     yield bars.recovery(sizes, seed)
+    yield from bars.restarts(sizes, seed)
     yield bars.attempts_when_rejected(sizes, seed)
     for clients in (sizes.burst_operations, sizes.processes * sizes.clients):
         yield bars.errors_of_bursts(sizes, seed, clients)

@@ -20,6 +20,7 @@ OTHERS_COLD = 0.95
 FIRST_MS = 100.0
 RECOVERY_S = 1.0
 ATTEMPTS = 1.1
+RESTART_LOAD = 3.0
 FEWER_ERRORS = 0.99
 
 
@@ -225,6 +226,31 @@ def recovery(sizes: Sizes, seed: int) -> Bar:
         f"{seconds[0]:.1f} s, sync {seconds[1]:.1f} s",
         max(seconds) <= RECOVERY_S,
     )
+
+
+def restarts(sizes: Sizes, seed: int) -> Iterator[Bar]:
+    """Count the connections to a server that restarts while it is overloaded.
+
+    After the first rejected connection, plain pymongo sends the server nothing for up to ten
+    seconds, so it connects rarely and completes little.
+    """
+    begin = sizes.restart[0]
+    end = sum(sizes.restart)
+    for asynchronous in (True, False):
+        dials, found = [], []
+        for side in (PLAIN, BARE, TIMEOUT):
+            each = side if asynchronous else runs.in_threads(side)
+            done = runs.restarted(sizes, each, RESTART_LOAD, seed)
+            dials.append(sum(begin <= at < end for at in done.dialed))
+            succeeded = len(done.succeeded(begin, end))
+            found.append(f"{side.name} {dials[-1]} ({succeeded} operations succeed)")
+        yield Bar(
+            f"connections to a server that restarts at {RESTART_LOAD:g} times its rate"
+            + ("" if asynchronous else ", sync"),
+            "no more than plain pymongo",
+            ", ".join(found),
+            max(dials[1:]) <= dials[0],
+        )
 
 
 def attempts_when_rejected(sizes: Sizes, seed: int) -> Bar:

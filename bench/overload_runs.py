@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
+import time
 from dataclasses import dataclass, replace
 
 from overload_clients import OK, Operation, Result, Side, Work, run
@@ -31,6 +33,8 @@ PROBE_S = 0.05
 WINDOW_S = 0.5
 LONGER_S = 0.1
 MOST_TRIES = 4
+DOWN_S = 0.05
+"""Seconds for which a restarting server closes new connections."""
 
 FLOOR = Side("no retries, handshakes right", options=ONCE, ignores_rejected_handshakes=True)
 """What all others are compared with: pymongo without retries, and without its fault about rejected
@@ -60,6 +64,8 @@ class Sizes:
     measured: float = 8.0
     pulse: tuple[float, float, float] = (4.0, 10.0, 6.0)
     """Before it, the pulse, and after it."""
+    restart: tuple[float, float] = (2.0, 4.0)
+    """Before the restart, and after it."""
     bursts: int = 5
     burst_operations: int = 512
     at_once: tuple[int, ...] = (1, 8, 40, 80, 512)
@@ -85,6 +91,7 @@ QUICK = Sizes(
     cold=1.0,
     measured=0.5,
     pulse=(0.5, 0.5, 0.5),
+    restart=(0.3, 0.5),
     at_once=(8,),
     quiet_operations=2,
     bursts=1,
@@ -163,8 +170,20 @@ def undisturbed(sizes: Sizes, limit: Limit, works: list[Work], lifted: float | N
     return min(tries, key=lambda each: each.late)
 
 
-def perform(limit: Limit, works: list[Work], lifted: float | None = None) -> Run:
-    """``lifted``: after so many seconds everything is admitted."""
+def perform(
+    limit: Limit,
+    works: list[Work],
+    lifted: float | None = None,
+    restarted: float | None = None,
+) -> Run:
+    """Run the clients against a server with this limit.
+
+    Args:
+        limit: What the server admits.
+        works: What each process of clients does.
+        lifted: Seconds after which everything is admitted.
+        restarted: Seconds after which the server restarts.
+    """
     with LimitedServer(limit, login=works[0].timeout_ms is not None) as server:
         for work in works:
             work.uri = server.uri
@@ -172,6 +191,9 @@ def perform(limit: Limit, works: list[Work], lifted: float | None = None) -> Run
         def begun(start: float) -> None:
             if lifted is not None:
                 server.lift(start + lifted)
+            if restarted is not None:
+                seconds = start + restarted - time.monotonic()
+                threading.Timer(seconds, server.restart, (DOWN_S,)).start()
 
         start, results = run(works, begun)
     return _run(start, results, server)
@@ -251,6 +273,17 @@ def pulse(sizes: Sizes, side: Side, seed: int) -> Run:
     rates = (sizes.capacity * load for load in (0.5, 2.0, 0.5))
     phases = list(zip(sizes.pulse, rates, strict=True))
     return under_load(sizes, side, phases, seed, limited(sizes))
+
+
+def restarted(sizes: Sizes, side: Side, load: float, seed: int) -> Run:
+    """Restart the server in the middle of an overload that goes on."""
+    before, after = sizes.restart
+    works = []
+    for index in range(sizes.processes):
+        rng = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
+        due = arrivals([(before + after, sizes.capacity * load / sizes.processes)], rng)
+        works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS))
+    return perform(tokens(sizes), works, restarted=before)
 
 
 def all_rejected(sizes: Sizes, seed: int) -> Run:
