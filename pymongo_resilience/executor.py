@@ -1,4 +1,4 @@
-"""The retry loop: decide, wait, attempt again.
+"""The retry loop: classify the failure, decide, plan, wait, attempt again.
 
 The sync and the async executor share every decision and differ only in what they await.
 """
@@ -6,9 +6,7 @@ The sync and the async executor share every decision and differ only in what the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.internal_errors import internal_error_types, logger
@@ -18,6 +16,8 @@ from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule, ask_s
 from pymongo_resilience.rules.strategy import NAMED, RetryAction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.rules.failure import Failure
@@ -27,21 +27,19 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """One pymongo command that an executor retries."""
+    """One pymongo command that an executor retries, after its first attempt has failed."""
+
+    @property
+    def state(self) -> RetryState:
+        """The facts that the rules decide on."""
+        ...
 
     @property
     def outcome(self) -> Outcome:
         """The record of the operation that the command belongs to. The executor writes it."""
         ...
 
-    def retry_state(self) -> RetryState:
-        """Return the facts that the rules decide on. Called once, at the first failure."""
-        ...
-
-    def attempt(self) -> Any:
-        """Send the command. The async executor awaits the result."""
-
-    def classify(self, error: Exception, state: RetryState, /) -> Failure:
+    def classify(self, error: Exception, /) -> Failure:
         """Return the facts of the attempt that ended with ``error``.
 
         Raises ``error`` itself if its coroutine is being closed, because no other attempt may
@@ -49,7 +47,7 @@ class Work(Protocol):
         """
         ...
 
-    def report(self, failure: Failure, state: RetryState, /) -> Callable[[], Any] | None:
+    def report(self, failure: Failure, /) -> Callable[[], Any] | None:
         """Report the failed attempt, once, to everything that counts attempts.
 
         Returns:
@@ -58,10 +56,14 @@ class Work(Protocol):
             coroutine is awaited, and Python would warn about it.
         """
 
-    def prepare(self, failure: Failure, state: RetryState, retry: Retry, /) -> None:
-        """Prepare pymongo for the next attempt after ``failure``."""
+    def plan(self, failure: Failure, retry: Retry, /) -> Any:
+        """Return how to make the attempt after ``failure``."""
+        ...
 
-    def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
+    def again(self, plan: Any, /) -> Any:
+        """Make another attempt according to ``plan``. The async executor awaits the result."""
+
+    def final_error(self, failure: Failure, rule: Rule, /) -> Exception:
         """Return the error that the application gets when no attempt follows."""
         ...
 
@@ -71,9 +73,12 @@ class Work(Protocol):
 
 
 class UndecidedError(Exception):
-    """An internal error (its cause) prevented a decision about the failure ``failed``."""
+    """An internal error (its cause) prevented a decision about the failure ``failed``.
 
-    def __init__(self, failed: Exception) -> None:
+    ``failed`` is None if nothing was sent.
+    """
+
+    def __init__(self, failed: Exception | None) -> None:
         super().__init__("internal error in pymongo-resilience")
         self.failed = failed
 
@@ -84,120 +89,68 @@ type.
 """
 
 
-_End = float | Exception
-"""Seconds to wait before the next attempt, or the error to raise."""
+class Again(NamedTuple):
+    """The next attempt: how to make it, and how long to wait before."""
+
+    delay: float
+    """Seconds."""
+    plan: Any
 
 
-class _Retries:
-    """The decisions about the failed attempts of one command. Belongs to one thread or task."""
+def _count(work: Work, failure: Failure) -> Callable[[], Any] | None:
+    """Report and count a failed attempt; return what ``Work.report`` returned."""
+    release = work.report(failure)
+    # Count after reporting, because budgets distinguish the first failure from later ones.
+    work.state.count(failure)
+    return release
 
-    failure: Failure
-    """The most recent failure."""
 
-    def __init__(self, executor: Executor, work: Work) -> None:
-        self.executor = executor
-        self.work = work
+def _count_success(state: RetryState) -> None:
+    """Count a retry that succeeded. A bug of the library does not replace its result."""
+    try:
+        state.budget.succeeded(retried=True, rejections=state.rejections)
+    except internal_error_types():
+        logger.exception("internal error in pymongo-resilience after a retry")
 
-    @cached_property
-    def state(self) -> RetryState:
-        return self.work.retry_state()
 
-    def classify(self, error: Exception) -> Callable[[], Any] | None:
-        """Classify, report and count the failed attempt; return what ``Work.report`` returned."""
-        self.failure = self.work.classify(error, self.state)
-        release = self.work.report(self.failure, self.state)
-        # Count after reporting, because budgets distinguish the first failure from later ones.
-        self.state.count(self.failure)
-        return release
+async def _awaited(answer: Any, state: RetryState) -> Any:
+    """Return a strategy's answer, awaiting it if it is awaitable."""
+    try:
+        return await answer if inspect.isawaitable(answer) else answer
+    # A strategy of the application may raise anything. Its error is logged, and the attempt is not
+    # retried.
+    except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+        _no_answer(error, state)
 
-    def ask(self) -> Any:
-        """Return GiveUp if a rule declines, or else the strategy's answer (perhaps an
-        awaitable).
-        """
-        state, failure = self.state, self.failure
-        declined = self.executor.retry_rules.declined(state, failure)
-        if declined is not None:
-            return GiveUp(declined)
-        try:
-            return ask_strategy(state, failure)
-        # A strategy of the application may raise anything. Its error is logged, and the attempt is
-        # not retried.
-        except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
-            self._no_answer(error)
 
-    async def awaited(self, answer: Any) -> Any:
-        """Return the strategy's answer, awaiting it if it is awaitable."""
-        try:
-            return await answer if inspect.isawaitable(answer) else answer
-        except Exception as error:  # noqa: BLE001 - as above
-            self._no_answer(error)
+def _checked(answer: Any, state: RetryState) -> RetryAction | None:
+    """Return the strategy's answer if it is valid; strategies need not be type-checked code."""
+    if answer is None or type(state.strategy) in OURS:
+        valid: RetryAction | None = answer
+        return valid
+    try:
+        if inspect.iscoroutine(answer):
+            # A sync client cannot await it. Close it here, or Python warns about it much later.
+            answer.close()
+        if not isinstance(answer, RetryAction):
+            raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
+        # Build a new object: the constructor checks the delay, which a subclass may not have done.
+        return RetryAction(answer.delay)
+    except Exception as error:  # noqa: BLE001 - as above
+        _no_answer(error, state)
+        return None
 
-    def decide(self, answer: Any) -> _End:
-        """Apply the remaining rules and record the decision.
 
-        Returns:
-            Seconds to wait, or the error to raise.
-        """
-        state, failure, executor = self.state, self.failure, self.executor
-        decided = executor.clock.now()
-        verdict: Verdict = answer
-        if not isinstance(answer, GiveUp):
-            verdict = executor.retry_rules.verdict(state, failure, self._checked(answer))
-        # Another thread may have taken the last token since the rules looked at the budget.
-        if not isinstance(verdict, GiveUp) and not state.budget.spend(failure):
-            verdict = GiveUp(Rule.BUDGET)
-        outcome = self.work.outcome
-        ended = 0.0 if state.began is None else decided - state.began
-        delay = None if isinstance(verdict, GiveUp) else verdict.delay
-        record = AttemptRecord(failure.server, failure.stage, failure.reason, ended, delay)
-        facts = state.name, state.namespace, failure.reason, failure.server, state.attempts
-        if isinstance(verdict, GiveUp):
-            outcome.declined(record, verdict.rule)
-            why = why_not_retried(verdict.rule, state, failure)
-            executor.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
-            outcome.final_error = self.work.final_error(failure, verdict.rule, state)
-            return outcome.final_error
-        outcome.retried(record)
-        state.waited += verdict.delay
-        self.work.prepare(failure, state, verdict)
-        executor.listener.on_event(
-            RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
-        )
-        # Preparing the attempt and calling listeners takes time. Subtract it, so that the next
-        # attempt starts when it was planned.
-        return verdict.delay - (executor.clock.now() - decided)
-
-    def succeeded(self) -> None:
-        state = self.state
-        try:
-            state.budget.succeeded(retried=True, rejections=state.rejections)
-        except internal_error_types():
-            logger.exception("internal error in pymongo-resilience after a retry")
-
-    def _checked(self, answer: Any) -> RetryAction | None:
-        """Return the strategy's answer if it is valid; strategies need not be type-checked code."""
-        try:
-            if inspect.iscoroutine(answer):
-                # A sync client cannot await it. Close it here, or Python warns about it much later.
-                answer.close()
-            if answer is not None and not isinstance(answer, RetryAction):
-                raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
-            # Build a new object: the constructor checks the delay, which a subclass may not have
-            # done.
-            return None if answer is None else RetryAction(answer.delay)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._no_answer(error)
-            return None
-
-    def _no_answer(self, error: Exception) -> None:
-        strategy = type(self.state.strategy)
-        if strategy in OURS:
-            raise error
-        text = (
-            "the retry strategy %s raised an error for %s, so the operation is not retried. "
-            "Fix the strategy: the traceback follows"
-        )
-        logger.error(text, strategy.__name__, self.state.name, exc_info=error)
+def _no_answer(error: Exception, state: RetryState) -> None:
+    """Log the error of a strategy of the application. A bug of our own strategies is raised."""
+    strategy = type(state.strategy)
+    if strategy in OURS:
+        raise error
+    text = (
+        "the retry strategy %s raised an error for %s, so the operation is not retried. "
+        "Fix the strategy: the traceback follows"
+    )
+    logger.error(text, strategy.__name__, state.name, exc_info=error)
 
 
 class Executor:
@@ -207,6 +160,52 @@ class Executor:
         self.retry_rules = retry_rules
         self.clock = clock
         self.listener = listener
+
+    def ask(self, state: RetryState, failure: Failure) -> Any:
+        """Return GiveUp if a rule declines, or else the strategy's answer (perhaps an
+        awaitable).
+        """
+        declined = self.retry_rules.declined(state, failure)
+        if declined is not None:
+            return GiveUp(declined)
+        try:
+            return ask_strategy(state, failure)
+        except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+            _no_answer(error, state)
+
+    def decide(self, work: Work, failure: Failure, answer: Any) -> Again | Exception:
+        """Apply the remaining rules, and record and report the decision.
+
+        Returns:
+            The next attempt, or the error to raise.
+        """
+        state, decided = work.state, self.clock.now()
+        verdict: Verdict = answer
+        if not isinstance(answer, GiveUp):
+            verdict = self.retry_rules.verdict(state, failure, _checked(answer, state))
+        # Another thread may have taken the last token since the rules looked at the budget.
+        if not isinstance(verdict, GiveUp) and not state.budget.spend(failure):
+            verdict = GiveUp(Rule.BUDGET)
+        outcome = work.outcome
+        ended = 0.0 if state.began is None else decided - state.began
+        delay = None if isinstance(verdict, GiveUp) else verdict.delay
+        record = AttemptRecord(failure.server, failure.stage, failure.reason, ended, delay)
+        facts = state.name, state.namespace, failure.reason, failure.server, state.attempts
+        if isinstance(verdict, GiveUp):
+            outcome.declined(record, verdict.rule)
+            why = why_not_retried(verdict.rule, state, failure)
+            self.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
+            outcome.final_error = work.final_error(failure, verdict.rule)
+            return outcome.final_error
+        outcome.retried(record)
+        state.waited += verdict.delay
+        plan = work.plan(failure, verdict)
+        self.listener.on_event(
+            RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
+        )
+        # Planning the attempt and calling listeners takes time. Subtract it, so that the next
+        # attempt starts when it was planned.
+        return Again(verdict.delay - (self.clock.now() - decided), plan)
 
     def run(self, work: Work, error: Exception) -> Any:
         """Retry ``work`` after a first attempt that raised ``error``.
@@ -218,27 +217,29 @@ class Executor:
             Exception: What ``work.final_error()`` returns.
             UndecidedError: After an internal error.
         """
-        retries = _Retries(self, work)
-        end: _End = 0.0
+        failure: Failure | None = None
+        following: Again | Exception | None = None
         try:
             while True:
                 try:
-                    release = retries.classify(error)
+                    failure = work.classify(error)
+                    release = _count(work, failure)
                     if release is not None:
                         release()
-                    end = retries.decide(retries.ask())
+                    answer = self.ask(work.state, failure)
+                    following = self.decide(work, failure, answer)
                 except internal_error_types() as internal_error:
                     if internal_error is not error:
                         raise UndecidedError(error) from internal_error
                     # ``classify`` raises the error itself if its coroutine is being closed. It is
                     # final.
-                    end = error
-                if isinstance(end, Exception):
-                    raise end
-                if end > 0:
-                    self.clock.sleep(end)
+                    following = error
+                if isinstance(following, Exception):
+                    raise following
+                if following.delay > 0:
+                    self.clock.sleep(following.delay)
                 try:
-                    result = work.attempt()
+                    result = work.again(following.plan)
                 except Exception as raised:
                     # A bug of the library ended the attempt before anything was sent, so pymongo
                     # can still continue with the previous error.
@@ -246,38 +247,40 @@ class Executor:
                         raise UndecidedError(error) from raised
                     error = raised
                 else:
-                    retries.succeeded()
+                    _count_success(work.state)
                     return result
         finally:
             # The tracebacks of the errors reference this frame. Delete the variables that reference
             # the errors, so that no reference cycle keeps both alive.
-            del error, retries, end
+            del error, work, failure, following
 
 
 class AsyncExecutor(Executor):
     """Runs work in the calling task."""
 
     async def run(self, work: Work, error: Exception) -> Any:
-        retries = _Retries(self, work)
-        end: _End = 0.0
+        failure: Failure | None = None
+        following: Again | Exception | None = None
         try:
             while True:
                 try:
-                    release = retries.classify(error)
+                    failure = work.classify(error)
+                    release = _count(work, failure)
                     if release is not None:
                         await release()
-                    end = retries.decide(await retries.awaited(retries.ask()))
+                    answer = await _awaited(self.ask(work.state, failure), work.state)
+                    following = self.decide(work, failure, answer)
                 except internal_error_types() as internal_error:
                     if internal_error is not error:
                         raise UndecidedError(error) from internal_error
                     # As above: the coroutine is being closed.
-                    end = error
-                if isinstance(end, Exception):
-                    raise end
-                if end > 0:
-                    await self.clock.sleep_async(end)
+                    following = error
+                if isinstance(following, Exception):
+                    raise following
+                if following.delay > 0:
+                    await self.clock.sleep_async(following.delay)
                 try:
-                    result = await work.attempt()
+                    result = await work.again(following.plan)
                 except Exception as raised:
                     # As in the synchronous executor: nothing was sent, so pymongo can still
                     # continue.
@@ -285,8 +288,8 @@ class AsyncExecutor(Executor):
                         raise UndecidedError(error) from raised
                     error = raised
                 else:
-                    retries.succeeded()
+                    _count_success(work.state)
                     return result
         finally:
             # As above: break the reference cycle.
-            del error, retries, end
+            del error, work, failure, following

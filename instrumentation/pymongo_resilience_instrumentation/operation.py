@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience_instrumentation.call import AnyClient, AnySession
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.driver.protocols import Connection, Server
-    from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
+    from pymongo_resilience_instrumentation.retries.loop_hooks import LoopHooks
     from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
     from pymongo_resilience_instrumentation.telemetry.span_state import SpanState
     from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpan
@@ -56,8 +57,8 @@ class Operation:
     """The span of the transaction that this commit or abort ends."""
     hooks: LoopHooks | None = None
     """Hooks for the first loop, until it begins."""
-    loop: RetryLoop | None = None
-    """The most recent loop."""
+    attempts: DriverAttempts | None = None
+    """The attempts of the most recent loop."""
     sent_to: Address | None = None
     """The server that the last command was sent to, if known without a loop."""
     last_command: CommandStartedEvent | None = None
@@ -137,12 +138,12 @@ class Operation:
     @property
     def selected(self) -> Server | None:
         """pymongo's object for the server that the last loop selected, or None."""
-        return None if self.loop is None else self.loop.server
+        return None if self.attempts is None else self.attempts.server
 
     @property
     def address(self) -> Address | None:
         """The server that the last loop selected, or that the last command was sent to."""
-        server = None if self.loop is None else self.loop.server
+        server = None if self.attempts is None else self.attempts.server
         return self.sent_to if server is None else driver.selection.address(server)
 
     def server_text(self) -> str | None:
@@ -215,14 +216,14 @@ class Operation:
         """Take over the outcome of a try."""
         self.outcome, self.limits.waits = tried.outcome, tried.limits.waits
         # The operation continues with the server and the span state of the winning try.
-        self.loop, self.sent_to, self.shown = tried.loop, tried.sent_to, tried.shown
+        self.attempts, self.sent_to, self.shown = tried.attempts, tried.sent_to, tried.shown
         self.last_command = tried.last_command
 
     def forget_outcome(self) -> None:
         """Break the reference cycles through the last loop and the final error, whose traceback
         references the operation.
         """
-        self.loop, self.outcome = None, ENDED_OUTCOME
+        self.attempts, self.outcome = None, ENDED_OUTCOME
 
     @property
     def outer(self) -> Operation | None:
@@ -276,7 +277,7 @@ class Operation:
             limits.deadline = PAST_DEADLINE
         if limits.waits is not None:
             limits.waits = None
-        self.outcome, self.call, self.loop = ENDED_OUTCOME, ENDED, None
+        self.outcome, self.call, self.attempts = ENDED_OUTCOME, ENDED, None
         if self.last_command is not None:
             self.last_command = None
         if self.hooks is not None or self.interruption is not None:
@@ -299,7 +300,7 @@ class Operation:
         self.call = self.call.without_client()
         # The error's traceback would keep the coroutine's variables alive.
         self.outcome.final_error = None
-        self.loop = self.hooks = self.terminal_detector = self.last_command = None
+        self.attempts = self.hooks = self.terminal_detector = self.last_command = None
         self.token = None
 
     def detach(self) -> None:

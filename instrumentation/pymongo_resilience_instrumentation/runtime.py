@@ -48,8 +48,8 @@ from . import driver, in_progress
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.call import AnyClient, Call
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.driver.protocols import Client
-    from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
     from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 
 FURTHER = "a sampler or span processor raised an error; further errors are not logged"
@@ -119,8 +119,8 @@ class Runtime:
         """
         self._publishes_commands = self.describes_slow_commands
         """Whether pymongo publishes the events of commands to our listeners."""
-        self.in_flight: dict[int, ref[RetryLoop]] = {}
-        """The RetryLoops (retries/) that are making an attempt. Weak references, because a client
+        self.in_flight: dict[int, ref[DriverAttempts]] = {}
+        """The runs of pymongo's loop that are making an attempt. Weak references, because a client
         of an abandoned event loop must be collectable with its operations.
         """
 
@@ -158,10 +158,10 @@ class Runtime:
         if self._publishes_commands:
             driver.clients.publish_commands(client)
 
-    def attempts_in_flight(self) -> list[RetryLoop]:
-        """Return the RetryLoops that are making an attempt, in any thread or task."""
-        loops = [reference() for reference in list(self.in_flight.values())]
-        return [loop for loop in loops if loop is not None]
+    def attempts_in_flight(self) -> list[DriverAttempts]:
+        """Return the runs that are making an attempt, in any thread or task."""
+        living = [reference() for reference in list(self.in_flight.values())]
+        return [attempts for attempts in living if attempts is not None]
 
     def nested(self, client: Client) -> bool:
         """Return True if the caller is inside of an operation of the same client, or of foreign
@@ -309,7 +309,7 @@ class Runtime:
             state.coroutine_closed = True
         # Nothing may be logged here, because the thread may hold any lock.
         with suppress(*internal_error_types()):
-            # Remember the server's address now, because the loop is dropped below.
+            # Remember the server's address now, because the attempts are dropped below.
             operation.note_server(operation.address)
         operation.leave_unfinished()
         if self.telemetry.shows_healthy:
@@ -329,11 +329,14 @@ class Runtime:
         if isinstance(raised, OperationFailure) and operation.selected is not None:
             # pymongo raises the error of a bulk write, for example, after its loop has ended.
             past, server = operation.outcome, operation.server_text()
-            attempts, reasons = past.number_of_attempts, past.retry_reasons
-            loop = operation.loop
-            is_uncertain = loop is not None and loop.may_be_applied and has_duplicate(raised)
-            why = MAY_BE_ITS_OWN if is_uncertain else ""
-            state_origin(raised, Origin(server, Stage.ANSWERED, attempts, reasons), why=why)
+            number, reasons, attempts = (
+                past.number_of_attempts,
+                past.retry_reasons,
+                operation.attempts,
+            )
+            is_uncertain = attempts is not None and attempts.may_be_applied
+            why = MAY_BE_ITS_OWN if is_uncertain and has_duplicate(raised) else ""
+            state_origin(raised, Origin(server, Stage.ANSWERED, number, reasons), why=why)
         return raised
 
     def breakers_of(self, client: Client) -> Mapping[Address, Snapshot]:

@@ -56,6 +56,7 @@ def test_a_healthy_operation_makes_few_calls(
     best = min((counted() for _ in range(3)), key=lambda each: len(each.frames))
     assert best.crossings <= CROSSINGS, best.frames
     assert len(best.frames) <= FRAMES[setup], best.frames
+    assert "retries/after_failure.py" not in modules(best.frames), "prepared for a failure"
     if side == "sync":
         assert modules(best.frames) <= set(re.findall(r"`([\w/]+\.py)`", HOPS))
 

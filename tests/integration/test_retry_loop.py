@@ -14,8 +14,8 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
-from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
+from pymongo_resilience_instrumentation.retries import after_failure, loop_steps
+from pymongo_resilience_instrumentation.retries.after_failure import Retries
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
@@ -57,16 +57,18 @@ def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -
 
 
 @pytest.mark.parametrize("more", [True, False])
-def test_what_a_server_streams_to_an_exhaust_cursor_is_not_repeated(more: bool) -> None:
+def test_what_a_server_streams_to_an_exhaust_cursor_is_not_repeated(
+    more: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pymongo_loop: Any = SimpleNamespace(
         _client=None, _session=None, _retryable=True, _conn_mgr=SimpleNamespace(more_to_come=more)
     )
-    runtime: Any = SimpleNamespace(in_flight={}, admits=False, limits={id(None): object()})
-    operation: Any = SimpleNamespace(
-        is_closed_by=lambda _error: False, hooks=None, terminal_detector=None
-    )
-    loop = RetryLoop(runtime, operation, DriverAttempts(pymongo_loop))
-    assert loop.gives_up(AutoReconnect()) is more
+    attempts = DriverAttempts(pymongo_loop)
+    attempts.operation = SimpleNamespace(is_closed_by=lambda _error: False)  # type: ignore[assignment]
+    monkeypatch.setattr(loop_steps, "Retries", lambda *_: "retries")
+    runtime: Any = SimpleNamespace(in_flight={})
+    retries = loop_steps.after_first_failure(runtime, attempts, AutoReconnect())
+    assert (retries is None) is more
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -80,19 +82,19 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """``after``: so many failures that were judged."""
-    classify = RetryLoop.classify
+    classify = Retries.classify
     faults: list[Exception] = []
 
-    def broken(self: Any, error: Exception, operation: Any) -> Any:
-        if operation.attempts == after:
+    def broken(self: Any, error: Exception) -> Any:
+        if self.state.attempts == after:
             faults.append(error)
             raise RuntimeError("broken")
-        return classify(self, error, operation)
+        return classify(self, error)
 
     telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
     sent = SentCommands()
     coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
-    monkeypatch.setattr(RetryLoop, "classify", broken)
+    monkeypatch.setattr(Retries, "classify", broken)
     proxy.inject(CutAfter("insert", times=after + 1))
     side.do(coll.insert_one, {})
     assert len(faults) == faults_logged(caplog) == 1
@@ -132,9 +134,9 @@ def broken(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("prepared", [False, True])
-def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_is_raised(
-    prepared: bool,
+@pytest.mark.parametrize("times", [1, 9])
+def test_where_retries_cannot_be_prepared_the_driver_repeats_and_later_the_error_is_raised(
+    times: int,
     name: str,
     side: Side,
     proxy: ReplicaSet,
@@ -143,15 +145,12 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_and_later_the_error_
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    telemetry = instrument(base_backoff_ms=1, circuit_breaker="off" if prepared else "always")
+    telemetry = instrument(base_backoff_ms=1, circuit_breaker="always" if times == 1 else "off")
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
-    runtime = PymongoResilienceInstrumentor()._runtime
-    assert runtime is not None
-    owner: Any = RetryLoop if prepared else runtime.limits
-    monkeypatch.setattr(owner, "retry_state" if prepared else "of", broken)
-    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9 if prepared else 1))
-    with pytest.raises(AutoReconnect) if prepared else nullcontext():
+    monkeypatch.setattr(after_failure, "retry_state_of", broken)
+    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=times))
+    with nullcontext() if times == 1 else pytest.raises(AutoReconnect):
         OPERATIONS[name](side, coll)
     assert faults_logged(caplog) == 1
     assert telemetry.decisions.events == []

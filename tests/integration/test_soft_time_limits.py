@@ -33,7 +33,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience.events import Broadcast
-from pymongo_resilience.executor import _Retries
+from pymongo_resilience.executor import _awaited, _checked
 from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience.rules.retry_rules import ask_strategy
 from pymongo_resilience.testbed import ReplicaSet
@@ -52,7 +52,7 @@ LONG = 5.0
 CALLING_FOREIGN_CODE = {
     each.__code__
     for each in (
-        wrap_foreign_error, attribute, ask_strategy, _Retries.awaited, _Retries._checked,
+        wrap_foreign_error, attribute, ask_strategy, _awaited, _checked,
         Broadcast.on_event, in_progress.call_foreign_wrapped,
     )
 }  # fmt: skip

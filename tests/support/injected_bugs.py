@@ -73,7 +73,7 @@ def raising(code: CodeType) -> CodeType:
 
 
 def name_of(code: CodeType) -> str:
-    """``"retries.retry_loop.RetryLoop.begin"``; the engine's begin with ``engine.``."""
+    """``"retries.after_failure.Retries.plan"``; the engine's begin with ``engine.``."""
     path = Path(code.co_filename)
     root = next(each for each in ROOTS if path.is_relative_to(each))
     module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")

@@ -24,6 +24,7 @@ from pymongo.errors import (
     WriteConcernError,
     WriteError,
 )
+from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
 from pymongo_resilience_instrumentation.failures.error_texts import Origin
@@ -49,7 +50,7 @@ from pymongo_resilience.rules.failure import (
 
 pytestmark = pytest.mark.oldest
 
-SENT = classify.Attempt(
+SENT = AttemptFacts(
     reached_connection=True, carried_txn_number=True, server="db1:27017", min_rtt=0.25
 )
 NOT_SENT = SENT._replace(reached_connection=False)
@@ -272,7 +273,7 @@ def test_a_lookup_that_fails_within_an_attempt_is_another_clients() -> None:
 
 
 @pytest.mark.parametrize("attempt", [SENT, NOT_SENT])
-def test_what_the_attempt_knows_is_kept(attempt: classify.Attempt) -> None:
+def test_what_the_attempt_knows_is_kept(attempt: AttemptFacts) -> None:
     error = replied(91)
     failure = classify.failure_of(error, attempt)
     assert failure.error is error
@@ -289,7 +290,7 @@ class UnreadableError(OperationFailure):
     ("attempt", "stage"), [(SENT, Stage.IN_FLIGHT), (NOT_SENT, Stage.NOT_SENT)]
 )
 def test_of_an_error_that_cannot_be_read_nothing_is_known(
-    attempt: classify.Attempt, stage: Stage, caplog: pytest.LogCaptureFixture
+    attempt: AttemptFacts, stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = UnreadableError("", 91, {"ok": 0, "code": 91})
     with caplog.at_level(logging.DEBUG, "pymongo_resilience"):
@@ -359,7 +360,7 @@ def test_the_stage_of_an_error_outside_of_the_loop(error: Exception, stage: Stag
 
 
 @pytest.mark.parametrize("attempt", [SENT, NOT_SENT])
-def test_what_pymongo_refused_to_send_was_not_sent(attempt: classify.Attempt) -> None:
+def test_what_pymongo_refused_to_send_was_not_sent(attempt: AttemptFacts) -> None:
     error = mark_unsent(ExecutionTimeout("", 50, {"ok": 0, "code": 50}))
     failure = classify.failure_of(error, attempt)
     assert failure.stage is Stage.NOT_SENT

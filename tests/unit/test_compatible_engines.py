@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import OperationFailure, WriteError
+from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts
 from pymongo_resilience_instrumentation.failures import classify, engines as replies
 from pymongo_resilience_instrumentation.tools.doctor import Level, engines
 from pymongo_resilience_instrumentation.tools.doctor.engines import Engine
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.oldest
 
 
 def failure_of(document: dict[str, Any], *, numbered: bool = False) -> Failure:
-    attempt = classify.Attempt(True, numbered, None, 0.0)
+    attempt = AttemptFacts(True, numbered, None, 0.0)
     error = OperationFailure(str(document.get("errmsg")), document.get("code"), document)
     return classify.failure_of(error, attempt)
 
@@ -69,7 +70,7 @@ def test_an_assertion_of_mongodb_with_the_same_number_is_none() -> None:
 def test_a_throttled_statement_was_not_rejected_for_certain() -> None:
     document = {"index": 0, "code": 16500, "errmsg": throttled_text(8)}
     error = WriteError(document["errmsg"], 16500, document)
-    failure = classify.failure_of(error, classify.Attempt(True, False, None, 0.0))
+    failure = classify.failure_of(error, AttemptFacts(True, False, None, 0.0))
     assert failure.reason is RetryReason.THROTTLED
     assert failure.executed
     assert failure.retry_after == 0.008

@@ -127,8 +127,8 @@ class NewNumberForEachAttempt(Run):
 class NoNumberAfterNoWritesPerformed(Run):
     """Trusts the label, which speaks of one attempt, for the attempts before it."""
 
-    def prepare(self, failure: Failure, state: RetryState, retry: Retry, /) -> None:
-        super().prepare(failure, state, retry)
+    def plan(self, failure: Failure, retry: Retry, /) -> None:
+        super().plan(failure, retry)
         if failure.no_writes_performed:
             self.number_of.clear()
 
@@ -136,9 +136,9 @@ class NoNumberAfterNoWritesPerformed(Run):
 class NewestErrorAlways(Run):
     """Raises the newest error, whose label may deny what an earlier attempt has done."""
 
-    def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
+    def final_error(self, failure: Failure, rule: Rule, /) -> Exception:
         self.last = None
-        return super().final_error(failure, rule, state)
+        return super().final_error(failure, rule)
 
 
 class RetriesEverything(RetryRules):

@@ -91,8 +91,7 @@ def test_the_strategy_sees_the_operation_and_the_failure() -> None:
     strategy = Answering(lambda: RetryAction(0.0))
     work = BlockingWork(READ, [CUT, NOT_PRIMARY, OVERLOAD], strategy, timeout=10)
     run_in_thread(RETRY_RULES, work)
-    (operation,) = work.operations
-    assert {id(asked) for asked, _ in strategy.asked} == {id(operation)}
+    assert {id(asked) for asked, _ in strategy.asked} == {id(work.state)}
     assert [failure.reason for _, failure in strategy.asked] == [
         RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
         RetryReason.OVERLOADED,
@@ -102,14 +101,13 @@ def test_the_strategy_sees_the_operation_and_the_failure() -> None:
 @pytest.mark.parametrize(
     ("kind", "run"), [(BlockingWork, run_in_thread), (AwaitedWork, run_in_task)]
 )
-def test_every_attempt_is_left_and_every_retry_prepared(kind: Any, run: Any) -> None:
+def test_every_attempt_is_left_and_every_retry_planned(kind: Any, run: Any) -> None:
     work = kind(READ, [CUT, NOT_PRIMARY, UNKNOWN], AT_ONCE, timeout=10)
     run(RETRY_RULES, work)
-    (operation,) = work.operations
-    assert operation.reasons == [RetryReason(each.reason) for each in (CUT, NOT_PRIMARY, UNKNOWN)]
+    assert work.state.reasons == [RetryReason(each.reason) for each in (CUT, NOT_PRIMARY, UNKNOWN)]
     servers = ["host1:27017", "host2:27017", "host3:27017"]
     assert [failure.server for failure in work.left] == servers
-    assert [failure.server for failure in work.prepared] == servers[:2]
+    assert [failure.server for failure in work.planned] == servers[:2]
 
 
 def test_the_last_error_comes_from_the_work_with_nothing_in_its_wake() -> None:
@@ -130,7 +128,7 @@ class EndlessClock(FakeClock):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("where", ["attempt", "wait", "strategy", "report"])
+@pytest.mark.parametrize("where", ["again", "wait", "strategy", "report"])
 def test_a_cancellation_ends_it_wherever_it_comes(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,8 +138,8 @@ def test_a_cancellation_ends_it_wherever_it_comes(
     async def main() -> None:
         strategy = Answering(never) if where == "strategy" else waiting(1.0)
         work = AwaitedWork(READ, [CUT] * 3, strategy, clock=EndlessClock(START), timeout=10)
-        if where in ("attempt", "report"):
-            monkeypatch.setattr(work, where, never if where == "attempt" else lambda *_: never)
+        if where in ("again", "report"):
+            monkeypatch.setattr(work, where, never if where == "again" else lambda *_: never)
         heard = RecordingListener()
         executor = AsyncExecutor(RETRY_RULES, work.clock, heard)
         task = asyncio.create_task(work.run(executor))
@@ -151,7 +149,7 @@ def test_a_cancellation_ends_it_wherever_it_comes(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert work.attempts == (0 if where == "attempt" else 1), "an attempt after the end"
+        assert work.attempts == (0 if where == "again" else 1), "an attempt after the end"
         assert len(heard.events) == (1 if where == "wait" else 0)
 
     asyncio.run(main())
@@ -172,7 +170,7 @@ def test_waits_end_under_a_clock_that_stands_still() -> None:
     assert 10 < sum(clock.sleeps) < 11
 
 
-def test_who_prepares_and_who_listens_does_not_make_the_wait_end_later() -> None:
+def test_who_plans_and_who_listens_does_not_make_the_wait_end_later() -> None:
     clock = FakeClock(START)
 
     class Slow(RecordingListener):
@@ -180,8 +178,8 @@ def test_who_prepares_and_who_listens_does_not_make_the_wait_end_later() -> None
             clock.advance(0.25)
 
     work = BlockingWork(READ, [CUT(takes=0.5), CUT], waiting(0.4), clock, timeout=1.0)
-    prepare = work.prepare
-    work.prepare = lambda *given: (clock.advance(0.0625), prepare(*given))[1]  # type: ignore[method-assign]
+    plan = work.plan
+    work.plan = lambda *given: (clock.advance(0.0625), plan(*given))[1]  # type: ignore[method-assign]
     assert work.run(Executor(RETRY_RULES, clock, Slow())) == RESULT
     assert clock.sleeps[0] == pytest.approx(0.4 - 0.25 - 0.0625)
     assert clock.now() <= START + 1.0 + 0.25 + 0.0625

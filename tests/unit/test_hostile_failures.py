@@ -24,6 +24,7 @@ from pymongo.errors import (
 )
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
+from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts
 from pymongo_resilience_instrumentation.failures import classify, error_texts, reasons
 from pymongo_resilience_instrumentation.selection.client_limits import breaker_error
 from pymongo_resilience_instrumentation.telemetry import semconv
@@ -53,7 +54,7 @@ from pymongo_resilience.rules.strategy import BestEffort
 pytestmark = pytest.mark.oldest
 
 attempts = st.builds(
-    classify.Attempt,
+    AttemptFacts,
     reached_connection=st.booleans(),
     carried_txn_number=st.booleans(),
     server=st.none() | st.just("db1.example:27017"),
@@ -63,7 +64,7 @@ attempts = st.builds(
 
 @examples(150)
 @given(error=exceptions, attempt=attempts)
-def test_every_exception_is_described(error: Exception, attempt: classify.Attempt) -> None:
+def test_every_exception_is_described(error: Exception, attempt: AttemptFacts) -> None:
     failure = classify.failure_of(error, attempt)
     assert type(failure) is Failure
     assert failure.error is error
@@ -81,7 +82,7 @@ def test_every_exception_is_described(error: Exception, attempt: classify.Attemp
 
 MANY = RetryState("update", "shop.orders", Kind.WRITE, BestEffort())
 """A write that nobody recognises when it comes again: an update of many documents."""
-SENT = classify.Attempt(
+SENT = AttemptFacts(
     reached_connection=True, carried_txn_number=False, server="db1.example:27017", min_rtt=0.0
 )
 
@@ -124,7 +125,7 @@ coded = st.builds(
 @given(error=exceptions | coded, attempt=attempts)
 @example(error=ServerSelectionTimeoutError("of a key vault"), attempt=SENT)
 def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
-    error: Exception, attempt: classify.Attempt
+    error: Exception, attempt: AttemptFacts
 ) -> None:
     failure = classify.failure_of(error, attempt)
     assert failure.reason is not RetryReason.CIRCUIT_BREAKER_OPEN, "nothing has opened one"

@@ -206,7 +206,7 @@ def assert_undecided(error: UndecidedError, step: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("step", ["retry_state", "classify", "report", "prepare"])
+@pytest.mark.parametrize("step", ["classify", "report", "plan"])
 def test_after_a_fault_of_ours_nothing_is_decided(
     step: str, kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
+from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts
 from pymongo_resilience_instrumentation.failures import classify, reasons
 from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptTimeoutError,
@@ -24,7 +25,7 @@ from pymongo_resilience.rules.failure import RetryReason
 
 pytestmark = pytest.mark.oldest
 
-SENT = classify.Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
+SENT = AttemptFacts(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
 OF_THE_TEXT = {6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 """Retryable Reads, "Retryable Error"."""
 

@@ -97,7 +97,7 @@ class WithoutAwait(ast.NodeTransformer):
         node.keywords = [each for each in node.keywords if each.arg != "asynchronous"]
         self.generic_visit(node)
         name = getattr(node.func, "id", getattr(node.func, "attr", None))
-        return node.args[0] if name in AWAITING and len(node.args) == 1 else node
+        return node.args[0] if name in AWAITING else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         """Turn ``send_async or send`` into ``send``."""

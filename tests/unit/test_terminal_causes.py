@@ -19,6 +19,7 @@ from pymongo.errors import (
 from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
+from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts
 from pymongo_resilience_instrumentation.failures import causes, classify
 from pymongo_resilience_instrumentation.failures.symptoms import Symptom
 from pymongo_resilience_instrumentation.selection.fast_fail import UNCHANGED_S, TerminalDetector
@@ -28,7 +29,7 @@ from pymongo_resilience.rules.failure import RetryReason
 pytestmark = pytest.mark.oldest
 
 A, B = ("a", 1), ("b", 2)
-NOT_SENT = classify.Attempt(
+NOT_SENT = AttemptFacts(
     reached_connection=False, carried_txn_number=False, server=None, min_rtt=0.0
 )
 SECONDS = "(configured timeouts: socketTimeoutMS: 20000.0ms, connectTimeoutMS: 20000.0ms)"

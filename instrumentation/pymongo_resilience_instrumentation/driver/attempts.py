@@ -8,25 +8,38 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConcernError
+from pymongo.errors import (
+    ClientBulkWriteException,
+    NotPrimaryError,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WriteConcernError,
+)
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 
 from pymongo_resilience.rules.failure import RETRYABLE_WRITE, Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 
+from . import csot
 from .clients import classes
 from .sessions import ABORT, note_router
 
 if TYPE_CHECKING:
+    from pymongo_resilience.breakers import Permit
+    from pymongo_resilience_instrumentation.operation import Operation
+    from pymongo_resilience_instrumentation.retries.after_failure import Retries
+    from pymongo_resilience_instrumentation.retries.loop_hooks import LoopHooks
+    from pymongo_resilience_instrumentation.retries.throttled_bulks import HeldBack
+    from pymongo_resilience_instrumentation.selection.client_limits import ClientLimits
+
     from .protocols import Connection, Server
 
 LOOP = "_ClientConnectionRetryable"
@@ -72,37 +85,31 @@ class PymongoLoop(Protocol):
     def _write(self) -> Any: ...
 
     # The attributes that the library's subclass adds.
-    owner: AttemptOwner | None
-    """Decides about the attempts; None if pymongo runs the loop alone."""
+    attempts: DriverAttempts
+    """The attempts of the loop's run."""
     driver_func: Callable[..., Any]
     """The function that pymongo would call with a connection."""
     send: Callable[..., Any]
     """The function that pymongo calls instead."""
-    pending: Exception | None
-    """An error that the first attempt should fail with."""
 
 
-class AttemptOwner(Protocol):
-    """Decides about the attempts of a loop."""
+class TxnNumberLostError(PyMongoError):
+    """A retryable write was not sent, because its server would not treat it as retryable.
 
-    def check_txn(self, connection: Connection, retryable: bool, /) -> bool:
-        """Return True if a write is sent as a retryable write.
+    Raised inside of a checkout, where a network error would make pymongo clear its pool.
+    """
 
-        Called before a write is sent that may lack its transaction number. ``retryable`` is what
-        pymongo would do.
-        """
 
-    def limit_selection(self) -> AbstractContextManager[None] | None:
-        """Return a context manager that is active while a server is selected, if any."""
+class AttemptFacts(NamedTuple):
+    """What pymongo's loop shows about a failed attempt. Immutable."""
 
-    is_unanswered: bool
-    """The last attempt had no reply."""
-
-    def ask_for_life(self, server: Server, /) -> None:
-        """Called with the selected server if the last attempt had no reply."""
-
-    def selected(self, server: Server, /) -> None:
-        """Called with the selected server before anything is sent to it."""
+    reached_connection: bool
+    """The attempt got a connection. From then on, the command counts as sent."""
+    carried_txn_number: bool
+    server: str | None
+    """``"host:port"``; None if no server was selected."""
+    min_rtt: float
+    """The server's minimum round-trip time in seconds; 0 if unknown."""
 
 
 class Txn(Enum):
@@ -111,7 +118,7 @@ class Txn(Enum):
     AS_DECIDED = "as pymongo decides"
     """The first attempt, and all attempts except those of retryable writes."""
     CHECKED = "as the library decides"
-    """A retry of a retryable write: ``check_txn`` decides whether it carries its number."""
+    """A retry of a retryable write: ``TxnNumber.take`` decides whether it carries its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +126,6 @@ class RetryPlan:
     """How to make the attempt after a failed one."""
 
     txn: Txn
-    stay_pinned: bool
-    """The attempt must go to the router on which the transaction began."""
     avoid: Server | None = None
     """pymongo's object for the server to avoid, if there is another one."""
 
@@ -128,24 +133,39 @@ class RetryPlan:
 class DriverAttempts:
     """The attempts of one run of pymongo's retry loop. Only this class touches the loop.
 
-    Belongs to one thread or task. ``first`` and ``again`` return a coroutine in async clients.
+    Belongs to one thread or task; other threads may read it. ``first`` and ``again`` return a
+    coroutine in async clients. Attributes that a healthy operation does not need are class
+    attributes until they are set, so that creating the object is cheap.
     """
 
-    __slots__ = (
-        "_first_retryable", "client", "connection", "loop", "progress", "session", "txn",
-    )  # fmt: skip
+    operation: Operation
+    """The operation that the run belongs to. Set when the run begins."""
+    client_limits: ClientLimits
+    """The client's limits, which all its operations share. Set when the run begins."""
+    connection: Connection | None = None
+    """The connection of the last attempt, once it has one. From then on, a command may have been
+    sent.
+    """
+    permit: Permit | None = None
+    """The breaker's permit, until the outcome of the attempt is reported."""
+    hooks: LoopHooks | None = None
+    """The hooks of the operation, if this is its first run."""
+    retries: Retries | None = None
+    """Set from the first failure to the end of the run."""
+    may_be_applied = False
+    """True if an attempt without a transaction number was sent and may have been applied."""
+    pending: Exception | None = None
+    """An error that the next attempt fails with before a server is selected."""
+    progress: tuple[Any, int] | None = None
+    """The position of a bulk write after its last failure."""
+    held_back: HeldBack | None = None
+    """The throttled statements of a bulk write that pymongo sends next, if the rules allow it."""
+    txn = Txn.AS_DECIDED
 
     def __init__(self, loop: PymongoLoop) -> None:
         self.loop = loop
         self.client = loop._client
         self.session = loop._session
-        self.connection: Connection | None = None
-        """The connection of the last attempt, once it has one. From then on, a command may have
-        been sent.
-        """
-        self.progress: tuple[Any, int] | None = None
-        """The position of a bulk write after its last failure."""
-        self.txn = Txn.AS_DECIDED
         self._first_retryable = loop._retryable
 
     server = property(attrgetter("loop._server"))
@@ -167,10 +187,13 @@ class DriverAttempts:
                 loop._bulk.started_retryable_write = True
         return loop._write()
 
-    def again(self) -> Any:
-        """Make another attempt, according to the plan passed to ``follow``."""
+    def again(self, plan: RetryPlan) -> Any:
+        """Make another attempt according to ``plan``."""
         # Until the new attempt has a connection, it has sent nothing.
         self.connection = None
+        self.txn = plan.txn
+        if plan.avoid is not None:
+            self.deprioritize(plan.avoid)
         return self.loop._read() if self.loop._is_read else self.loop._write()
 
     def send(self, *args: Any) -> Any:
@@ -179,10 +202,11 @@ class DriverAttempts:
         connection = args[2] if loop._is_read else args[1]
         if (session := self.session) is not None and session.in_transaction:
             self._pin_to_router(connection)
+        if self.txn is Txn.CHECKED and self.retries is not None:
+            args = session, connection, self.retries.txn_number.take(self, connection)
         # pymongo clears its flag if the selected server does not support retryable writes.
-        took_back = loop._retryable is not self._first_retryable
-        if (took_back or self.txn is Txn.CHECKED) and loop.owner is not None:
-            args = (session, connection, loop.owner.check_txn(connection, args[2]))
+        elif loop._retryable is not self._first_retryable and not args[2]:
+            self.refuse_lost_number(connection)
         # From here on, the command counts as sent.
         self.connection = connection
         return loop.driver_func(*args)
@@ -212,7 +236,13 @@ class DriverAttempts:
 
     def fail_first(self, error: Exception) -> None:
         """Make the first attempt fail with ``error`` before a server is selected."""
-        self.loop.pending = error
+        self.pending = error
+
+    def raise_pending(self) -> None:
+        """Raise the error that the attempt should fail with, once."""
+        error, self.pending = self.pending, None
+        if error is not None:
+            raise error
 
     def streams(self) -> bool:
         """Return True if the attempt only receives further batches of an exhaust cursor.
@@ -309,6 +339,14 @@ class DriverAttempts:
             else address_text(self.loop._server.description.address)
         )
 
+    def facts(self, error: Exception) -> AttemptFacts:
+        """Return the facts of the last attempt, which ended with ``error``."""
+        has_connection = self.connection is not None
+        # If no server was selected, pymongo's loop still holds the previous attempt's server.
+        unselected = not has_connection and isinstance(error, ServerSelectionTimeoutError)
+        server = None if unselected else self.server_address()
+        return AttemptFacts(has_connection, self.carries_txn_number(), server, csot.min_rtt())
+
     def supports_txn_number(self, connection: Connection) -> bool:
         """Return True if the selected server accepts a retryable write on this connection.
 
@@ -337,6 +375,18 @@ class DriverAttempts:
             not connection.is_standalone
             and self.loop._server.description.server_type_name == "Unknown"
         )
+
+    def refuse_lost_number(self, connection: Connection) -> None:
+        """Raise TxnNumberLostError for a write that lost its transaction number on the way.
+
+        pymongo checks the server's description again after the checkout. If the server became
+        unknown, it would send a retryable write as an ordinary one.
+        """
+        if self.lost_its_txn_number(connection):
+            self.set_retryable(True)
+            raise TxnNumberLostError(
+                "the write was not sent, because its server was no longer known to be the primary"
+            )
 
     def set_retryable(self, retryable: bool) -> None:
         """Set whether the current attempt is a retryable write."""
@@ -445,16 +495,6 @@ class DriverAttempts:
         # a load balancer and the connection to it is lost.
         return self.loop._server is None or self.topology_type() == "LoadBalanced"
 
-    def _pin_again(self) -> None:
-        """Pin the transaction to its router again.
-
-        pymongo unpins it after any error with the label TransientTransactionError, which it adds to
-        every connection that could not be made.
-        """
-        transaction = self.session._transaction
-        if transaction.pinned_address is None:
-            transaction.pinned_address = self.loop._server.description.address
-
     def retry_once_at_most(self) -> None:
         """Limit a loop that pymongo runs alone under the deadline of another operation.
 
@@ -462,14 +502,6 @@ class DriverAttempts:
         """
         if hasattr(self.loop, "_max_retries"):
             self.loop._max_retries = 1
-
-    def follow(self, plan: RetryPlan) -> None:
-        """Make the next attempt according to ``plan``."""
-        self.txn = plan.txn
-        if plan.stay_pinned:
-            self._pin_again()
-        else:
-            self.deprioritize(plan.avoid)
 
     def reset_after(self, failure: Failure) -> None:
         """Set the loop's state as pymongo's own code does before a retry after ``failure``."""
@@ -489,6 +521,16 @@ class DriverAttempts:
         if failure.reports_overload and not failure.executed and self.in_transaction():
             self._rejected_in_transaction(failure)
 
+    def pin_again(self) -> None:
+        """Pin the transaction to its router again.
+
+        pymongo unpins it after any error with the label TransientTransactionError, which it adds to
+        every connection that could not be made.
+        """
+        transaction = self.session._transaction
+        if transaction.pinned_address is None:
+            transaction.pinned_address = self.loop._server.description.address
+
     def _rejected_in_transaction(self, failure: Failure) -> None:
         """Restore the state of a transaction after a rejected command, which was not run."""
         transaction = self.session._transaction
@@ -503,10 +545,8 @@ class DriverAttempts:
             # majority write concern.
             transaction.attempt -= 1
 
-    def deprioritize(self, server: Server | None) -> None:
+    def deprioritize(self, server: Server) -> None:
         """Make the next selection avoid a server, if there is another one."""
-        if server is None:
-            return
         if getattr(self.loop._server_selector, "max_staleness", NO_LIMIT) != NO_LIMIT:
             # With avoided servers, pymongo 4.20 measures staleness only against the primary, or the
             # newest member, among the remaining servers. Without the primary, that might allow data
@@ -538,10 +578,10 @@ def subclass(base: type, replaced: dict[str, Callable[..., Any]]) -> type:
         replaced: Methods that replace pymongo's, by name.
     """
     # Slots for the attributes that every operation sets, as in pymongo's own class from 4.18 on.
-    slots = {"__slots__": ("driver_func", "owner", "send"), "__module__": base.__module__}
+    slots = {"__slots__": ("attempts", "driver_func", "send"), "__module__": base.__module__}
     with_slots: Any = type(LOOP, (base,), slots)
     func = property(attrgetter("send"), with_slots.driver_func.__set__)
-    body = {"__module__": base.__module__, "_func": func, "pending": None, **replaced}
+    body = {"__module__": base.__module__, "_func": func, **replaced}
     return type(LOOP, (with_slots,), body)
 
 
@@ -556,7 +596,7 @@ def pymongo_alone(loop: PymongoLoop, base: type, error: Exception | None = None)
     alone: PymongoLoop = cls.__new__(cls)
     slots = {name for each in base.__mro__ for name in getattr(each, "__slots__", ())}
     # Copy the state of the loop, in slots and in the instance dictionary.
-    for name in (slots | vars(loop).keys()) - {"_func", "pending"}:
+    for name in (slots | vars(loop).keys()) - {"_func"}:
         if hasattr(loop, name):
             setattr(alone, name, getattr(loop, name))
     alone._func = loop.driver_func
@@ -576,13 +616,6 @@ def pymongo_alone(loop: PymongoLoop, base: type, error: Exception | None = None)
 
     vars(alone)[attempt] = raise_error
     return alone
-
-
-def raise_pending(loop: PymongoLoop) -> None:
-    """Raise the error that the first attempt should fail with, once."""
-    error, loop.pending = loop.pending, None
-    if error is not None:
-        raise error
 
 
 def _forget_in_result(error: Exception) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pymongo.errors import (
     AutoReconnect,
@@ -43,6 +43,7 @@ from pymongo_resilience.rules.failure import (
     Stage,
 )
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts
 
 from . import causes, engines
 from .reasons import BY_CODE, NOT_LISTED, LostConnectionError
@@ -86,34 +87,24 @@ class StoppedBulk(dict[str, Any]):
         return self
 
 
-class Attempt(NamedTuple):
-    """What pymongo's retry loop knows about the failed attempt."""
-
-    reached_connection: bool
-    """The attempt got a connection. From then on, the command counts as sent."""
-    carried_txn_number: bool
-    server: str | None
-    min_rtt: float
-
-
-SENT = Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
+SENT = AttemptFacts(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
 """An attempt outside of the retry loop. Its command counts as sent."""
 
 
-def failure_of(error: Exception, attempt: Attempt) -> Failure:
+def failure_of(error: Exception, facts: AttemptFacts) -> Failure:
     """Return the facts of a failed attempt. Malformed parts of the server's document are
     ignored.
     """
     unread = Failure(
         error=error,
-        stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
+        stage=Stage.IN_FLIGHT if facts.reached_connection else Stage.NOT_SENT,
         reason=RetryReason.UNKNOWN,
-        carried_txn_number=attempt.carried_txn_number,
-        server=attempt.server,
-        min_rtt=attempt.min_rtt,
+        carried_txn_number=facts.carried_txn_number,
+        server=facts.server,
+        min_rtt=facts.min_rtt,
     )
     try:
-        return _read(unread, attempt)
+        return _read(unread, facts)
     except ForeignError:
         # The error's own attributes raise. Nothing is known about it, so it is not retried.
         logger.debug(
@@ -124,7 +115,7 @@ def failure_of(error: Exception, attempt: Attempt) -> Failure:
         return unread
 
 
-def _read(unread: Failure, attempt: Attempt) -> Failure:
+def _read(unread: Failure, facts: AttemptFacts) -> Failure:
     # The error of a client bulk write only wraps the error that matters.
     cause = _cause(unread.error)
     document = _document(cause)
@@ -134,15 +125,15 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
     executed = _executed(cause, document)
     # Both labels mean that the server rejected the command, unless its reply shows that it ran.
     rejected = not executed and labels >= OVERLOADED
-    reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
-    if engines.refuses_txn_numbers(document, carried=attempt.carried_txn_number):
+    reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, facts)
+    if engines.refuses_txn_numbers(document, carried=facts.carried_txn_number):
         reason = RetryReason.NO_RETRYABLE_WRITES
     elif reason is RetryReason.THROTTLED and not engines.is_throttled(document):
         reason = RetryReason.UNKNOWN
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
     return replace(
         unread,
-        stage=_stage(cause, document, attempt),
+        stage=_stage(cause, document, facts),
         reason=reason,
         code=code,
         code_name=name if isinstance(name, str) else None,
@@ -153,7 +144,7 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         terminal=causes.terminal_cause(cause) is not None,
         listed_retryable=refusal is None
         and not _lookup_passes(cause)
-        and not _is_refused_login(code, attempt)
+        and not _is_refused_login(code, facts)
         and (RETRYABLE_WRITE in labels or labels >= OVERLOADED or code not in NOT_LISTED),
         transaction_over=TRANSIENT_TRANSACTION in labels
         and TRANSIENT_TRANSACTION in document.get("errorLabels", ()),
@@ -162,7 +153,7 @@ def _read(unread: Failure, attempt: Attempt) -> Failure:
         timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT and expired(cause),
         # pymongo raises a plain AutoReconnect as the cause only here; all other causes come from
         # the operating system. A failed selection has the errors of monitors as its cause.
-        pool_paused=not attempt.reached_connection
+        pool_paused=not facts.reached_connection
         and not isinstance(cause, ServerSelectionTimeoutError)
         and type(cause.__cause__) is AutoReconnect,
         next_probe_in=attribute(refusal, "next_probe_in"),
@@ -287,30 +278,30 @@ def _executed(error: Exception, document: Mapping[str, Any]) -> bool:
     return "writeConcernError" in document or bool(document.get("ok"))
 
 
-def _stage(error: Exception, document: Mapping[str, Any], attempt: Attempt) -> Stage:
-    if not attempt.reached_connection or "unsent" in vars(error):
+def _stage(error: Exception, document: Mapping[str, Any], facts: AttemptFacts) -> Stage:
+    if not facts.reached_connection or "unsent" in vars(error):
         return Stage.NOT_SENT
     return Stage.ANSWERED if document else Stage.IN_FLIGHT
 
 
 def _reason(
-    error: Exception, labels: frozenset[str], code: int | None, attempt: Attempt
+    error: Exception, labels: frozenset[str], code: int | None, facts: AttemptFacts
 ) -> RetryReason:
     for cls, reason in UNSENT.items():
         if isinstance(error, cls):
             # An error from within an attempt belongs to another client, such as the one for a key
             # vault. It proves nothing about this command.
-            if attempt.reached_connection and cls is not WaitQueueTimeoutError:
+            if facts.reached_connection and cls is not WaitQueueTimeoutError:
                 return RetryReason.UNKNOWN
             terminal = causes.terminal_cause(error)
             return reason if terminal is None else causes.TERMINAL[terminal]
-    if not attempt.reached_connection and _lookup_passes(error):
+    if not facts.reached_connection and _lookup_passes(error):
         return RetryReason.SOCKET_NOT_AVAILABLE
     if isinstance(error, NotPrimaryError):
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
         lost = error.__cause__
-        in_flight = attempt.reached_connection
+        in_flight = facts.reached_connection
         # A dead peer that is noticed before the attempt had its connection proves that nothing was
         # sent, so it is a connection failure like any other.
         if isinstance(lost, LostConnectionError) and (
@@ -324,7 +315,7 @@ def _reason(
         if _refused_by_tls(error):
             return RetryReason.TLS_ERROR
         return RetryReason.SOCKET_NOT_AVAILABLE
-    if _is_refused_login(code, attempt):
+    if _is_refused_login(code, facts):
         return RetryReason.AUTHENTICATION_ERROR
     if code in BY_CODE:
         return BY_CODE[code]
@@ -332,12 +323,12 @@ def _reason(
     return RetryReason.TEMPORARILY_UNAVAILABLE if is_labeled else RetryReason.UNKNOWN
 
 
-def _is_refused_login(code: int | None, attempt: Attempt) -> bool:
+def _is_refused_login(code: int | None, facts: AttemptFacts) -> bool:
     """Return True if the server refused the login of a new connection.
 
     After the login, some of these codes refer to a command of the application.
     """
-    return not attempt.reached_connection and code in causes.LOGIN_REFUSALS
+    return not facts.reached_connection and code in causes.LOGIN_REFUSALS
 
 
 def _lookup_passes(error: Exception) -> bool:

@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation.public_operations import (
     Target,
     only_reads,
 )
-from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks
+from pymongo_resilience_instrumentation.retries.loop_hooks import LoopHooks
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.timeouts import precedence
 

@@ -75,12 +75,12 @@ class DeadPeers(Interceptor):
         self._seconds = seconds
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        for attempt in self._runtime.attempts_in_flight():
+        for attempts in self._runtime.attempts_in_flight():
             with contain_internal_errors("before the background task"):
-                connection = attempt.connection or attempt.operation.handshaking
+                connection = attempts.connection or attempts.operation.handshaking
                 # Look at the connection of the attempt, or at the one that it is creating.
                 if (
-                    attempt.client is args[0]
+                    attempts.client is args[0]
                     and connection is not None
                     and driver.connections.peer_is_gone(connection, self._seconds)
                 ):

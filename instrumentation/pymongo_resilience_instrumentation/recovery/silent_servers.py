@@ -25,11 +25,11 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address, address_text
 from pymongo_resilience_instrumentation.failures.reasons import LostConnectionError
 from pymongo_resilience_instrumentation.interceptor import Entered, Interceptor, Row
-from pymongo_resilience_instrumentation.retries.failed_attempts import retry_state_of
-from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
+from pymongo_resilience_instrumentation.retries.after_failure import retry_state_of
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.driver.protocols import (
         Client,
         Connection,
@@ -103,9 +103,11 @@ def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
 
     Called once a second by the client's background task.
     """
-    for attempt in runtime.attempts_in_flight():
-        server = attempt.server
-        if server is None or attempt.client is not client or not _has_waited_long(runtime, attempt):
+    for attempts in runtime.attempts_in_flight():
+        server = attempts.server
+        if server is None or attempts.client is not client:
+            continue
+        if not _has_waited_long(runtime, attempts):
             continue
         topology = driver.clients.topology_of(client)
         address = driver.selection.address(server)
@@ -115,19 +117,20 @@ def look_for_silent_servers(runtime: Runtime, client: Client) -> None:
             watcher.ask(LivenessCheck(runtime, topology, address, UNANSWERED))
 
 
-def _has_waited_long(runtime: Runtime, attempt: RetryLoop) -> bool:
-    operation, now = attempt.operation, runtime.executor.clock.now()
-    connection = attempt.connection or operation.handshaking
+def _has_waited_long(runtime: Runtime, attempts: DriverAttempts) -> bool:
+    operation, retries = attempts.operation, attempts.retries
+    connection = attempts.connection or operation.handshaking
     # An attempt without a connection is limited by other timeouts.
-    if attempt.server is None or connection is None:
+    if attempts.server is None or connection is None:
         return False
     timeout = operation.limits.timeout
     patience = timeout * PATIENCE_SHARE if timeout else PATIENCE
-    waited = now - attempt.began if attempt.began else operation.elapsed()
-    if waited < patience or not driver.selection.has_choice(attempt.attempts):
+    now = runtime.executor.clock.now()
+    waited = operation.elapsed() if retries is None else now - retries.began
+    if waited < patience or not driver.selection.has_choice(attempts):
         return False
-    topology = driver.clients.topology_of(attempt.client)
-    last_reply = driver.monitors.last_reply_at(topology, driver.selection.address(attempt.server))
+    topology = driver.clients.topology_of(attempts.client)
+    last_reply = driver.monitors.last_reply_at(topology, driver.selection.address(attempts.server))
     return driver.csot.now() - last_reply >= patience
 
 
@@ -162,22 +165,22 @@ class LivenessCheck:
         # The server has left, has answered, or the library was turned off.
         if pool is None or pool.closed or answered or not self.runtime.enabled_flag.on:
             return True
-        for attempt in self.runtime.attempts_in_flight():
+        for attempts in self.runtime.attempts_in_flight():
             with contain_internal_errors(DOING):
-                if not self.suspicion.needs_choice or driver.selection.has_choice(attempt.attempts):
-                    self._interrupt(attempt, pool)
+                if not self.suspicion.needs_choice or driver.selection.has_choice(attempts):
+                    self._interrupt(attempts, pool)
         return False
 
-    def _interrupt(self, attempt: RetryLoop, pool: Pool) -> None:
+    def _interrupt(self, attempts: DriverAttempts, pool: Pool) -> None:
         """Interrupt one attempt, unless the server responds to it or it would not be retried."""
-        connection: Connection | None = attempt.connection or attempt.operation.handshaking
+        connection: Connection | None = attempts.connection or attempts.operation.handshaking
         # Data that arrives on the connection shows that the server is alive, whatever its monitor
         # sees.
         if (
             connection is not None
             and driver.connections.is_of(connection, pool)
             and driver.connections.is_silent_for(connection, self.suspicion.answers_within)
-            and would_be_retried(self.runtime, attempt)
+            and would_be_retried(self.runtime, attempts)
         ):
             text = self.suspicion.text
             # The attempt's error makes pymongo cancel the check that it has just started. Request
@@ -245,33 +248,33 @@ watcher = Watcher()
 """The watcher of this process."""
 
 
-def would_be_retried(runtime: Runtime, attempt: RetryLoop) -> bool:
+def would_be_retried(runtime: Runtime, attempts: DriverAttempts) -> bool:
     """Return True if the rules would retry the attempt if it were interrupted now.
 
     Called in another thread or task, so the deadline of a first attempt is taken from its
     operation.
     """
-    if attempt.state is not None:
+    if (retries := attempts.retries) is not None:
         # Copy what the operation's own thread knows, so that counting the failure here does not
         # change it.
-        state = replace(attempt.state, reasons=[*attempt.state.reasons])
+        state = replace(retries.state, reasons=[*retries.state.reasons])
     else:
-        state = _state_of_first_attempt(runtime, attempt)
+        state = _state_of_first_attempt(runtime, attempts)
     # Do not call the application's strategy for a failure that has not happened.
     if not isinstance(state.strategy, BUILT_IN):
         return False
     failure = Failure(
         error=AutoReconnect(),
-        stage=Stage.NOT_SENT if attempt.connection is None else Stage.IN_FLIGHT,
+        stage=Stage.NOT_SENT if attempts.connection is None else Stage.IN_FLIGHT,
         reason=RetryReason.INTERRUPTED,
-        carried_txn_number=attempt.attempts.carries_txn_number(),
+        carried_txn_number=attempts.carries_txn_number(),
     )
     state.count(failure)
     return isinstance(runtime.executor.retry_rules.decide(state, failure), Retry)
 
 
-def _state_of_first_attempt(runtime: Runtime, attempt: RetryLoop) -> RetryState:
-    state, operation = retry_state_of(attempt), attempt.operation
+def _state_of_first_attempt(runtime: Runtime, attempts: DriverAttempts) -> RetryState:
+    state, operation = retry_state_of(runtime, attempts), attempts.operation
     if timeout := operation.limits.timeout:
         remaining = timeout - operation.elapsed()
         state.deadline = Deadline.after(runtime.executor.clock, remaining)

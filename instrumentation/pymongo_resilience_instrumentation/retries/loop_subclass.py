@@ -21,7 +21,17 @@ from pymongo_resilience_instrumentation.interceptor import OperationInterceptor,
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.runtime import Runtime
 
-from .retry_loop import RetryLoop, is_internal, left_to_pymongo, log_after_release, release
+from .after_failure import is_internal
+from .loop_steps import (
+    admit,
+    after_first_failure,
+    begin_run,
+    end_run,
+    end_with_error,
+    left_to_pymongo,
+    limit_selection,
+    log_after_run,
+)
 
 Run = Callable[..., Any]
 """A method of the loop."""
@@ -42,15 +52,16 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         name = driver.attempts.run_name(base)
         run_of_pymongo = getattr(base, name)
 
-        def entered(attempts: DriverAttempts) -> Any:
+        def entered(loop: PymongoLoop) -> Any:
             """Run a loop that may have been given its own operation."""
             try:
-                is_within = runtime.enabled_flag.on and attempts.client is _client_in_progress()
+                client = DriverAttempts(loop).client
+                is_within = runtime.enabled_flag.on and client is _client_in_progress()
             except internal_error_types() as error:
-                return run_of_pymongo(left_to_pymongo(None, attempts.loop, base, error))
+                return run_of_pymongo(left_to_pymongo(None, loop, base, error))
             if is_within:
-                return ours(attempts.loop)
-            return run_of_pymongo(driver.attempts.pymongo_alone(attempts.loop, base))
+                return ours(loop)
+            return run_of_pymongo(driver.attempts.pymongo_alone(loop, base))
 
         outside = own_operation.wrap(entered, runtime.enabled_flag, asynchronous)
         ours = run(runtime, base, run_of_pymongo, outside)
@@ -64,7 +75,7 @@ class LoopOperation(OperationInterceptor):
     """Creates an operation for a loop outside of one."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:  # noqa: ARG002 - none
-        attempts: DriverAttempts = args[0]
+        attempts = DriverAttempts(args[0])
         outer = in_progress.current_or_ended()
         if outer is not None and outer.in_foreign_call:
             # A log handler that writes to MongoDB would otherwise log its own inserts.
@@ -91,32 +102,23 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
 
     ``outside`` runs a loop that is not part of an operation yet.
     """
-    enabled_flag, executor = runtime.enabled_flag, runtime.executor
-    current_operation, in_flight = in_progress.current_or_ended, runtime.in_flight
+    executor, in_flight = runtime.executor, runtime.in_flight
 
     # Not split into functions: every healthy operation would pay for the calls.
     def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
         alone: PymongoLoop | None = None
-        retry_loop: RetryLoop | None = None
-        operation = current_operation()
+        attempts: DriverAttempts | None = None
         try:
-            attempts = DriverAttempts(loop)
-            if (
-                operation is not None
-                and not operation.ended
-                and operation.call.client is attempts.client
-                and enabled_flag.on
-            ):
-                retry_loop = RetryLoop(runtime, operation, attempts)
+            attempts = begin_run(runtime, loop)
         except internal_error_types() as error:
             # First boundary against bugs of the library: nothing was sent yet, so pymongo runs
             # alone.
-            alone = left_to_pymongo(retry_loop, loop, base, error)
+            alone = left_to_pymongo(None, loop, base, error)
         if alone is not None:
             return run_of_pymongo(alone)
-        if retry_loop is None:
-            return outside(attempts)
+        if attempts is None:
+            return outside(loop)
         try:
             try:
                 result = attempts.first()
@@ -124,38 +126,37 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
                 failed = error
             if failed is not None:
                 try:
-                    if retry_loop.failed_before_sending(failed):
-                        alone = left_to_pymongo(retry_loop, loop, base, failed)
-                    elif retry_loop.gives_up(failed):
+                    retries = after_first_failure(runtime, attempts, failed)
+                    if retries is None:
                         raise failed
-                    else:
-                        result = executor.run(retry_loop, failed)
+                    result = executor.run(retries, failed)
                 except Exception as error:
                     # Second boundary: after a bug of the library, pymongo's own loop continues with
                     # the error at hand and the same transaction number.
                     if not is_internal(error):
                         raise
-                    alone = left_to_pymongo(retry_loop, loop, base, error, failed)
+                    alone = left_to_pymongo(attempts, loop, base, error, failed)
             if alone is not None:
                 return run_of_pymongo(alone)
-            hooks = retry_loop.hooks
-            if hooks is not None and (rest := hooks.unfinished(retry_loop)) is not None:
+            hooks = attempts.hooks
+            if hooks is not None and (rest := hooks.unfinished(attempts)) is not None:
                 rest()
         except BaseException as error:
-            release(retry_loop, error)
+            end_with_error(attempts, error)
             raise
         finally:
-            in_flight.pop(id(retry_loop), None)
-            # The two loops reference each other. Break the cycle, so that reference counting frees
-            # them at once.
-            loop.owner, loop.send = None, loop.driver_func
+            in_flight.pop(id(attempts), None)
+            # The two objects reference each other. Break the cycle, so that reference counting
+            # frees them at once.
+            loop.send = loop.driver_func
+            del loop.attempts
             del failed, alone
         # Third boundary: pymongo has answered, so a bug here must not change the result. Not by
-        # release(), which would be one more call for every healthy operation.
+        # end_with_error(), which would be one more call for every healthy operation.
         try:
-            retry_loop.release(None)
+            end_run(attempts, None)
         except internal_error_types() as internal_error:
-            log_after_release(internal_error)
+            log_after_run(internal_error)
         return result
 
     return run
@@ -163,29 +164,20 @@ def _run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run
 
 # The same as ``_run``, with ``await``. The comments there apply here, too.
 def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) -> Run:
-    enabled_flag, executor = runtime.enabled_flag, runtime.async_executor
-    current_operation, in_flight = in_progress.current_or_ended, runtime.in_flight
+    executor, in_flight = runtime.async_executor, runtime.in_flight
 
     async def run(loop: PymongoLoop) -> Any:  # noqa: PLR0912 - one boundary after the other
         failed: Exception | None = None
         alone: PymongoLoop | None = None
-        retry_loop: RetryLoop | None = None
-        operation = current_operation()
+        attempts: DriverAttempts | None = None
         try:
-            attempts = DriverAttempts(loop)
-            if (
-                operation is not None
-                and not operation.ended
-                and operation.call.client is attempts.client
-                and enabled_flag.on
-            ):
-                retry_loop = RetryLoop(runtime, operation, attempts)
+            attempts = begin_run(runtime, loop)
         except internal_error_types() as error:
-            alone = left_to_pymongo(retry_loop, loop, base, error)
+            alone = left_to_pymongo(None, loop, base, error)
         if alone is not None:
             return await run_of_pymongo(alone)
-        if retry_loop is None:
-            return await outside(attempts)
+        if attempts is None:
+            return await outside(loop)
         try:
             try:
                 result = await attempts.first()
@@ -193,32 +185,31 @@ def _async_run(runtime: Runtime, base: type, run_of_pymongo: Run, outside: Run) 
                 failed = error
             if failed is not None:
                 try:
-                    if retry_loop.failed_before_sending(failed):
-                        alone = left_to_pymongo(retry_loop, loop, base, failed)
-                    elif retry_loop.gives_up(failed):
+                    retries = after_first_failure(runtime, attempts, failed)
+                    if retries is None:
                         raise failed
-                    else:
-                        result = await executor.run(retry_loop, failed)
+                    result = await executor.run(retries, failed)
                 except Exception as error:
                     if not is_internal(error):
                         raise
-                    alone = left_to_pymongo(retry_loop, loop, base, error, failed)
+                    alone = left_to_pymongo(attempts, loop, base, error, failed)
             if alone is not None:
                 return await run_of_pymongo(alone)
-            hooks = retry_loop.hooks
-            if hooks is not None and (rest := hooks.unfinished(retry_loop)) is not None:
+            hooks = attempts.hooks
+            if hooks is not None and (rest := hooks.unfinished(attempts)) is not None:
                 await rest()
         except BaseException as error:
-            release(retry_loop, error)
+            end_with_error(attempts, error)
             raise
         finally:
-            in_flight.pop(id(retry_loop), None)
-            loop.owner, loop.send = None, loop.driver_func
+            in_flight.pop(id(attempts), None)
+            loop.send = loop.driver_func
+            del loop.attempts
             del failed, alone
         try:
-            retry_loop.release(None)
+            end_run(attempts, None)
         except internal_error_types() as internal_error:
-            log_after_release(internal_error)
+            log_after_run(internal_error)
         return result
 
     return run
@@ -236,22 +227,21 @@ def _get_server(runtime: Runtime, select: Run) -> Run:
     """
 
     def get_server(loop: PymongoLoop) -> Any:
-        if loop.pending is not None:
-            driver.attempts.raise_pending(loop)
-        if (owner := loop.owner) is None:
-            return select(loop)
-        limit = owner.limit_selection()
+        attempts = loop.attempts
+        if attempts.pending is not None:
+            attempts.raise_pending()
+        limit = limit_selection(attempts)
         if limit is None:
             server = select(loop)
         else:
             with limit:
                 server = select(loop)
-        if owner.is_unanswered:
-            owner.ask_for_life(server)
+        if attempts.retries is not None:
+            attempts.retries.ask_for_life(server)
         if runtime.admits:
             # Ask the breaker here and not in a selector: pymongo calls no selector if there is only
             # one address, or if the operation is bound to a server.
-            owner.selected(server)
+            admit(attempts, server)
         return server
 
     return get_server
@@ -259,20 +249,19 @@ def _get_server(runtime: Runtime, select: Run) -> Run:
 
 def _async_get_server(runtime: Runtime, select: Run) -> Run:
     async def get_server(loop: PymongoLoop) -> Any:
-        if loop.pending is not None:
-            driver.attempts.raise_pending(loop)
-        if (owner := loop.owner) is None:
-            return await select(loop)
-        limit = owner.limit_selection()
+        attempts = loop.attempts
+        if attempts.pending is not None:
+            attempts.raise_pending()
+        limit = limit_selection(attempts)
         if limit is None:
             server = await select(loop)
         else:
             with limit:
                 server = await select(loop)
-        if owner.is_unanswered:
-            owner.ask_for_life(server)
+        if attempts.retries is not None:
+            attempts.retries.ask_for_life(server)
         if runtime.admits:
-            owner.selected(server)
+            admit(attempts, server)
         return server
 
     return get_server

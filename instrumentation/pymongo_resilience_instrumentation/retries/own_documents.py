@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Document,
     )
 
-    from .retry_loop import RetryLoop
+    from .after_failure import Retries
 
     Where = tuple[Connection, AnySession | None, AnyClient]
 
@@ -409,7 +409,7 @@ class Batch(NamedTuple):
 
 
 def batch_with_duplicates(
-    loop: RetryLoop | None,
+    attempts: DriverAttempts | None,
     context: BulkContext,
     cmd: Mapping[str, Any],
     reply: Reply,
@@ -419,15 +419,16 @@ def batch_with_duplicates(
     server reports as duplicates; otherwise None.
 
     Args:
-        loop: The retry loop, or None if there is none.
+        attempts: The attempts of the retry loop, or None if there is none.
         context: pymongo's context of the bulk write, which contains the connection.
         cmd: The command.
         reply: The server's reply.
         sent: The statements; for a client's bulk write, the statements and their namespaces.
     """
-    if "txnNumber" in cmd or loop is None or not loop.may_be_applied:
+    retries = None if attempts is None else attempts.retries
+    if "txnNumber" in cmd or retries is None or not retries.attempts.may_be_applied:
         return None
-    sent_before = _count_sent_before(loop, len(sent[0]))
+    sent_before = _count_sent_before(retries, len(sent[0]))
     bulk = _reply_of(context, cmd, reply, sent)
     if bulk is None:
         return None
@@ -446,10 +447,10 @@ def batch_with_duplicates(
             if (own := bulk.own_document(index, None)) is None:
                 break
             documents[index] = own
-    return Batch(bulk, cmd["ordered"], documents, (context.conn, context.session, loop.client))
+    return Batch(bulk, cmd["ordered"], documents, (context.conn, context.session, retries.client))
 
 
-def _count_sent_before(loop: RetryLoop, sent: int) -> int:
+def _count_sent_before(retries: Retries, sent: int) -> int:
     """Return how many of the ``sent`` statements were part of an earlier attempt that may have been
     applied.
 
@@ -457,15 +458,15 @@ def _count_sent_before(loop: RetryLoop, sent: int) -> int:
     find its own documents. But if a reply was corrected in an ordered bulk write, pymongo sends the
     rest of that command as another command, whose statements were sent before.
     """
-    progress = loop.attempts.bulk_progress()
-    if progress is None or loop.uncertain_command is None:
+    progress = retries.attempts.bulk_progress()
+    if progress is None or retries.uncertain_command is None:
         return 0
     run, position = progress
-    if progress == loop.uncertain_command:
-        loop.uncertain_end = position + sent
-    elif run is not loop.uncertain_command[0]:
+    if progress == retries.uncertain_command:
+        retries.uncertain_end = position + sent
+    elif run is not retries.uncertain_command[0]:
         return 0
-    return max(0, loop.uncertain_end - position)
+    return max(0, retries.uncertain_end - position)
 
 
 def _reply_of(

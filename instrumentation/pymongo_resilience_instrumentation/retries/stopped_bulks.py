@@ -77,8 +77,8 @@ class ExecuteBatch(Interceptor):
         if not isinstance(reply, dict) or not ("writeErrors" in reply or reply.get("nErrors")):
             return None
         operation = in_progress.current()
-        loop = None if operation is None else operation.loop
-        return own_documents.batch_with_duplicates(loop, args[0], args[1], reply, sent)
+        attempts = None if operation is None else operation.attempts
+        return own_documents.batch_with_duplicates(attempts, args[0], args[1], reply, sent)
 
     def succeeded(self, entered: Entered, result: tuple[Any, ...]) -> tuple[Any, ...]:
         (bulk, _, cmd, *_), (reply, *sent) = entered.instance, result

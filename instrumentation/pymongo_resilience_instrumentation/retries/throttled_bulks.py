@@ -23,9 +23,8 @@ from pymongo_resilience_instrumentation import in_progress
 from pymongo_resilience_instrumentation.failures import engines
 
 if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-    from .retry_loop import RetryLoop
 
 Reply = dict[str, Any]
 Error = Mapping[str, Any]
@@ -52,11 +51,11 @@ class Settled(NamedTuple):
 
 def take() -> Sequence[Error] | None:
     """Return the errors of the statements that pymongo is about to send again, once."""
-    loop = _loop()
-    if loop is None or (held_back := loop.held_back) is None:
+    attempts = _attempts()
+    if attempts is None or (held_back := attempts.held_back) is None:
         return None
-    loop.held_back = None
-    return held_back.errors if held_back.position == loop.attempts.bulk_progress() else None
+    attempts.held_back = None
+    return held_back.errors if held_back.position == attempts.bulk_progress() else None
 
 
 def settle(
@@ -71,15 +70,15 @@ def settle(
         reply: The server's reply.
         sent: The statements that were sent.
     """
-    errors, loop = reply.get("writeErrors"), _loop()
+    errors, attempts = reply.get("writeErrors"), _attempts()
     # A transaction is retried as a whole, and a command with a number by ``stopped_bulks``.
-    if not errors or loop is None or "txnNumber" in cmd or "writeConcernError" in reply:
+    if not errors or attempts is None or "txnNumber" in cmd or "writeConcernError" in reply:
         return None
     throttled = [each for each in errors if engines.is_throttled(each)]
-    progress, ordered = loop.attempts.bulk_progress(), cmd["ordered"]
+    progress, ordered = attempts.bulk_progress(), cmd["ordered"]
     # In an unordered bulk write, everything else is sent first, as by pymongo alone.
-    is_complete = ordered or loop.attempts.is_last_command(len(sent))
-    policy = loop.operation.policy(runtime.rules)
+    is_complete = ordered or attempts.is_last_command(len(sent))
+    policy = attempts.operation.policy(runtime.rules)
     strategy = runtime.rules.strategy_of(policy)
     if not throttled or progress is None or not is_complete or isinstance(strategy, MongoDB):
         return None
@@ -93,13 +92,13 @@ def settle(
         # The server has stopped here, so there is one error.
         sent = sent[: throttled[0]["index"]]
     else:
-        loop.attempts.append_statements([each["index"] for each in throttled])
+        attempts.append_statements([each["index"] for each in throttled])
     run, position = progress
     held_back = [{**each, "index": index} for index, each in enumerate(throttled)]
-    loop.held_back = HeldBack((run, position + len(sent)), held_back)
+    attempts.held_back = HeldBack((run, position + len(sent)), held_back)
     return Settled(settled, sent, None)
 
 
-def _loop() -> RetryLoop | None:
+def _attempts() -> DriverAttempts | None:
     operation = in_progress.current()
-    return None if operation is None else operation.loop
+    return None if operation is None else operation.attempts

@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pymongo.errors import PyMongoError
-
 from pymongo_resilience.clock import Clock, Deadline
 from pymongo_resilience.rules.failure import Failure, Stage
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 from pymongo_resilience.rules.strategy import follows_specification
-from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts, TxnNumberLostError
 
 if TYPE_CHECKING:
     from pymongo.topology_description import TopologyDescription
@@ -26,30 +24,10 @@ DEFAULT_MINUTES = 30
 """How long a server keeps an unused session, if no server reports it."""
 
 
-class TxnNumberLostError(PyMongoError):
-    """A retryable write was not sent, because its server would not treat it as retryable.
-
-    Raised inside of a checkout, where a network error would make pymongo clear its pool.
-    """
-
-
 class TxnNumberUnsupportedError(TxnNumberLostError):
     """The server does not support retryable writes, and an earlier attempt may have been applied
     elsewhere.
     """
-
-
-def refuse_lost(attempts: DriverAttempts, connection: Connection) -> None:
-    """Raise TxnNumberLostError for a write that lost its number on the way.
-
-    pymongo checks the server's description again after the checkout. If the server became unknown,
-    it would send a retryable write as an ordinary one.
-    """
-    if attempts.lost_its_txn_number(connection):
-        attempts.set_retryable(True)
-        raise TxnNumberLostError(
-            "the write was not sent, because its server was no longer known to be the primary"
-        )
 
 
 class TxnNumber:
@@ -83,7 +61,7 @@ class TxnNumber:
                 "the write was not sent again, because the server may have ended its session"
             )
         if not supported:
-            refuse_lost(attempts, connection)
+            attempts.refuse_lost_number(connection)
             if self.bound_to is not None:
                 raise TxnNumberUnsupportedError(
                     "the write was not sent again, because the server does not support retryable "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pymongo.server_description import ServerDescription
     from pymongo.topology_description import TopologyDescription
 
-    from pymongo_resilience_instrumentation.retries.retry_loop import RetryLoop
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 CHECKS = 2
 """Consecutive checks that must find a terminal cause; for logins, refusals."""
@@ -169,7 +169,9 @@ class TerminalDetector:
 class TerminalWaits:
     """Called before an operation with the strategy ``fast_fail`` waits for a server."""
 
-    def __init__(self, rules: NamespaceRules, in_flight: Callable[[], list[RetryLoop]]) -> None:
+    def __init__(
+        self, rules: NamespaceRules, in_flight: Callable[[], list[DriverAttempts]]
+    ) -> None:
         self._rules, self._in_flight = rules, in_flight
         self._checked: WeakSet[Exception] = WeakSet()
         """Login failures after which a new check of the server was requested."""
@@ -220,5 +222,5 @@ class TerminalWaits:
         return None
 
     def _bound_to(self, operation: Operation) -> Address | None:
-        attempts = (loop.attempts for loop in self._in_flight() if loop.operation is operation)
-        return next(filter(None, map(driver.selection.bound_to, attempts)), None)
+        in_flight = (each for each in self._in_flight() if each.operation is operation)
+        return next(filter(None, map(driver.selection.bound_to, in_flight)), None)

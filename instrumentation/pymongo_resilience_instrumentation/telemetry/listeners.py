@@ -115,8 +115,8 @@ class Commands(OurListener, monitoring.CommandListener):
         request_id = event.request_id
         if state.commands and (earlier := state.commands.pop(request_id, None)) is not None:
             earlier.end(state)
-        loop = operation.loop
-        if loop is not None and (connection := loop.attempts.connection) is not None:
+        attempts = operation.attempts
+        if attempts is not None and (connection := attempts.connection) is not None:
             result["db.mongodb.driver_connection_id"] = connection.id
         # Now: later, the application may have changed its documents.
         if self.tracing.query_text_max_length:

@@ -254,7 +254,8 @@ def _keep_configured_limit(command: Command, own: int | None, operation: Operati
         The application's limit, or None if the remaining time is sent.
     """
     if own is None and COMMIT in command:
-        session = operation.call.session if operation.loop is None else operation.loop.session
+        attempts = operation.attempts
+        session = operation.call.session if attempts is None else attempts.session
         own = None if session is None else driver.sessions.max_commit_time_ms(session)
     remaining_ms = command.get(LIMIT)
     # A limit of 0 means no limit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from support.engine.fake_clock import FakeClock
@@ -111,8 +112,7 @@ class FakeWork:
     own_max_retries: int | None = None
     budget: RetryBudget = UNLIMITED
     left: list[Failure] = field(default_factory=list)
-    prepared: list[Failure] = field(default_factory=list)
-    operations: list[RetryState] = field(default_factory=list)
+    planned: list[Failure] = field(default_factory=list)
     outcome: Outcome = field(default_factory=Outcome)
 
     def __post_init__(self) -> None:
@@ -133,8 +133,10 @@ class FakeWork:
         self.clock.advance(self._fault.takes)
         raise AttemptFailed(self.attempts)
 
-    def retry_state(self) -> RetryState:
-        made = RetryState(
+    @cached_property
+    def state(self) -> RetryState:
+        """Made at the first failure."""
+        return RetryState(
             "find",
             "shop.orders",
             self.call.kind,
@@ -149,29 +151,27 @@ class FakeWork:
             budget=self.budget,
             once=self.call.once,
         )
-        self.operations.append(made)
-        return made
 
-    def classify(self, error: Exception, state: RetryState, /) -> Failure:
+    def classify(self, error: Exception, /) -> Failure:
         fault = self._fault
         assert fault is not None
         if fault.next_command:
-            if state.attempts:
+            if self.state.attempts:
                 self.budget.succeeded(retried=True)
-            state.next_command()
+            self.state.next_command()
         failure = failure_of(
             fault, self.call, error, server=fault.server or f"host{self.attempts}:27017"
         )
         return replace(failure, unhurried_until=self._after(fault.pymongo_retries_after))
 
-    def _report(self, failure: Failure, state: RetryState) -> None:
+    def _report(self, failure: Failure) -> None:
         self.left.append(failure)
-        self.budget.failed(failure, retried=state.attempts > 0)
+        self.budget.failed(failure, retried=self.state.attempts > 0)
 
-    def prepare(self, failure: Failure, state: RetryState, retry: Retry, /) -> None:
-        self.prepared.append(failure)
+    def plan(self, failure: Failure, retry: Retry, /) -> None:
+        self.planned.append(failure)
 
-    def final_error(self, failure: Failure, rule: Rule, state: RetryState, /) -> Exception:
+    def final_error(self, failure: Failure, rule: Rule, /) -> Exception:
         return Final(failure, rule)
 
     def failed_before_sending(self, error: Exception, /) -> bool:
@@ -179,16 +179,16 @@ class FakeWork:
 
 
 class BlockingWork(FakeWork):
-    def attempt(self) -> str:
+    def again(self, plan: None = None, /) -> str:
         return self._attempt()
 
-    def report(self, failure: Failure, state: RetryState, /) -> None:
-        self._report(failure, state)
+    def report(self, failure: Failure, /) -> None:
+        self._report(failure)
 
     def run(self, executor: Executor) -> Any:
         """As the driver's loop does it: the first attempt is not the executor's."""
         try:
-            result = self.attempt()
+            result = self.again()
         except Exception as error:  # noqa: BLE001 - the rules decide
             failed = error
         else:
@@ -198,21 +198,21 @@ class BlockingWork(FakeWork):
 
 
 class AwaitedWork(FakeWork):
-    async def attempt(self) -> str:
+    async def again(self, plan: None = None, /) -> str:
         await asyncio.sleep(0)  # the loop gets its turn, as with a real connection
         return self._attempt()
 
-    def report(self, failure: Failure, state: RetryState, /) -> Callable[[], Awaitable[None]]:
+    def report(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
         async def release() -> None:
             await asyncio.sleep(0)
             self.left.append(failure)
 
-        self.budget.failed(failure, retried=state.attempts > 0)
+        self.budget.failed(failure, retried=self.state.attempts > 0)
         return release
 
     async def run(self, executor: AsyncExecutor) -> Any:
         try:
-            result = await self.attempt()
+            result = await self.again()
         except Exception as error:  # noqa: BLE001 - the rules decide
             failed = error
         else:

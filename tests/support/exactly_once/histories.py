@@ -23,12 +23,12 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
     WriteConcernError,
 )
-from pymongo_resilience_instrumentation.failures.classify import Attempt, failure_of
+from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts, TxnNumberLostError
+from pymongo_resilience_instrumentation.failures.classify import failure_of
 from pymongo_resilience_instrumentation.failures.reasons import mark_unsent
 from pymongo_resilience_instrumentation.retries.failed_attempts import error_to_raise
 from pymongo_resilience_instrumentation.retries.txn_number import (
     TxnNumber,
-    TxnNumberLostError,
     TxnNumberUnsupportedError,
 )
 from support.engine.fake_clock import FakeClock
@@ -255,6 +255,7 @@ class Run:
         self.outcome = Outcome()
         self.repeated = False
         self.began = world.clock.now()
+        self.state = self._new_state()
 
     @property
     def _current(self) -> Command:
@@ -265,8 +266,8 @@ class Run:
     def supports_txn_number(self, _connection: _Connection) -> bool:
         return self._current.numbered
 
-    def lost_its_txn_number(self, _connection: _Connection) -> bool:
-        return False
+    def refuse_lost_number(self, _connection: _Connection) -> None:
+        """No server of these histories loses one."""
 
     def set_retryable(self, retryable: bool) -> None:
         self.retryable = retryable
@@ -282,13 +283,13 @@ class Run:
     def run(self, executor: Executor) -> None:
         """As pymongo's loop does it: the first attempt is not the executor's."""
         try:
-            self.attempt()
+            self.again()
         except PyMongoError as error:
             executor.run(self, error)
         else:
             self.budget.succeeded(retried=False)
 
-    def attempt(self) -> None:
+    def again(self, _plan: None = None, /) -> None:
         """Send the commands that are still to be sent, until one fails."""
         world = self.world
         if world.deadline is not None and world.clock.now() > world.deadline.expires_at:
@@ -336,7 +337,7 @@ class Run:
         self.next_number += 1
         return self.next_number
 
-    def retry_state(self) -> RetryState:
+    def _new_state(self) -> RetryState:
         operation, world = self.world.operation, self.world
         return RetryState(
             name=operation.name,
@@ -350,7 +351,8 @@ class Run:
             budget=self.budget,
         )
 
-    def classify(self, error: Exception, state: RetryState, /) -> Failure:
+    def classify(self, error: Exception, /) -> Failure:
+        state = self.state
         if self.progress != self.command:
             if state.attempts:
                 state.budget.succeeded(retried=True)
@@ -364,20 +366,19 @@ class Run:
         if isinstance(error, TxnNumberLostError):
             error = AutoReconnect(str(error))
         carried = self.was_sent and self._current.numbered and self.retryable
-        attempt = Attempt(self.was_sent, carried, "a:27017", 0.0)
-        failure = failure_of(error, attempt)
+        failure = failure_of(error, AttemptFacts(self.was_sent, carried, "a:27017", 0.0))
         return self.txn_number.known(self, failure, state, self.began)  # type: ignore[arg-type]  # as above
 
-    def report(self, failure: Failure, state: RetryState, /) -> None:
-        self.budget.failed(failure, retried=state.attempts > 0)
+    def report(self, failure: Failure, /) -> None:
+        self.budget.failed(failure, retried=self.state.attempts > 0)
 
-    def prepare(self, failure: Failure, state: RetryState, _retry: Retry, /) -> None:
+    def plan(self, failure: Failure, _retry: Retry, /) -> None:
         if self.last is None or not failure.no_writes_performed:
             self.last = failure
         self.repeated = True
-        self.txn_number.bind(failure, state)
+        self.txn_number.bind(failure, self.state)
 
-    def final_error(self, failure: Failure, rule: Rule, _state: RetryState, /) -> Exception:
+    def final_error(self, failure: Failure, rule: Rule, /) -> Exception:
         return GaveUp(error_to_raise(self.last, failure), rule)
 
     def failed_before_sending(self, error: Exception, /) -> bool:

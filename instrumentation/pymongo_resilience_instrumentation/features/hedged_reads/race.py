@@ -13,15 +13,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience.events import ReadHedged
 from pymongo_resilience.internal_errors import contain_internal_errors
 from pymongo_resilience_instrumentation.operation import CURRENT, Operation
-from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
+from pymongo_resilience_instrumentation.retries.loop_hooks import LoopHooks
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from .hedge_registry import ClientHedges
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+    from pymongo_resilience_instrumentation.retries.after_failure import Retries
 
 FIRST, HEDGE = "first", "hedge"
 
@@ -51,17 +55,17 @@ class Try(LoopHooks):
         self.begun = self.failed = self.over = False
         self.server: str | None = None
         """``"host:port"`` of the last attempt, once the try is over."""
-        self.loop: Any = None
-        """pymongo's retry loop, while it runs."""
+        self.attempts: DriverAttempts | None = None
+        """The attempts of its retry loop, while it runs."""
         self.operation = outer.another_try(self)
         self._race: Race | None = race
 
-    def begin(self, loop: RetryLoop) -> None:
-        self.loop = loop
+    def begin(self, attempts: DriverAttempts) -> None:
+        self.attempts = attempts
         if self.name == HEDGE and self._race is not None:
-            loop.attempts.deprioritize(self._race.slow_server)
+            attempts.deprioritize(self._race.slow_server)
 
-    def gives_up(self, loop: RetryLoop, error: Exception) -> bool:
+    def gives_up(self, retries: Retries, error: Exception) -> bool:
         """Return True for the second try, which is not retried."""
         if self.name == FIRST:
             self.failed = True
@@ -69,8 +73,7 @@ class Try(LoopHooks):
         with contain_internal_errors("after a hedged read"):
             # The server failed, whichever try is answered first, so breakers and budgets must count
             # it.
-            state = loop.retry_state()
-            loop.report(loop.classify(error, state), state)
+            retries.report(retries.classify(error))
         return True
 
     def leave(self) -> None:
@@ -88,7 +91,7 @@ class Try(LoopHooks):
         # Nobody will read the error of the second try, or of a race that has ended.
         if self.name == HEDGE or (self._race is not None and self._race.ended):
             self.error = None
-        self._race = self.loop = None
+        self._race = self.attempts = None
 
 
 class Race:
@@ -199,8 +202,8 @@ class Race:
         if tried is self._first and tried.error is None:
             self._hedges.observe(self._namespace, time.perf_counter() - self._began)
         with self._lock:
-            if tried.loop is not None:
-                tried.server = tried.loop.attempts.server_address()
+            if tried.attempts is not None:
+                tried.server = tried.attempts.server_address()
             tried.over = True
             if not self.ended and self._winner is None and tried.error is None:
                 self._winner = tried
@@ -228,13 +231,13 @@ class Race:
         return begun
 
     def _begin_second(self) -> bool:
-        loop = self._first.loop
-        slow = None if loop is None else loop.attempts.server_address()
-        if slow is None or self._first.over:
+        attempts = self._first.attempts
+        slow = None if attempts is None else attempts.server_address()
+        if attempts is None or slow is None or self._first.over:
             return False
-        if not self._hedges.may_go_elsewhere(loop.attempts, slow):
+        if not self._hedges.may_go_elsewhere(attempts, slow):
             return False
-        self.slow, self.slow_server = slow, loop.server
+        self.slow, self.slow_server = slow, attempts.server
         self._waited = time.perf_counter() - self._began
         second = self._second = Try(self, HEDGE, self._operation)
         # The read now consists of two commands, so each gets its own span.
@@ -296,8 +299,8 @@ class Race:
             if winner is second:
                 self._hedges.won += 1
             server = second.server
-            if server is None and second.loop is not None:
-                server = second.loop.attempts.server_address()
+            if server is None and second.attempts is not None:
+                server = second.attempts.server_address()
             name = None if winner is None else winner.name
             event = ReadHedged(
                 self._operation.name, self._namespace, self.slow, server, self._waited, name

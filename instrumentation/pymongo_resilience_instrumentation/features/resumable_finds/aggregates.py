@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation.driver import aggregates
 from pymongo_resilience_instrumentation.interceptor import Function, Send, Sender
 from pymongo_resilience_instrumentation.operation import Operation
 from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
-from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
+from pymongo_resilience_instrumentation.retries.loop_hooks import LoopHooks
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import rules
@@ -23,6 +23,8 @@ from .scan import ATTRIBUTE, AsyncFetch, Fetch, Position, kinds, position_if_pos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 METHOD = "aggregate"
 ARGUMENTS = frozenset({
@@ -93,12 +95,11 @@ class Start(LoopHooks):
         self._not_resumed: str | None = None
         """Why the aggregate runs unchanged."""
 
-    def begin(self, loop: RetryLoop) -> None:
-        attempts = loop.attempts
+    def begin(self, attempts: DriverAttempts) -> None:
         attempts.replace_function(partial(self._open, attempts.function))
 
-    def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:
-        return None if self._fetch is None else self._fetch.unfinished(loop)
+    def unfinished(self, attempts: DriverAttempts) -> Callable[[], Any] | None:
+        return None if self._fetch is None else self._fetch.unfinished(attempts)
 
     def _open(self, original: Any, session: Any, server: Any, connection: Any, prefers: Any) -> Any:
         send = partial(self._send, (session, server, connection, prefers))

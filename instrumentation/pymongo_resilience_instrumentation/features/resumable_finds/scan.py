@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
@@ -25,17 +25,21 @@ from pymongo_resilience.internal_errors import contain_internal_errors, internal
 from pymongo_resilience.option_types import IF_POSSIBLE, Resumable
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.failure import Failure, RetryReason
-from pymongo_resilience.rules.retry_state import Kind, RetryState
+from pymongo_resilience.rules.retry_state import Kind
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.bound_policies import attach_policy, policy_of_cursor
 from pymongo_resilience_instrumentation.clients.client_registry import ByClient, ClientState
 from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.operation import Operation
-from pymongo_resilience_instrumentation.retries.retry_loop import LoopHooks, RetryLoop
+from pymongo_resilience_instrumentation.retries.loop_hooks import LoopHooks
 from pymongo_resilience_instrumentation.runtime import Runtime
 
 from . import rules
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
+    from pymongo_resilience_instrumentation.retries.after_failure import Retries
 
 ATTRIBUTE = "_pymongo_resilience_position"
 OTHERWISE = (
@@ -249,10 +253,11 @@ class NotResumed(LoopHooks):
     def __init__(self, problem: str) -> None:
         self._problem = problem
 
-    def gives_up(self, loop: RetryLoop, error: Exception) -> bool:  # noqa: ARG002 - as in the base
-        return loop.attempts.streams()
+    def gives_up(self, retries: Retries, error: Exception) -> bool:  # noqa: ARG002 - as in the base
+        return retries.attempts.streams()
 
-    def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:  # noqa: ARG002 - as in the base
+    def reclassify(self, retries: Retries, failure: Failure) -> Failure:
+        state = retries.state
         state.kind, state.not_resumable = Kind.GET_MORE, self._problem
         return failure
 
@@ -280,8 +285,7 @@ class Fetch(LoopHooks):
         self._problem = UNIDENTIFIED
         """Why a find cannot be sent again, if it cannot."""
 
-    def begin(self, loop: RetryLoop) -> None:
-        attempts = loop.attempts
+    def begin(self, attempts: DriverAttempts) -> None:
         attempts.replace_function(partial(self.fetch, attempts.function))
         address: Address = self._cursor.address
         known = self._position.collection is not None
@@ -374,22 +378,24 @@ class Fetch(LoopHooks):
         self._query.reset()
         return True
 
-    def unfinished(self, loop: RetryLoop) -> Callable[[], Any] | None:
-        return None if self._address is None else partial(self._find_out, loop, self._address)
+    def unfinished(self, attempts: DriverAttempts) -> Callable[[], Any] | None:
+        return None if self._address is None else partial(self._find_out, attempts, self._address)
 
-    def _find_out(self, loop: RetryLoop, address: Address) -> Any:
+    def _find_out(self, attempts: DriverAttempts, address: Address) -> Any:
         position, names = self._position, CollectionLookup(self._query.coll)
         try:
             with driver.csot.within(LATER_S):
                 while names.next is not None:
-                    names.note(self._run_apart(names, loop, address))
+                    names.note(self._run_apart(names, attempts, address))
         except PyMongoError as error:
             self._still_unknown(error)
         else:
             position.collection, position.asks = names.found, False
 
-    def _run_apart(self, names: CollectionLookup, loop: RetryLoop, address: Address) -> Any:
-        return driver.finds.run_apart(self._query, names.command(), loop.attempts, address)
+    def _run_apart(
+        self, names: CollectionLookup, attempts: DriverAttempts, address: Address
+    ) -> Any:
+        return driver.finds.run_apart(self._query, names.command(), attempts, address)
 
     def _ask_later(self, error: PyMongoError, response: Any) -> None:
         """Handle a failure to read the collection's identity on the connection of the first
@@ -455,7 +461,8 @@ class Fetch(LoopHooks):
             names.note(driver.finds.run_command(query, names.command(), args))
         return names.found
 
-    def reclassify(self, loop: RetryLoop, failure: Failure, state: RetryState) -> Failure:
+    def reclassify(self, retries: Retries, failure: Failure) -> Failure:
+        state = retries.state
         if not self._later:
             return failure
         unknown = replace(failure, reason=RetryReason.UNKNOWN)
@@ -466,7 +473,7 @@ class Fetch(LoopHooks):
         if not self._finds_query():
             state.kind, state.not_resumable = Kind.GET_MORE, self._problem
             return failure
-        most = loop.runtime.executor.retry_rules.max_retries_of(state.max_retries)
+        most = retries.runtime.executor.retry_rules.max_retries_of(state.max_retries)
         failure, self._anew = rules.reclassified(
             failure,
             state,
@@ -477,11 +484,11 @@ class Fetch(LoopHooks):
         self._lost = failure.reason is RetryReason.CURSOR_LOST
         return failure
 
-    def prepare(self, loop: RetryLoop) -> None:
+    def prepare(self, attempts: DriverAttempts) -> None:
         if self._anew and not self._resumed:
             self._resumed = True
-            loop.attempts.replace_function(self._resume)
-            driver.finds.unbind(loop.attempts)
+            attempts.replace_function(self._resume)
+            driver.finds.unbind(attempts)
 
     def _resume(self, *args: Any) -> Any:
         # Read the identity only after the find. If it were read before, the collection could be
@@ -563,12 +570,12 @@ class AsyncFetch(Fetch):
                 self._ask_later(error, response)
         return response
 
-    async def _find_out(self, loop: RetryLoop, address: Address) -> None:
+    async def _find_out(self, attempts: DriverAttempts, address: Address) -> None:
         position, names = self._position, CollectionLookup(self._query.coll)
         try:
             with driver.csot.within(LATER_S):
                 while names.next is not None:
-                    names.note(await self._run_apart(names, loop, address))
+                    names.note(await self._run_apart(names, attempts, address))
         except PyMongoError as error:
             self._still_unknown(error)
         else:
