@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.redaction import error_name
@@ -123,7 +124,8 @@ NO_EVIDENCE = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+# No slots, because the rules read some properties many times, which are therefore cached.
+@dataclass(frozen=True)
 class Failure:
     """The facts of one failed attempt. Immutable."""
 
@@ -193,7 +195,7 @@ class Failure:
     checks sooner. None if pymongo would retry at once.
     """
 
-    @property
+    @cached_property
     def overloaded(self) -> bool:
         """True if the server wants less load: it is overloaded (one label), or it throttles this
         client.
@@ -226,7 +228,7 @@ class Failure:
         """
         return self.session_ends is not None and self.session_ends.expired()
 
-    @property
+    @cached_property
     def retryable_overload(self) -> bool:
         """True if the error has both overload labels and the command did not run.
 
@@ -234,7 +236,7 @@ class Failure:
         """
         return self.labels >= OVERLOADED and not self.executed
 
-    @property
+    @cached_property
     def rejected(self) -> bool:
         """True if the server itself rejected the command, or the handshake of its connection.
 

@@ -15,6 +15,7 @@ from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
     ClientBulkWriteException,
+    ConfigurationError,
     ConnectionFailure,
     EncryptionError,
     NetworkTimeout,
@@ -332,6 +333,9 @@ def _is_refused_login(code: int | None, facts: AttemptFacts) -> bool:
 
 
 def _lookup_passes(error: Exception) -> bool:
+    """Return True if the lookup of a mongodb+srv URI failed, and may succeed later."""
+    if not isinstance(error, ConfigurationError):
+        return False
     has_deadline = driver.csot.remaining() is not None
     return driver.clients.lookup_may_succeed_later(error, has_deadline=has_deadline)
 

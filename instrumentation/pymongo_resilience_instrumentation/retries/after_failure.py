@@ -127,7 +127,7 @@ def retry_state_of(runtime: Runtime, attempts: DriverAttempts) -> RetryState:
         declared_idempotent=bool(policy.idempotent),
         max_retries=driver.clients.max_retries(client),
         budget=attempts.client_limits.budget,
-        once=attempts.command_name() == ABORT,
+        once=kind is Kind.TRANSACTION_END and attempts.command_name() == ABORT,
         method=method,
         data={} if policy.data is None else policy.data,
     )

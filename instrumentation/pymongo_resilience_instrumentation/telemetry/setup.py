@@ -107,7 +107,7 @@ class Telemetry:
 
         Operations of those listeners are not reported.
         """
-        for observer in (self._timelines, *self._observers):
+        for observer in self._observers:
             try:
                 observer.on_event(event)
             except internal_error_types():
