@@ -2,6 +2,6 @@
 
 ``pymongo_resilience/rules/retry_rules.py`` decides whether and when to retry. Here,
 ``loop_subclass`` makes the first attempt, ``loop_steps`` begins and ends a run, ``after_failure``
-owns everything that only a failure needs, ``failed_attempts`` chooses the error to raise, and
+owns everything that only a failure needs, ``final_error`` chooses the error to raise, and
 ``txn_number`` keeps the transaction number of a write.
 """

@@ -44,7 +44,7 @@ from pymongo_resilience_instrumentation.interceptor import raised_by_library
 from pymongo_resilience_instrumentation.public_operations import ABORT
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
-from . import failed_attempts, own_documents, stopped_bulks
+from . import final_error, own_documents, stopped_bulks
 from .txn_number import TxnNumber, TxnNumberUnsupportedError
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ class Retries:
 
     def final_error(self, failure: Failure, rule: Rule) -> Exception:
         """Return the error that the application gets after the last attempt."""
-        return failed_attempts.final_error(self, failure, rule)
+        return final_error.final_error(self, failure, rule)
 
     def end(self) -> None:
         """End the retries. Drop the references to errors, whose tracebacks reference the run, so

@@ -26,7 +26,7 @@ from pymongo.errors import (
 from pymongo_resilience_instrumentation.driver.attempts import AttemptFacts, TxnNumberLostError
 from pymongo_resilience_instrumentation.failures.classify import failure_of
 from pymongo_resilience_instrumentation.failures.reasons import mark_unsent
-from pymongo_resilience_instrumentation.retries.failed_attempts import error_to_raise
+from pymongo_resilience_instrumentation.retries.final_error import error_to_raise
 from pymongo_resilience_instrumentation.retries.txn_number import (
     TxnNumber,
     TxnNumberUnsupportedError,
