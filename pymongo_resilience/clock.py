@@ -60,7 +60,7 @@ class Deadline(NamedTuple):
     def expired(self) -> bool:
         # pymongo accepts NaN as a timeout. Comparisons with NaN are false, so this form treats such
         # a deadline as expired; otherwise the operation would never end.
-        return not self.remaining() > 0
+        return not self.clock.now() < self.expires_at
 
     def allows(self, delay: float) -> bool:
         """Return True if a wait of ``delay`` seconds ends before the deadline."""

@@ -97,14 +97,6 @@ class Again(NamedTuple):
     plan: Any
 
 
-def _count(work: Work, failure: Failure) -> Callable[[], Any] | None:
-    """Report and count a failed attempt; return what ``Work.report`` returned."""
-    release = work.report(failure)
-    # Count after reporting, because budgets distinguish the first failure from later ones.
-    work.state.count(failure)
-    return release
-
-
 def _count_success(state: RetryState) -> None:
     """Count a retry that succeeded. A bug of the library does not replace its result."""
     try:
@@ -223,7 +215,10 @@ class Executor:
             while True:
                 try:
                     failure = work.classify(error)
-                    release = _count(work, failure)
+                    release = work.report(failure)
+                    # Count after reporting, because budgets distinguish the first failure from
+                    # later ones.
+                    work.state.count(failure)
                     if release is not None:
                         release()
                     answer = self.ask(work.state, failure)
@@ -265,7 +260,8 @@ class AsyncExecutor(Executor):
             while True:
                 try:
                     failure = work.classify(error)
-                    release = _count(work, failure)
+                    release = work.report(failure)
+                    work.state.count(failure)
                     if release is not None:
                         await release()
                     answer = await _awaited(self.ask(work.state, failure), work.state)

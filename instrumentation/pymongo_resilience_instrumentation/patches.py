@@ -217,7 +217,7 @@ def _for_operations(runtime: Runtime) -> Iterator[Row]:
         yield from command_limits.of_pymongo(runtime.enabled_flag, configured=configured)
         return
     dead_peer_s = runtime.config.dead_peer_s if driver.connections.can_watch() else 0
-    terminal_check = fast_fail.TerminalWaits(runtime.rules, runtime.attempts_in_flight)
+    terminal_check = fast_fail.TerminalWaits(runtime.rules)
     yield from bounded_waits.wrapped(runtime.enabled_flag, dead_peer_s, terminal_check, connected)
     yield from woken_monitors.wrapped(runtime)
     yield from lost_connections.wrapped(runtime)

@@ -217,8 +217,7 @@ class RatioBudget(_Accounts):
         began: float | None = None,
     ) -> bool:
         # Failures that do not come from a server in distress cost nothing.
-        is_overload = failure.reports_overload or failure.rejected
-        if not (is_overload or failure.reason in DISTRESS):
+        if not (failure.reason in DISTRESS or failure.reports_overload or failure.rejected):
             return False
         now = self._clock.now()
         with self._lock:

@@ -236,6 +236,11 @@ class Failure:
         """
         return self.labels >= OVERLOADED and not self.executed
 
+    @property
+    def may_be_applied(self) -> bool:
+        """True if the server may have executed the attempt, completely or in part."""
+        return self.stage is not Stage.NOT_SENT and not self.retryable_overload
+
     @cached_property
     def rejected(self) -> bool:
         """True if the server itself rejected the command, or the handshake of its connection.

@@ -127,7 +127,7 @@ def _read(unread: Failure, facts: AttemptFacts) -> Failure:
     # Both labels mean that the server rejected the command, unless its reply shows that it ran.
     rejected = not executed and labels >= OVERLOADED
     reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, facts)
-    if engines.refuses_txn_numbers(document, carried=facts.carried_txn_number):
+    if document and engines.refuses_txn_numbers(document, carried=facts.carried_txn_number):
         reason = RetryReason.NO_RETRYABLE_WRITES
     elif reason is RetryReason.THROTTLED and not engines.is_throttled(document):
         reason = RetryReason.UNKNOWN
@@ -157,8 +157,8 @@ def _read(unread: Failure, facts: AttemptFacts) -> Failure:
         pool_paused=not facts.reached_connection
         and not isinstance(cause, ServerSelectionTimeoutError)
         and type(cause.__cause__) is AutoReconnect,
-        next_probe_in=attribute(refusal, "next_probe_in"),
-        elsewhere=bool(attribute(refusal, "elsewhere")),
+        next_probe_in=None if refusal is None else attribute(refusal, "next_probe_in"),
+        elsewhere=refusal is not None and bool(attribute(refusal, "elsewhere")),
     )
 
 

@@ -224,7 +224,10 @@ class Retries:
         self._correct(error)
         failure = classify.failure_of(error, attempts.facts(error))
         if failure.stage is Stage.NOT_SENT:
-            waited_for_router = self.router_wait_ends is not None and self._is_unselected(error)
+            is_unselected = (
+                isinstance(error, ServerSelectionTimeoutError) and attempts.connection is None
+            )
+            waited_for_router = is_unselected and self.router_wait_ends is not None
             if waited_for_router or attempts.cannot_be_pinned():
                 failure = replace(failure, router_lost=True)
         failure = self.txn_number.known(attempts, failure, self.state, self.began)
@@ -257,15 +260,16 @@ class Retries:
 
     def _correct(self, error: Exception) -> None:
         """Correct the error's text and labels if pymongo's are misleading."""
-        if isinstance(error, ServerSelectionTimeoutError) and terminal_cause(error) is not None:
-            # pymongo labels every failed selection in a transaction as transient, and
-            # with_transaction would retry it for two minutes. Waiting cannot help here, so remove
-            # the label.
-            driver.selection.forget_transient(error)
-        elif self._is_unselected(error):
-            from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
+        if isinstance(error, ServerSelectionTimeoutError):
+            if terminal_cause(error) is not None:
+                # pymongo labels every failed selection in a transaction as transient, and
+                # with_transaction would retry it for two minutes. Waiting cannot help here, so
+                # remove the label.
+                driver.selection.forget_transient(error)
+            elif self.attempts.connection is None:
+                from pymongo_resilience_instrumentation.selection import selection_explained  # noqa: PLC0415 - rarely needed
 
-            selection_explained.explain(error, self.attempts)
+                selection_explained.explain(error, self.attempts)
         elif isinstance(error, WaitQueueTimeoutError):
             bounded_waits.name_configured_limit(error, self.operation)
         elif (
@@ -277,10 +281,6 @@ class Retries:
             # made. But here the library or the deadline ended the connection, and the server
             # rejected nothing.
             driver.selection.forget_overload(error)
-
-    def _is_unselected(self, error: Exception) -> bool:
-        """Return True if no server could be selected for the attempt."""
-        return isinstance(error, ServerSelectionTimeoutError) and self.attempts.connection is None
 
     def _is_merely_slow(self, error: Exception) -> bool:
         """Return True if the server is alive and has received the attempt that got no reply."""
@@ -323,7 +323,8 @@ class Retries:
         refused_by_breaker = reason is RetryReason.CIRCUIT_BREAKER_OPEN
         if self.last is None or not (failure.no_writes_performed or refused_by_breaker):
             self.last = failure
-        if own_documents.may_be_applied(failure):
+        # A server recognizes a retry by the transaction number.
+        if failure.may_be_applied and not failure.carried_txn_number:
             self.uncertain_command = attempts.bulk_progress()
             if not attempts.may_be_applied:
                 attempts.may_be_applied = True

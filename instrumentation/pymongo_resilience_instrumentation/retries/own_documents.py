@@ -30,14 +30,12 @@ from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from pymongo_resilience.internal_errors import contain_internal_errors
-from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.error_texts import DUPLICATE_KEY
 
 if TYPE_CHECKING:
     from bson.codec_options import CodecOptions
 
-    from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience_instrumentation.call import AnyClient, AnySession
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.driver.inserts import SentDocument
@@ -175,15 +173,6 @@ def is_of_an_id(error: Document | None) -> bool:
         and error.get("code") == DUPLICATE_KEY
         and list(error.get("keyPattern", ())) == ["_id"]
     )
-
-
-def may_be_applied(failure: Failure) -> bool:
-    """Return True if the server may have applied the attempt and would not recognize a retry.
-
-    It recognizes a retry by the transaction number.
-    """
-    sent = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
-    return sent and not failure.carried_txn_number
 
 
 DOING = "after a duplicate key"

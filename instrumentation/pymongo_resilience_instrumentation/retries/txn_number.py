@@ -83,9 +83,8 @@ class TxnNumber:
         self, attempts: DriverAttempts, failure: Failure, state: RetryState, began: float
     ) -> Failure:
         """Return ``failure`` with the time until which servers remember the number."""
-        may_be_applied = failure.stage is not Stage.NOT_SENT and not failure.retryable_overload
         has_number = failure.carried_txn_number or state.kind is Kind.TRANSACTION_END
-        if may_be_applied and has_number and self.since is None:
+        if failure.may_be_applied and has_number and self.since is None:
             # The session's time runs from the first attempt that may have been applied.
             self.since = began
         if self.since is None:

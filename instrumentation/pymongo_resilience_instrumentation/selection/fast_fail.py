@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pymongo.server_description import ServerDescription
     from pymongo.topology_description import TopologyDescription
 
-    from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
 
 CHECKS = 2
 """Consecutive checks that must find a terminal cause; for logins, refusals."""
@@ -169,10 +168,8 @@ class TerminalDetector:
 class TerminalWaits:
     """Called before an operation with the strategy ``fast_fail`` waits for a server."""
 
-    def __init__(
-        self, rules: NamespaceRules, in_flight: Callable[[], list[DriverAttempts]]
-    ) -> None:
-        self._rules, self._in_flight = rules, in_flight
+    def __init__(self, rules: NamespaceRules) -> None:
+        self._rules = rules
         self._checked: WeakSet[Exception] = WeakSet()
         """Login failures after which a new check of the server was requested."""
 
@@ -184,7 +181,8 @@ class TerminalWaits:
         client, detector = operation.client, operation.terminal_detector or TerminalDetector()
         operation.detect_terminal(detector)
         topology, now = client.topology_description, driver.csot.now()
-        bound_to = self._bound_to(operation)
+        attempts = operation.attempts
+        bound_to = None if attempts is None else driver.selection.bound_to(attempts)
         if bound_to is not None and detector.is_removed(topology, bound_to, now):
             members = ", ".join(map(address_text, topology.server_descriptions()))
             found: dict[Address, Any] = {bound_to: f"not among the members {members}"}
@@ -220,7 +218,3 @@ class TerminalWaits:
                 self._checked.add(server.error)
                 driver.monitors.request_check(driver.clients.topology_of(client), server.address)
         return None
-
-    def _bound_to(self, operation: Operation) -> Address | None:
-        in_flight = (each for each in self._in_flight() if each.operation is operation)
-        return next(filter(None, map(driver.selection.bound_to, in_flight)), None)
