@@ -1,10 +1,11 @@
-"""How often one healthy operation passes between pymongo and the library, and through which code.
+"""How often one operation passes between pymongo and the library, and through which code.
 
     python bench/crossings.py            a summary for each operation and API
     python bench/crossings.py --frames   and every frame of the library, in order
 
 A crossing is a call from pymongo's code into the library's. A frame is one Python call of the
-library's own functions. With a timeout, without an SDK.
+library's own functions. With a timeout, without an SDK. The operations are healthy, except for the
+last one: an update whose reply is lost, so that it is retried on a new connection.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pymongo
 from canned import canned_server
 
 import pymongo_resilience
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -35,6 +37,10 @@ OURS = tuple(
     )
 )
 WARM_UP = 20
+LOST_REPLIES = 10
+"""How many are counted. The fewest calls are reported: an update that also has to wait for the
+server makes about fifty more.
+"""
 OPERATIONS: dict[str, Any] = {
     "find_one": lambda coll: coll.find_one({"_id": 1}),
     "insert_one": lambda coll: coll.insert_one({}),
@@ -91,6 +97,33 @@ async def async_operation(uri: str, operation: Any) -> Crossings:
     return counted
 
 
+def lost_reply() -> Crossings:
+    every: list[Crossings] = []
+    with ReplicaSet() as replica_set, pymongo.MongoClient(replica_set.uri) as client:
+        update = OPERATIONS["update_one"]
+        for _ in range(WARM_UP):
+            update(client.bench.coll)
+        for _ in range(LOST_REPLIES):
+            replica_set.inject(CutAfter("update", times=1))
+            counted = Crossings()
+            sys.setprofile(counted)
+            try:
+                update(client.bench.coll)
+            finally:
+                sys.setprofile(None)
+            every.append(counted)
+    return min(every, key=lambda each: len(each.frames))
+
+
+def report(name: str, counted: Crossings, *, with_frames: bool) -> None:
+    files = Counter(each.partition(":")[0] for each in counted.frames)
+    print(
+        f"{name}: {counted.crossings} crossings, {len(counted.frames)} frames in {len(files)} files"
+    )
+    if with_frames:
+        print("".join(f"    {each}\n" for each in counted.frames), end="")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -105,13 +138,8 @@ def main() -> None:
                     counted = sync_operation(uri, operation)
                 else:
                     counted = asyncio.run(async_operation(uri, operation))
-                files = Counter(each.partition(":")[0] for each in counted.frames)
-                print(
-                    f"{name}, {side}: {counted.crossings} crossings, "
-                    f"{len(counted.frames)} frames in {len(files)} files"
-                )
-                if given.frames:
-                    print("".join(f"    {each}\n" for each in counted.frames), end="")
+                report(f"{name}, {side}", counted, with_frames=given.frames)
+    report("update_one with a lost reply, sync", lost_reply(), with_frames=given.frames)
 
 
 if __name__ == "__main__":

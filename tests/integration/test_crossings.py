@@ -1,4 +1,4 @@
-"""A healthy operation, set up as the README does it, passes few wrappers, and little code of the
+"""An operation, set up as the README does it, passes few wrappers, and little code of the
 library."""
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ CROSSINGS = 8
 """At most, between the driver and the library."""
 FRAMES = {"with an SDK": 55, "executor alone": 23}
 """At most, Python calls of the library's own functions. The text of an update needs six of them."""
+AFTER_LOST_REPLY = 325, 48
+"""At most, such calls and the files that they are in, from the call to the result of the retry."""
 
 
 @pytest.fixture
@@ -40,9 +42,7 @@ def test_a_healthy_operation_makes_few_calls(
     setup: str, operation: str, side: str, crossings: Any, server: EmbeddedServer,
     instrument: Instrument, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for used in (policies_used, cursor_timeouts_used, reply_limits_used, sessions_used):
-        # By an earlier test: what was wrapped for it costs calls.
-        monkeypatch.setattr(used, "happened", False)
+    forget_earlier_use(monkeypatch)
     shown = setup != "executor alone"
     instrument(timeout_ms=20_000, traces=shown, metrics=shown)
     run = crossings.OPERATIONS[operation]
@@ -59,6 +59,24 @@ def test_a_healthy_operation_makes_few_calls(
     assert "retries/after_failure.py" not in modules(best.frames), "prepared for a failure"
     if side == "sync":
         assert modules(best.frames) <= set(re.findall(r"`([\w/]+\.py)`", HOPS))
+
+
+def test_a_lost_reply_passes_few_files(
+    crossings: Any, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_earlier_use(monkeypatch)
+    instrument(timeout_ms=20_000, traces=False, metrics=False)
+    frames = crossings.lost_reply().frames
+    calls, files = AFTER_LOST_REPLY
+    assert "retries/after_failure.py" in modules(frames), "not retried"
+    assert len(frames) <= calls, frames
+    assert len(modules(frames)) <= files, modules(frames)
+
+
+def forget_earlier_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was wrapped for an earlier test costs calls."""
+    for used in (policies_used, cursor_timeouts_used, reply_limits_used, sessions_used):
+        monkeypatch.setattr(used, "happened", False)
 
 
 def modules(frames: list[str]) -> set[str]:
