@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
+# No module of this package may have the name of a public function: if it were imported later, it
+# would replace the function. So ``readiness`` uses ``ready_states``.
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import BY_NAME, Config, Options
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError, retry_info

@@ -27,6 +27,7 @@ RECHECK = 0.1
 nothing signals that.
 """
 CALLS, FAILURES = range(2)
+"""Indexes of the counts."""
 
 
 class State(enum.Enum):

@@ -103,7 +103,7 @@ class SelectionRule(enum.StrEnum):
 
     AVAILABILITY = "availability"
     BOUND = "bound"
-    """The operation can only run on one server, as a cursor's next batch."""
+    """The operation can only run on one server, for example a cursor's next batch."""
     MODE = "mode"
     """The type of the deployment, the kind of operation, or the mode of the read preference."""
     STALENESS = "staleness"

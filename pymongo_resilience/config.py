@@ -410,6 +410,7 @@ def _of_file(path: str, problems: list[str]) -> Iterator[_Entry]:
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        # A file with arrays nested too deeply raises RecursionError.
         problems.append(f"{path}: expected a readable TOML file: {error}")
         return
     for name, value in document.items():

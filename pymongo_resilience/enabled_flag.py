@@ -1,4 +1,4 @@
-"""A flag for each ``instrument()`` that tells whether it is still active."""
+"""The flag of each ``instrument()``: True while it is active."""
 
 from __future__ import annotations
 

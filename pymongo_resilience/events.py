@@ -133,21 +133,21 @@ class StreamStep(enum.StrEnum):
     """What has happened to the consumer of a change stream."""
 
     OPENED = "opened"
-    """From now on: it had no token."""
+    """It has opened the stream at the present, because it had no token."""
     RESUMED = "resumed"
-    """After its token."""
+    """It has opened the stream after its token."""
     LOST = "lost"
-    """It will be opened again."""
+    """The stream has failed, and the consumer will open it again."""
     INVALIDATED = "invalidated"
     """What it watches was dropped or renamed."""
     HANDLER_FAILED = "handler_failed"
     """The handler will be called again for the change."""
     SKIPPED = "skipped"
-    """A change that the handler has failed for was recorded and passed over."""
+    """A change for which the handler failed was recorded and skipped."""
     FAILED = "failed"
     """The consumer has ended with an error."""
     STOPPED = "stopped"
-    """The consumer has ended because it was asked to."""
+    """The consumer has ended because its ``stop()`` was called."""
 
 
 class StreamNotice(NamedTuple):

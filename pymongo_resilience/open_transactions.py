@@ -260,6 +260,7 @@ class OpenTransactions:
         )
         if state is State.ENDED:
             self.drop(waiting)
+        # It may have been dropped while the command was sent.
         elif waiting.transaction.key in self._waiting:
             self._waiting[waiting.transaction.key] = waiting._replace(state=state)
 

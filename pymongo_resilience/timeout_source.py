@@ -38,7 +38,7 @@ class TimeoutSource(enum.StrEnum):
     """``override(timeout_ms=...)``."""
     PYMONGO_TIMEOUT = "pymongo.timeout"
     REQUEST = "request", True
-    """What the incoming request had left (``pymongo_resilience.deadlines``), if nothing else set a
-    timeout. Like a timeout from the configuration, it does not replace the application's own
+    """The deadline of the incoming request (``pymongo_resilience.deadlines``), if nothing else set
+    a timeout. Like a timeout from the configuration, it does not replace the application's own
     limits.
     """

@@ -1,4 +1,4 @@
-"""What the application called: the facts of one operation, which never change."""
+"""The facts about one call of the application, which never change."""
 
 from __future__ import annotations
 

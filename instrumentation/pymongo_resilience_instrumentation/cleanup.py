@@ -118,7 +118,7 @@ class BackgroundOperation(CleanupOperation):
 
 
 class BackgroundRun(Interceptor):
-    """Wraps a run of the background task, and begins with what the library has left open."""
+    """Wraps a run of the background task. First ends what the library has left open."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -224,6 +224,7 @@ class KillCursors(OperationInterceptor):
         # A coroutine was just closed, so pymongo's cleanup cannot be awaited; leave it to pymongo.
         if self.runtime.clients.left_by_coroutine(client):
             return None
+        # The background task must not wait, so pymongo sends its killCursors without retries.
         if (
             address is None
             or isinstance(outer, BackgroundOperation)

@@ -179,6 +179,7 @@ def _kill_later(runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     client, query, _ = driver.cursors.run_operation_arguments(args, kwargs)
     address: Any = args[3] if len(args) > 3 else kwargs.get("address")  # noqa: PLR2004
+    # A cursor with its own connection has ended together with the connection.
     if query.cursor_id and query.conn_mgr is None:
         cursor_address = driver.cursors.cursor_address(query, address)
         runtime.clients.of(client).kill_later(query.cursor_id, cursor_address)

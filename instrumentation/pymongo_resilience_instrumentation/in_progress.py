@@ -75,8 +75,8 @@ def call_foreign_wrapped(function: Callable[..., T], *args: Any) -> T:
 def holds(operation: Operation) -> bool:
     """Return True if the caller's context is inside of this very operation.
 
-    It is not if the garbage collector closes a coroutine from another context. What the operation
-    set is not there, so nothing must be restored.
+    False if the garbage collector closes a coroutine in another context. That context does not
+    contain what the operation has set, so nothing must be restored there.
     """
     inner = CURRENT.get()
     while inner is not None and inner is not operation:
@@ -85,8 +85,8 @@ def holds(operation: Operation) -> bool:
 
 
 def unwind(outer: Operation | None) -> None:
-    """Leave operations that this thread or task began inside of ``outer`` and that were interrupted
-    before they were stored.
+    """Leave operations that this thread or task began inside of ``outer``, if a signal handler
+    raised before ``enter`` could return them.
     """
     operation = CURRENT.get()
     if operation is None or operation is outer:

@@ -110,7 +110,9 @@ class Runtime:
         self.admits = self.owns_retries and config.circuit_breaker != BreakerMode.OFF
         """True if attempts may be refused after their server was selected."""
         self.senders: dict[str, list[Sender]] = {}
-        """What features put around a method of the public API, or around ``_run_operation``."""
+        """The senders of features, by the method of the public API that they wrap, or by
+        ``_run_operation``.
+        """
         self.describes_slow_commands = config.slow_ms is not None and (
             config.query_text == QueryText.SANITIZED or not self.owns_retries
         )
@@ -173,7 +175,7 @@ class Runtime:
         operation = in_progress.current_or_ended()
         if operation is None or operation.ended:
             return operation is not None and operation.in_foreign_call
-        # An operation on another client is an operation of its own.
+        # An operation on another client is not nested, even if it runs inside of this one.
         return operation.client is client and operation.has_operations
 
     def begin(

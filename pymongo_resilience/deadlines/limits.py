@@ -1,5 +1,5 @@
-"""Determines how long a request may take: what its caller asks for, between a default and a
-maximum.
+"""Determines how long a request may take: the time that its caller specifies, up to a maximum, or a
+default.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class RequestLimits:
         """Return how long a request may take whose timeout a framework has read, as
         ``seconds_of_header`` does.
         """
+        # "not <=" also treats NaN as no timeout.
         if seconds is None or not seconds <= MAX_MS / 1000:
             return self._default
         return min(max(seconds, 0.0), self._longest)
@@ -86,7 +87,8 @@ class RequestLimits:
         return seconds if seconds is not None and seconds <= MAX_MS / 1000 else None
 
     def _log_ignored(self) -> None:
-        # Do not log the value, because a caller may send anything.
+        # Callers may send anything. So do not log the value, and log only once, or they could fill
+        # the log.
         if not self._has_logged:
             self._has_logged = True
             expected = (

@@ -56,7 +56,7 @@ class request_deadline(_BlockContext):  # noqa: N801 - reads as a statement, lik
     """Ends every operation inside of the block at the same time.
 
     Use it as ``with request_deadline(timeout_ms=500):`` or with ``async with``, for requests that
-    no middleware of this module handles. An operation with a shorter timeout of its own ends
+    no middleware of this module handles. An operation whose own timeout is shorter ends
     earlier. Tasks that are started inside share the deadline until the block is left. An operation
     that begins after the deadline raises ``OperationTimeoutError``, and nothing is sent. An
     instance belongs to one thread or task at a time.
@@ -88,8 +88,8 @@ class detached(_BlockContext):  # noqa: N801 - as above
 class Request:
     """One incoming request.
 
-    Each part of its handling runs in a block from ``step``. A part that is abandoned, in whatever
-    thread or context, does not keep the deadline active after its end.
+    Each part of its handling runs in a block from ``step``. The deadline ends with the block, even
+    if the part is abandoned or continues in another thread or context.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -87,6 +87,8 @@ class _Body:
         return _after(first, rest)
 
     def close(self) -> None:
+        # The server calls this at the end of the request, and the application's iterable need not
+        # have the method (PEP 3333).
         close: Any = getattr(self._body, "close", None)
         if close is not None:
             close()

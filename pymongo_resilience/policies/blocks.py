@@ -1,7 +1,7 @@
 """override(): a policy for the operations in a block of code, and the blocks that the caller is in.
 
 Blocks form a linked list from the innermost outward; a context variable holds the innermost one.
-Each block knows whether it has ended, and ended blocks are skipped. So blocks may be left in any
+Each block stores whether it has ended, and ended blocks are skipped. So blocks may be left in any
 order, in another context or by another thread, and a task started inside a block does not keep the
 block active.
 """
@@ -66,7 +66,7 @@ class Block:
 
         Returns the same object each time ``around`` is the same object.
         """
-        # Each operation inside the block asks again, usually with the same outer policy.
+        # Called for each operation inside the block, usually with the same outer policy.
         merged = self._merged
         if merged is None or merged[0] is not around:
             merged = self._merged = around, self.policy.within(around)

@@ -126,7 +126,8 @@ class NamespaceRules:
     def strategy_of(self, policy: Policy) -> RetryStrategy:
         """Return the policy's strategy, or else the strategy of the process."""
         chosen = self.strategy if policy.strategy is None else policy.strategy
-        return cast("RetryStrategy", chosen)  # a Policy has turned a name into the strategy
+        # The constructor of Policy has replaced a name by its strategy.
+        return cast("RetryStrategy", chosen)
 
     def _combined(self, database: str, collection: str | None) -> Policy:
         policies = self._policies.items()

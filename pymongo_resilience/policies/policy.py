@@ -89,9 +89,7 @@ class Policy:
             raise ConfigurationError(problems)
 
     def over(self, outer: Policy) -> Policy:
-        """Return a policy with the fields of this one, and those of ``outer`` where this one has
-        None.
-        """
+        """Return a policy with the fields of this one. Fields that are None come from ``outer``."""
         # Most operations have at most one policy, so avoid creating another object.
         if self is EMPTY_POLICY or outer is EMPTY_POLICY:
             return outer if self is EMPTY_POLICY else self

@@ -179,8 +179,8 @@ class RatioBudget(_Accounts):
       empty. The period ends early once ``MAX_FAILED`` operations were rejected more often than
       that.
 
-    Throttling costs nothing. The server that throttles says when to come back, and what it refuses
-    costs it little, so retries do not make it slower for others.
+    Throttling costs no tokens. A server that throttles specifies when to retry, and refusing a
+    request costs it little, so retries do not make it slower for others.
 
     One rule protects a server that recovers. A new or idle client has a full account, even if the
     overload began long ago. If thousands of such clients retried without end, their retries would

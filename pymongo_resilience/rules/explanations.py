@@ -75,6 +75,8 @@ _NO_RETRYABLE_WRITES: Final = (
 
 def why_not_retried(rule: Rule, state: RetryState, failure: Failure) -> str:
     """Return the sentence of NOT_RETRIED for one failed operation."""
+    # Each sentence uses only some of these values. Computing all of them is cheap, because this
+    # runs once for each failed operation.
     return NOT_RETRIED[rule].format(
         name=state.method or state.name,
         never=_never(state, failure),

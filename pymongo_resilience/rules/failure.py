@@ -140,8 +140,8 @@ class Failure:
     again.
     """
     session_ends: Deadline | None = None
-    """Until then the server remembers what was sent with the operation's transaction number. None
-    if nothing was sent that may have been applied.
+    """When the server may end the session and forget the operation's transaction number. None if no
+    attempt can have been applied.
     """
     code: int | None = None
     code_name: str | None = None
@@ -191,8 +191,8 @@ class Failure:
     elsewhere: bool = False
     """Another server can be selected at once, and its breaker would allow the attempt."""
     unhurried_until: Deadline | None = None
-    """Until then pymongo alone might still wait for its next check of the server. The library
-    checks sooner. None if pymongo would retry at once.
+    """The time until which plain pymongo may wait for a check of the server before it retries. The
+    library checks sooner. None if pymongo would retry at once.
     """
 
     @cached_property

@@ -95,8 +95,10 @@ server answered the only attempt.
 
 
 def is_explained(rule: Rule | None, reason: RetryReason) -> bool:
-    """Return True if the text of a server's answer to the only attempt says why there was no other
-    one. Most of these answers are everyday errors of the application.
+    """Return True if an error's text should explain why there was no retry, even if the server
+    answered the only attempt.
+
+    Most of such answers are everyday errors of the application, which need no explanation.
     """
     return rule is not None and (rule in WITHHELD or reason in EXPLAINED)
 

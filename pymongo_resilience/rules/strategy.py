@@ -143,6 +143,7 @@ def check_strategy(strategy: object) -> None:
     The error names only its type, because the object may be anything.
     """
     method = inspect.getattr_static(strategy, "retry_after", None)
+    # A class in place of an instance is the most likely mistake, so its error shows the correction.
     if isinstance(strategy, type) and inspect.isfunction(method):
         name = strategy.__name__
         raise TypeError(f"strategy is the class {name}: expected an object, as in {name}()")

@@ -53,6 +53,8 @@ def _without(host: Any, values: list[bool]) -> Any:
         return [_without(item, values) for item in host]
     if not isinstance(host, str):
         return host
+    # Cut the option out of the text instead of parsing the URI, so that pymongo sees everything
+    # else as it was written.
     head, _, query = host.partition("?")
     options = f"?{query}"
     for text in _ADAPTIVE.findall(options):

@@ -156,9 +156,9 @@ class ClientState:
     closed = False
     """True if the client is closed or being closed."""
     coroutine_closed = False
-    """True if a coroutine was closed in an operation since the last run of the background task.
-    pymongo's cleanup after it cannot be awaited, and its context may be another task's. So pymongo
-    sends it alone, and the background task sends an abort.
+    """True if a coroutine was closed inside an operation since the last run of the background task.
+    Cleanup that pymongo sends after that cannot be awaited, and may run in the context of another
+    task. So the library leaves it to pymongo, and the background task sends an abort.
     """
 
     def __init__(self, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""pymongo's aggregates, sent in the way of a find, so that the library sees the server's reply.
+"""Sends pymongo's aggregates as a find is sent, so that the library sees the server's reply.
 
 pymongo creates an aggregate's cursor from a decoded reply. The application's codec may have changed
 the ``_id`` in it, after which a resumed aggregate must continue.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HANDLED = frozenset({
     "aggregate", "allowDiskUse", "comment", "cursor", "let", "maxTimeMS", "pipeline",
 })  # fmt: skip
-"""What the command of an aggregate may contain for ``AggregateQuery``."""
+"""The fields of an aggregate command that ``AggregateQuery`` can send."""
 LIMIT = "maxTimeMS"
 
 

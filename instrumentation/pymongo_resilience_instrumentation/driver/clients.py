@@ -91,7 +91,7 @@ def lookup_may_succeed_later(error: BaseException, *, has_deadline: bool) -> boo
         return False
     # Name servers failed, refused the query, or did not answer in time. A name or a record that
     # does not exist is a definite answer. Without a deadline, a lookup that timed out has used all
-    # of ``connectTimeoutMS``, in which dnspython has asked repeatedly.
+    # of ``connectTimeoutMS``, during which dnspython has sent the query several times.
     passing = (resolver.NoNameservers, *(resolver.Timeout,) * has_deadline)
     return isinstance(error.__cause__, passing)
 
@@ -252,8 +252,9 @@ def add_listeners(client: Client) -> None:
 
 @functools.cache
 def _command_attributes() -> tuple[str, str]:
-    """Return the attributes in which pymongo keeps a client's listeners of commands, and whether
-    there are any."""
+    """Return the names of two private attributes of ``_EventListeners``: the list of listeners of
+    commands, and the flag that is True if the list is not empty.
+    """
     # Compare two objects to find the attributes: their mangled names would be further private names
     # to depend on.
     without = vars(monitoring._EventListeners([]))
@@ -265,8 +266,8 @@ def _command_attributes() -> tuple[str, str]:
 def publish_commands(client: Client, *, publish: bool = True) -> None:
     """Have pymongo publish the events of the client's commands to our listener, or stop it.
 
-    Building the events costs more than anything else that happens to a healthy operation. pymongo
-    asks before each command whether anyone listens (4.19 and 4.20). Thread-safe.
+    Building the events is the most expensive part of a healthy operation. pymongo 4.19 and 4.20
+    check before each command whether there are listeners. Thread-safe.
     """
     ours = [each for each in listeners_of(client) if isinstance(each, monitoring.CommandListener)]
     options = vars(client).get("_options")

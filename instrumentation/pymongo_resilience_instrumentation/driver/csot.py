@@ -1,4 +1,4 @@
-"""pymongo's timeouts: the active one, and what is left of it."""
+"""pymongo's timeouts: the active one, and the time left until it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.closing import keep_variables
 from pymongo_resilience.timeout_source import TimeoutSource
 
-# If one of these is missing, the self-check turns off whatever needs it.
+# If one of these is missing in the installed pymongo, the self-check leaves only telemetry on.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
 """The duration of the active timeout; see ``active_timeout``."""
 DEADLINE: ContextVar[float] = getattr(_csot, "DEADLINE", ContextVar("DEADLINE", default=math.inf))
@@ -63,7 +63,7 @@ class Timeout(NamedTuple):
 
     @classmethod
     def from_now(cls, seconds: float) -> Timeout:
-        """Return a timeout that begins now, whatever is active."""
+        """Return a timeout that begins now and ignores the active one."""
         return cls(seconds, now() + seconds if seconds else math.inf)
 
     @classmethod
@@ -106,7 +106,7 @@ class ActiveTimeout(AbstractContextManager[None]):
         # ``is_ours`` compares identities.
         self._seconds = None if seconds is None else seconds + 0.0
         self.ends = ends
-        """On the driver's clock."""
+        """On pymongo's clock."""
         self.source = source
         """Who set the timeout; NONE if that does not matter inside."""
         self.before: tuple[float | None, float, float, ActiveTimeout | None] | None = None
@@ -183,6 +183,7 @@ def within(seconds: float) -> ActiveTimeout:
 
 def forget_timeout() -> None:
     """Deactivate any timeout in this task or thread."""
+    # Never left: it applies until the task or thread ends.
     ActiveTimeout(None, math.inf).__enter__()
 
 

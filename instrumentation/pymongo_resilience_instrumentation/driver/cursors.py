@@ -94,6 +94,8 @@ def may_be_sent_twice(query: Query, cursor: FindCursor) -> bool:
 
 def with_new_session(client: Client, query: Query) -> Query:
     """Return a copy of the query for a cursor's first batch, with a new implicit session."""
+    # The copy shares the command that the query has cached. pymongo builds it again for each
+    # attempt, here with the new session.
     made = copy.copy(query)
     made.session = client._ensure_session()
     return made
@@ -129,4 +131,4 @@ target_of_stream = attrgetter("_target")
 cursor_of_stream = attrgetter("_cursor")
 """The current cursor. A resume creates another one."""
 collection_of_find = attrgetter("collection")
-"""Of a find's cursor; no other cursor has one."""
+"""The collection of a find's cursor. Other cursors do not have it."""

@@ -49,6 +49,8 @@ EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
 class ReadAfter(ReadConcern):
     """A read concern with ``afterClusterTime``: it reads everything that was written until
     ``time``.
+
+    pymongo sends this field only in causally consistent sessions, and implicit sessions are not.
     """
 
     def __init__(self, read_concern: ReadConcern, time: Timestamp) -> None:
@@ -116,6 +118,8 @@ def restore(query: Query, original: Query) -> None:
 
 def reads_chunks(query: Query) -> bool:
     """Return True if GridFS reads the chunks of a file with the query."""
+    # GridFS sorts by ``n``, so ``resumable=True`` would refuse a query that the application has not
+    # written itself.
     return str(query.coll).endswith(".chunks") and query.spec.get("$orderby") == {"n": 1}
 
 

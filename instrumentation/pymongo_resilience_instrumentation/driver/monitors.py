@@ -184,7 +184,7 @@ def last_reply_at(topology: Topology, address: Address) -> float:
 
 
 def may_ask(topology: Topology, address: Address, every: float) -> bool:
-    """Return True, and record it, if the server was last asked ``every`` seconds ago or earlier.
+    """Return True if no check was started in the last ``every`` seconds, and record a new one.
 
     Called by only one task of each client.
     """

@@ -94,7 +94,7 @@ class Connection(Protocol):
 
 
 class Pool(Protocol):
-    """The connections to one server; a monitor has one of its own."""
+    """The connections to one server. Each monitor has its own pool."""
 
     address: Address
     opts: PoolOptions

@@ -139,6 +139,7 @@ class FromOptions(Interceptor):
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         if driver.clients.listeners_of(args[0]):
+            # Not with ``pymongo.monitoring.register()``, which cannot be undone.
             driver.clients.add_listeners(args[0])
             self._runtime.publish_commands(args[0])
         return Entered(args[0])
@@ -216,6 +217,8 @@ def _listeners(runtime: Runtime, client: AnyClient, tracing: Tracing) -> list[An
         chosen.append(Heartbeats(flag, metrics))
         if metrics.wait_time is not None:
             chosen.append(Pools(flag, runtime.clients.of(client).attributes, metrics))
-    # There are no server or topology listeners. With one, ``close()`` would take half a second
-    # longer, and an async client could no longer be created outside of a running event loop.
+    # There are no server or topology listeners. With one, pymongo starts another thread for each
+    # client: ``close()`` takes 0.497 s instead of 0.001 s, and an async client can no longer be
+    # created outside of a running event loop. ``client.topology_description`` contains what these
+    # listeners would report.
     return chosen

@@ -135,6 +135,7 @@ class PublicMethod(OperationInterceptor):
         instance = args[0] if args else None
         if entered is not None:
             return named_features(entered.policy(self.runtime.rules))
+        # A nested call is part of an operation, whose own interceptor has checked the features.
         if in_progress.current() is not None or not isinstance(instance, self.owner):
             return ""
         bound = policy_of(instance) if isinstance(instance, Bound) else EMPTY_POLICY

@@ -94,6 +94,8 @@ def _named(connection: Connection, error: Exception, seconds: int) -> Exception:
     elif (
         reason is None
         and seconds
+        # A dead peer shows as an error of the socket, or, if its monitor notices first, as a
+        # canceled operation.
         and (isinstance(error, OSError) or driver.monitors.was_cancelled(error))
         and driver.connections.peer_was_silent(connection, error, seconds)
     ):

@@ -102,6 +102,8 @@ class Dialing:
     def note_rejected_refill(self, now: float) -> None:
         """Start a pause that applies only to connections for ``minPoolSize``."""
         pause = min(REFILL_LONGEST, REFILL_FIRST * 2.0**self.refills_rejected)
+        # The pause has reached its maximum long before. Without a bound, the power of two would
+        # overflow.
         self.refills_rejected = min(self.refills_rejected + 1, 10)
         self.refill_paused_until = now + pause * random.uniform(0.75, 1.25)  # noqa: S311 - as below
 
@@ -155,8 +157,8 @@ class Dialing:
 
     def note_success(self) -> None:
         """End the pauses: the pool may grow again."""
-        # While most connections are rejected, one success may be luck: the next pause is not the
-        # shortest one again.
+        # One success may be luck while most connections are rejected. So the next pause will be
+        # shorter, but not the shortest one again.
         self.rejected, self.paused_until = self.rejected // 2, 0.0
         self.empty_paused_until, self.sharing = 0.0, 0
         self.refills_rejected, self.refill_paused_until = 0, 0.0

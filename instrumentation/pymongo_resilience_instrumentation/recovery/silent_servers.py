@@ -69,7 +69,8 @@ class Suspicion(NamedTuple):
 REPLACED = Suspicion(
     0.2, "interrupted: the server is no longer the primary and does not answer", needs_choice=False
 )
-# Longer than above: a server may be slow, whereas the other one is known to have been replaced.
+# Longer than above, because this server may only be slow. The other one is known to have been
+# replaced.
 UNANSWERED = Suspicion(
     1.0,
     "interrupted: the server does not answer, and another one can be used",

@@ -171,8 +171,9 @@ class ClientBreakers(dict[Address, CircuitBreaker]):
         return {at: breaker.snapshot() for at, breaker in self.copy().items()}
 
     def _forget_those_that_left(self) -> None:
-        """Remove the breakers of servers that have left the deployment. If one returns, it starts
-        anew.
+        """Remove the breakers of servers that have left the deployment.
+
+        A server that returns gets a new breaker.
         """
         client = self._client()
         if client is not None:

@@ -1,5 +1,5 @@
-"""Finds out why a server closes connections: TLS is missing, TLS is unexpected, or a certificate
-is.
+"""Finds out why a server closes connections: it requires TLS, it does not use TLS, or it requires
+another client certificate.
 
 A mongod with the other TLS setting closes the connection without a reply, just like a server that
 restarts or a proxy. After such a failed check, this module connects once more and tries the other
@@ -102,8 +102,8 @@ def _speaks_tls(address: Address) -> bool:
     # Create the first handshake message in memory, because wrapping the socket would wait for the
     # whole handshake.
     handshake = _unchecked().wrap_bio(incoming, outgoing, server_hostname=address[0])
-    # The error only says that the server's answer would come next. The message is in ``outgoing``
-    # now.
+    # The error only means that the server's answer is expected next. The message is in
+    # ``outgoing`` now.
     with suppress(ssl.SSLWantReadError):
         handshake.do_handshake()
     with closing(_connected(address)) as plain:

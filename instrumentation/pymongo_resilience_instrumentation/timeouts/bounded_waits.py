@@ -452,6 +452,7 @@ def _kept_while_sending(enabled_flag: EnabledFlag) -> Wrapper:
         conn, buf = args
         seconds = conn.gettimeout
         try:
+            # As with ``asyncio.wait_for``: send nothing if the time is over.
             if seconds is not None and seconds <= 0:
                 raise TimeoutError
             # pymongo uses ``asyncio.wait_for`` here. Before CPython 3.12, that drops a cancellation

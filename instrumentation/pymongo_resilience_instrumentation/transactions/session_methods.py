@@ -246,7 +246,14 @@ class _Transaction(Interceptor):
     """
 
     def __init__(self, session: Session, seconds: float, source: TimeoutSource, name: str) -> None:
-        """``source`` is who set the timeout, ``name`` what the error calls the operation."""
+        """Begin a transaction's deadline.
+
+        Args:
+            session: The session.
+            seconds: The timeout.
+            source: Who set the timeout.
+            name: The name of the operation in the text of an error.
+        """
         self.session = session
         self._name = name
         self._source = source

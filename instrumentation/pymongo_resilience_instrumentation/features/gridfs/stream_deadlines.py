@@ -28,10 +28,10 @@ from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 _TIMEOUT = "_pymongo_resilience_timeout"
 _UNSET = object()
-"""Kept for a stream that was not opened by a wrapped method."""
+"""Stands for the missing timeout of a stream that no wrapped method has opened."""
 _PER_CALL = object()
-"""Kept for a stream in place of a timeout: each command has its own, or, inside a block with a
-timeout, each method.
+"""Stored on a stream in place of a timeout if each command has its own timeout. Inside a block with
+a timeout, each method has one.
 """
 OPENING = (
     "get", "get_last_version", "get_version", "new_file",
@@ -72,7 +72,7 @@ class _Begun(Entered):
         deadline = NO_DEADLINE if timeout is None else timeout.within_others().resume()
         super().__init__(instance, deadline)
         self.kept = kept
-        """What the stream keeps for its life: a timeout or ``_PER_CALL``."""
+        """Stored on the stream for its whole life: a timeout or ``_PER_CALL``."""
 
 
 class _Method(Interceptor):

@@ -122,7 +122,7 @@ NOT_PLAIN = (
     "a find of a view, a capped collection, or a time-series collection is only resumed if it is "
     "sorted by _id"
 )
-"""These have an order of their own, or no index on ``_id``."""
+"""Their documents have another order, or they have no index on ``_id``."""
 KIND_UNKNOWN = "listCollections failed, so it is not known if the find can be sorted by _id"
 SORT_REFUSED = "the server refused to sort the find by _id"
 

@@ -248,7 +248,7 @@ class CollectionLookup:
 
 
 class NotResumed(LoopHooks):
-    """A later batch of a cursor that is not resumed: the error's text says why."""
+    """A later batch of a cursor that is not resumed. The text of its error gives the reason."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
@@ -319,7 +319,7 @@ class Fetch(LoopHooks):
         return response
 
     def kept_position(self) -> Any:
-        """Return what the cursor keeps: its position, or why it is not resumed."""
+        """Return the cursor's position, or a text that tells why it is not resumed."""
         return getattr(self._cursor, ATTRIBUTE)
 
     def _decide(self, lookup: CollectionLookup) -> None:

@@ -1,5 +1,5 @@
-"""The demonstration: four sides run one workload through the same faults, and a ledger compares
-what was acknowledged with what is stored.
+"""The demonstration: four processes run one workload through the same faults, and a ledger compares
+the acknowledged writes with the stored ones.
 
 Needs the extra ``demo``. Start it with ``pymongo-resilience demo``.
 """

@@ -1,4 +1,4 @@
-"""Runs the script on all sides step by step, and shows the verdict and a table."""
+"""Runs the fault script step by step on all sides, and prints the verdict and a table."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ from .workload import Ledger, Step, prepare
 
 _PACE: Final = 0.02
 _WIDTH: Final = 110
-"""The table needs so many columns; a narrower terminal breaks its headings."""
+"""Columns of the output. In a narrower one, the headings of the table are broken up."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the demonstration. Return 0 only if our side lost and duplicated no write and showed the
-    application no error.
+    """Run the demonstration.
 
-    Raises TestbedError if it cannot run to its end, OSError for a file.
+    Returns:
+        0 if our side lost no write, duplicated no write, and showed no error; otherwise 1.
+
+    Raises:
+        TestbedError: The demonstration cannot run to its end.
+        OSError: A result file cannot be written.
     """
     console = Console()
     if not console.is_terminal:
@@ -55,13 +59,13 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
         for side in Side:
             prepare(direct[side.database])
         replica_sets = {side: stack.enter_context(ReplicaSet(server.address)) for side in Side}
-        # Spans and metrics are our side's alone.
+        # Only our side exports spans and metrics.
         otlp = {Side.OURS: options.otlp}
         settings = [Settings(side, replica_sets[side].uri, otlp.get(side)) for side in Side]
         ask = stack.enter_context(processes(settings))
 
         def run_one(step: Step, scene: Scene) -> dict[Side, Outcome]:
-            # Part of the script: the load's rhythm, or the silence in which connections age.
+            # The pace of the load, or the time without use after which connections are closed.
             time.sleep(max(_PACE, scene.idle))
             for replica_set in replica_sets.values():
                 for fault in scene.faults():
@@ -77,7 +81,7 @@ def _play(options: argparse.Namespace, console: Console) -> Result:
         started = end = time.monotonic()
         numbers = itertools.count()
         for phase in TIMELINE:
-            # From the beginning, so that a phase which ran over shortens the later ones.
+            # Count from the start of the run: a phase that takes too long shortens the later ones.
             end += phase.share * options.seconds
             errors = dict.fromkeys(Side, 0)
             for played, scene in enumerate(phase.scenes(options.seed)):

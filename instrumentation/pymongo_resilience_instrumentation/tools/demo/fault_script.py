@@ -1,4 +1,4 @@
-"""The script of the demonstration: the order of phases, and the faults of each operation."""
+"""The fault script of the demonstration: its phases in order, and the faults of each operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.tools.testbed import (
 from .workload import Kind
 
 MAX_IDLE: Final = 0.2
-"""After so many seconds without use the clients of all sides give a connection up."""
+"""Seconds without use after which the clients of all sides close a connection (maxIdleTimeMS)."""
 _GAP: Final = 0.2
 _SILENT: Final = 2.0
 _BASE_BACKOFF: Final = 0.02
@@ -32,11 +32,13 @@ _CALM_BETWEEN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Scene:
+    """One operation, and the faults that it meets."""
+
     kind: Kind
     faults: Callable[[], list[Fault]] = list
-    """Makes the faults anew, once for each side."""
+    """Creates the faults, once for each side."""
     idle: float = 0.0
-    """Seconds of silence before it."""
+    """Seconds without any operation before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,11 @@ class Phase:
 
     name: str
     share: float
+    """The part of the whole duration that it takes."""
     trouble: tuple[Scene, ...] = ()
-    """What goes wrong; each at least once, whatever the time."""
+    """The scenes with faults. Each is played at least once, even if that takes longer."""
     calm: Callable[[], list[Fault]] = list
-    """The faults of the operations in between."""
+    """Creates the faults of the operations between these scenes; by default none."""
 
     def scenes(self, seed: int) -> Iterator[Scene]:
         """Yield scenes without end. The same seed yields the same scenes, and the first
@@ -64,6 +67,7 @@ class Phase:
 
     @property
     def shortest(self) -> int:
+        """The number of scenes after which every scene with faults was played once."""
         return max(1, len(self.trouble)) * (_CALM_BETWEEN + 1)
 
 
@@ -94,7 +98,7 @@ TIMELINE: Final = (
         Scene(Kind.UPDATE, lambda: [Election(_GAP), NotPrimary(times=1)]),
         Scene(Kind.INSERT, lambda: [NotPrimary(times=2)]),
     )),
-    # Another one is elected, and nothing says so to what waits for the old one.
+    # Another member is elected, but operations that wait for the old primary get no answer.
     Phase("silent primary", 0.15, tuple(
         Scene(kind, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)])
         for kind in (Kind.UPDATE, Kind.INSERT, Kind.BULK)

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     error: str | None
     """The class of the exception that reached the application, if one did."""
     retries: Counter[str]
-    """Attempts that were followed by another one, by what pymongo reported of their failure."""
+    """The retried attempts, counted by the failure that pymongo reported."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Record:
 
     seconds: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
-    """Operations that raised, by the class of their exception."""
+    """Failed operations, counted by the class of the exception."""
     retries: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     """How often each fault acted, by its class."""
@@ -69,7 +69,7 @@ class Record:
         self.errors.update([outcome.error] if outcome.error else [])
 
     def quantile(self, share: float) -> float:
-        """Return the quantile of some durations in seconds, or ``nan`` if there are none."""
+        """Return a quantile of the operations' durations in seconds; ``nan`` if there are none."""
         ordered = sorted(self.seconds)
         return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
 
@@ -95,7 +95,7 @@ class Result:
     seed: int
     seconds: float
     duration: float
-    """The time that the workload took (seconds)."""
+    """How long the workload really took, in seconds."""
     sides: dict[Side, Record]
 
     def problems(self) -> list[str]:

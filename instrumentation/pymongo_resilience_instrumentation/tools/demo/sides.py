@@ -50,12 +50,15 @@ Ask = Callable[[Step | None], dict[Side, Any]]
 def processes(settings: list[Settings]) -> Iterator[Ask]:
     """Start one process for each side, and return a function that runs a step on all of them.
 
-    It waits for the slowest side and returns each side's Outcome. Without a step, the sides export
-    their telemetry. It raises TestbedError.
+    The function waits for the slowest side and returns each side's Outcome. Without a step, the
+    sides export their telemetry.
+
+    Raises:
+        TestbedError: A side does not answer in time.
     """
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        # Children start with the parent's signal dispositions: none prints a traceback on Ctrl-C.
+        # Children inherit ignored signals from their parent, so none prints a traceback on Ctrl-C.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             pools = {
@@ -68,7 +71,7 @@ def processes(settings: list[Settings]) -> Iterator[Ask]:
         turns = deque(pools.items())
 
         def ask(step: Step | None) -> dict[Side, Any]:
-            # Whoever begins last finds the server busy.
+            # The side that starts last finds the server busy, so let the sides take turns.
             turns.rotate()
             begun = {side: pool.apply_async(_run, (step,)) for side, pool in turns}
             answers = {}
@@ -120,7 +123,8 @@ class _Process:
             timeoutMS=DEADLINE_MS if settings.side is Side.TIMEOUT else None,
         )
         self._database = client[settings.side.database]
-        # What one writes in a hurry: again on any error, around the code that builds the document.
+        # A retry loop as it is often written: it retries after any error, and creates the document
+        # again each time.
         in_a_loop = tenacity.retry(
             stop=tenacity.stop_after_attempt(_TRIES),
             wait=tenacity.wait_fixed(_PAUSE),
@@ -132,7 +136,7 @@ class _Process:
     def run(self, step: Step | None) -> Outcome | None:
         if step is None:
             for each in self._providers.values():
-                # It may take seconds where the collector does not answer.
+                # Takes seconds if the collector does not answer.
                 each.force_flush()
             return None
         error, failed = None, self._failures.names
@@ -142,7 +146,7 @@ class _Process:
             self._perform(self._database, step)
         except PyMongoError as exc:
             error = type(exc).__name__
-            # Nothing came after the last one.
+            # The last failed attempt was not retried.
             del failed[-1:]
         return Outcome(time.perf_counter() - started, error, Counter(failed))
 
@@ -153,7 +157,7 @@ _process: _Process
 
 def _begin(settings: Settings) -> None:
     global _process  # noqa: PLW0603 - an initializer of a pool's process has no other place
-    # Ctrl-C reaches the whole group; the parent ends its children itself.
+    # Ctrl-C reaches all processes of the group, but the parent ends its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _process = _Process(settings)
 

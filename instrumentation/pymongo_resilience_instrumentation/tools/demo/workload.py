@@ -14,7 +14,9 @@ from pymongo.database import Database
 Document = dict[str, Any]
 
 ORDERS: Final = "orders"
-"""The one collection: orders by step and part, and the counters that updates raise."""
+"""The only collection. Contains orders by step and part, and the counters that updates
+increment.
+"""
 _COUNTERS: Final = 10
 
 
@@ -39,7 +41,7 @@ class Effect:
 
     step: int
     part: int | None
-    """Which insert of the operation; ``None`` is its update of a counter."""
+    """The index of the insert within the operation; None for the update of a counter."""
 
 
 def effects(step: Step) -> list[Effect]:
@@ -63,7 +65,7 @@ def perform(database: Database[Document], step: Step) -> None:
     """Run one operation as an application would. Raises PyMongoError."""
     orders: Collection[Document] = database[ORDERS]
     counter = {"_id": step.number % _COUNTERS}
-    # The log says which steps were counted, so the ledger can tell one effect from two.
+    # The log lists the steps that were counted, so that the ledger notices a step counted twice.
     raised = {"$inc": {"count": 1}, "$push": {"log": step.number}}
     match step.kind:
         case Kind.FIND:
@@ -86,9 +88,9 @@ class Balance(NamedTuple):
     """The difference between acknowledged and stored writes."""
 
     duplicated: int
-    """Writes that are there once too often, each time counted, acknowledged or not."""
+    """Number of surplus copies of writes, whether acknowledged or not."""
     lost: int
-    """Writes of acknowledged operations that are not there."""
+    """Number of missing writes of acknowledged operations."""
 
 
 class Ledger:
@@ -103,9 +105,9 @@ class Ledger:
             self._expected.update(effects(step))
 
     def balance(self, database: Database[dict[str, Any]]) -> Balance:
-        """Read the database, which must be reachable without faults, and compare.
+        """Compare the recorded writes with the database, which must be reachable without faults.
 
-        A counter that differs from the length of its log counts as a difference, too.
+        A counter that differs from the length of its log counts as well.
         """
         found: Counter[Effect] = Counter()
         duplicated = lost = 0

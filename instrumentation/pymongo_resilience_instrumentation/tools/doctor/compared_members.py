@@ -32,6 +32,8 @@ def addresses(hello: dict[str, Any], fields: Sequence[str] = LISTS) -> list[Addr
     """Return the addresses of all members, or the server's own one, from a hello."""
     found = [hello.get(each, []) for each in fields]
     names = [name for each in found for name in ([each] if isinstance(each, str) else each)]
+    # Hosts of members are compared in lowercase (Server Discovery and Monitoring, "hosts"). An IPv6
+    # address is in brackets.
     parts = [str(name).lower().rpartition(":") for name in names]
     return [(host.strip("[]"), int(port)) for host, _, port in parts if port.isdigit()]
 
@@ -157,6 +159,7 @@ def without_primary(probes: Sequence[Probe], target: Target) -> Finding | None:
     if target.is_direct or not members or any(each.is_primary for each in members):
         return None
     size, reached = _size(members), _reached(members)
+    # A primary needs the votes of a majority.
     enough = reached * 2 > size
     idle = [idle for each in members if (idle := _since_last_write(each)) is not None]
     more = f": {reached} of {size} members are reachable"

@@ -70,6 +70,7 @@ def of_replies(
     hello: Mapping[str, Any] | None, build_info: Mapping[str, Any] | None
 ) -> Engine | None:
     """Return the engine whose fields are in a server's replies."""
+    # FerretDB names itself in buildInfo, the engines based on DocumentDB in hello.
     if "ferretdb" in (build_info or {}):
         return Engine.FERRETDB
     internal = (hello or {}).get("internal")

@@ -131,6 +131,7 @@ def _probed(target: Target, end: float) -> list[Probe]:
         pending -= 1
         addresses = []
         if hello is not None and not target.is_direct:
+            # Also connect to the members that the server names, as a driver does.
             addresses = compared_members.addresses(
                 hello, compared_members.LISTS + compared_members.OWN
             )
@@ -148,6 +149,7 @@ def _logged_in(
     uri: str, target: Target, probes: list[Probe], end: float, processes: int
 ) -> list[Finding]:
     electing = compared_members.without_primary(probes, target)
+    # Without a primary, the login would only wait for one until its time is over.
     if electing is not None and electing.level is Level.WRONG:
         return [electing]
     seconds = max(0.5, end - time.monotonic())
@@ -169,7 +171,10 @@ def _logged_in(
 
 
 def _in_time(function: Callable[[], T], otherwise: T, end: float) -> T:
-    """Return the function's result, or ``otherwise`` if it raises or takes too long."""
+    """Return the function's result, or ``otherwise`` if it raises an error or takes too long.
+
+    In the second case, its daemon thread is abandoned.
+    """
     results: queue.SimpleQueue[T] = queue.SimpleQueue()
     _start(lambda: results.put(function()))
     try:

@@ -61,6 +61,7 @@ class Login:
         limits = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
         options: dict[str, Any] = dict.fromkeys(limits, max(1, int(self.seconds * 1000)))
         try:
+            # The doctor's own limits replace those of the URI, so that it ends in time.
             client = Client(self.uri, appname=APPLICATION, timeoutMS=None, **options)
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             text = f"pymongo cannot create a client with this URI ({type(error).__name__})"
@@ -163,6 +164,7 @@ class Login:
     def _primary(self, client: Client) -> Iterator[Finding]:
         client.admin.command("ping")
         self.has_primary = True
+        # Makes this a generator, like the other checks.
         yield from ()
 
     def _failed(self, error: PyMongoError, client: Client) -> None:

@@ -112,6 +112,8 @@ class Prober:
             probe.said = self.waited if isinstance(error, TimeoutError) else local_text(error) or ""
         with suppress(Exception):
             self._look_again(probe)
+        # The second look has not found a reason why the server closes the connection after the TLS
+        # handshake.
         if (probe.symptom, probe.stage, self._target.tls) == (Symptom.HANGS_UP, "hello", True):
             probe.symptom = Symptom.CLOSES_AFTER_TLS
         return probe
@@ -151,6 +153,8 @@ class Prober:
         addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
         probe.passed(f"{host} is {', '.join(addresses)} ({_ms(began):.0f} ms)")
         probe.stage, failed = "tcp", OSError("no address")
+        # Divide the remaining time among the addresses, so that a silent one leaves time for the
+        # next.
         for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             began = time.monotonic()
             try:
@@ -165,6 +169,7 @@ class Prober:
 
     def _wrapped(self, probe: Probe, plain: socket.socket) -> ssl.SSLSocket:
         probe.stage, began = "tls", time.monotonic()
+        # Leave half of the time for finding out why a handshake hangs.
         plain.settimeout(self._left() / 2)
         wrapped = tls_context(self._target.options).wrap_socket(
             plain, server_hostname=probe.address[0]
@@ -197,6 +202,7 @@ class Prober:
                 probe.round_trips_ms.append(took)
             there = hello.get("localTime")
             if isinstance(there, datetime):
+                # The server read its clock about half a round trip ago.
                 probe.clock_ms = (there.replace(tzinfo=UTC).timestamp() - wall) * 1000 - took / 2
             if time.monotonic() + took / 1000 > self._deadline - SECOND_LOOK:
                 return
@@ -340,6 +346,7 @@ def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str,
     if balanced:
         command["loadBalanced"] = True
     reply = exchange(connection, command)
+    # Older servers do not have the command ``hello``.
     if reply.get("code") == COMMAND_NOT_FOUND:
         reply = exchange(connection, {"isMaster": 1, "$db": "admin"})
         reply.setdefault("isWritablePrimary", reply.get("ismaster"))

@@ -134,6 +134,7 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
         if name.lower() in FILES and not Path(unquote_plus(value)).is_file():
             yield _wrong(f"the file in {shown} does not exist", f"correct the path in {shown}")
             continue
+        # Validate each option by itself, so that a finding names the option and not its value.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -249,6 +250,7 @@ def resolved(target: Target, seconds: float) -> tuple[Target, list[Finding]]:
         return target, [_missing(name, error)]
     findings: list[Finding] = []
     seeds = []
+    # The hosts must be in the same domain as the SRV name (Initial DNS Seedlist Discovery).
     parent = target.srv.split(".", 1)[-1] if target.srv.count(".") > 1 else target.srv
     for record in answer:
         host, port = str(record.target).rstrip(".").lower(), int(record.port)
@@ -260,6 +262,7 @@ def resolved(target: Target, seconds: float) -> tuple[Target, list[Finding]]:
             text = f"pymongo refuses the SRV record for {server}, because it is not in {parent}"
             findings.append(Finding("dns", Level.WRONG, text, "correct the SRV records", server))
     options, found = _text_record(target.srv, seconds / 2)
+    # Options of the URI take precedence over those of the TXT record.
     options |= target.options
     return target._replace(seeds=tuple(seeds), options=options), findings + found
 

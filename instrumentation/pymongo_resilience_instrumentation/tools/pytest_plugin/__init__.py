@@ -80,6 +80,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
                 each.clear(strict=True)
             except _testbed().TestbedError as error:
                 unstruck.append(str(error))
+        # If the test has failed already, its own error is more informative.
         if passed and unstruck:
             pytest.fail("; ".join(unstruck), pytrace=False)
     return result

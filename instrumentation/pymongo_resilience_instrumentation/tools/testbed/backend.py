@@ -160,6 +160,8 @@ class Upstream:
         if session is None:
             return await self._exchange(request)
         emulated = self.backend.is_emulated
+        # SecantusDB recognizes a repeated write only after the first one has finished, so let them
+        # follow each other.
         async with session.lock if emulated else contextlib.nullcontext():
             refusal = session.refusal(request, emulated=emulated)
             if refusal is not None:

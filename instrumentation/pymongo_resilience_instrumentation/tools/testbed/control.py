@@ -154,11 +154,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> tuple[HTTPStatus, Any]:
         host = self.headers.get("Host", "").partition(":")[0]
+        # Browsers send an Origin with requests of other sites, and a Host with the site's name
+        # after DNS rebinding.
         if "Origin" in self.headers or host not in {HOST, "localhost"}:
             return HTTPStatus.FORBIDDEN, {"error": "not for browsers"}
         body: Any = {}
         length = int(self.headers.get("Content-Length") or 0)
         if length > _LONGEST_BODY:
+            # The body stays unread, so the connection cannot be used again.
             self.close_connection = True
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "the body is too long"}
         text = self.rfile.read(length)

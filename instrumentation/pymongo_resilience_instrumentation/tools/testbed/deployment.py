@@ -288,6 +288,7 @@ class Deployment(Running):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _open(self) -> None:
+        # Create all members before one listens, because the hello of each names all of them.
         for index, backend in enumerate(await self._backends()):
             port = 0 if self._port is None else self._port + index
             self._members += (Member(index, backend, self, port),)
@@ -332,4 +333,5 @@ class Deployment(Running):
 
 async def _settled(task: asyncio.Task[None]) -> None:
     with contextlib.suppress(asyncio.CancelledError):
+        # A caller that stops waiting must not end the fault.
         await asyncio.shield(task)

@@ -27,6 +27,8 @@ class Fault(ABC):
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         made = super().__new__(cls)
+        # Keep the text of the call now: the constructor may replace arguments, and they may change
+        # later.
         made._text = call_text(cls, arguments, options)
         return made
 

@@ -199,6 +199,7 @@ class SilentPrimary(BlackHole):
             await replica_set.step_down(self)
             replica_set.end_gap(self)
 
+        # The election takes place while the old primary is silent, so both run at the same time.
         electing = asyncio.ensure_future(elect())
         try:
             await super().strike(deployment, () if primary is None else (primary,))

@@ -134,6 +134,7 @@ class Process:
                 # Only the parent gets Ctrl-C. It then closes the pipe.
                 start_new_session=True,
             )
+        # Reading from the pipe has no timeout. Killing the child ends it.
         timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
         timer.daemon = True
         timer.start()

@@ -243,6 +243,7 @@ class Connection:
         if isinstance(verdict, Cut):
             raise _Hangup
         if isinstance(verdict, Hang):
+            # Instead of the delays of other faults.
             delay.seconds = verdict.seconds
             await delay.over()
             raise _Hangup

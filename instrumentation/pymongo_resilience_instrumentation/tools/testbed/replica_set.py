@@ -100,6 +100,7 @@ class ReplicaSet(Deployment):
         """Begin a term of the next running member, or of none if all members are down."""
         if self._primary is not None or self._gaps:
             return
+        # Begin with the member after the last primary, so that each election moves the role.
         order = (*self.members[self._next_index :], *self.members[: self._next_index])
         winner = next((member for member in order if member.is_listening), None)
         if winner is None:

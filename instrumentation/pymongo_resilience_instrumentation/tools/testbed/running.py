@@ -11,7 +11,8 @@ from typing import Self
 class TestbedError(RuntimeError):
     """The test bed cannot run here. The message says what to do."""
 
-    __test__ = False  # pytest must not take the name for a test class
+    # The name begins with "Test", so pytest would collect it as a test class.
+    __test__ = False
 
 
 class Running(ABC):

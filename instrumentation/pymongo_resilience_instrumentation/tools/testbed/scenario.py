@@ -139,6 +139,7 @@ class Scenario:
             await asyncio.sleep(pause)
             fault = each.fault()
             done = await deployment.strike(fault, each.on)
+            # An interception may wait for a command that never comes.
             if not isinstance(fault, Interception):
                 begun.append(asyncio.wrap_future(done))
         await asyncio.gather(*begun)

@@ -28,6 +28,7 @@ def main() -> int:
     credentials = json.loads(sys.stdin.buffer.readline())
     if not command:
         _print(_serve(Path(folder), credentials))
+        # Returns when the parent ends and the pipe closes.
         sys.stdin.buffer.read()
         shutil.rmtree(folder, ignore_errors=True)
         # Kill it: the data is deleted anyway, and an orderly shutdown would take seconds.

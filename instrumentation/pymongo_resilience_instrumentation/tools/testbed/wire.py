@@ -170,6 +170,7 @@ def parse(raw: bytes) -> Message:
         if opcode == OP_MSG:
             return _parse_msg(raw, request_id, response_to)
         if opcode == OP_QUERY:
+            # The namespace ends with a zero byte. Two numbers follow, then the command.
             end = raw.index(b"\0", _HEADER.size + _UINT32.size)
             document = raw[end + 1 + _OP_QUERY_NUMBERS.size :]
             (size,) = _INT32.unpack_from(document)
