@@ -34,14 +34,15 @@ library is off, and in a listener. A session that is garbage collected is left t
     NO_SUCH_TRANSACTION  no                 no               ENDED
     ERROR                any                yes              unchanged
     ERROR                any                no               ENDED
+    ANOTHER_ROUTER       any                any              unchanged
     REFUSED              any                any              unchanged
     UNANSWERED           any                any              unchanged
     INTERRUPTED          any                any              unchanged
     CLOSED               any                any              unchanged
 
-A transaction is OPEN at first. The router that answers may have forgotten it if a connection to
-that router was lost since the last statement, because the router may have restarted. Another router
-than that of the transaction never knew it, which has the same effect.
+A transaction is OPEN at first. Its router may have forgotten it if a connection to that router was
+lost since the last statement, because the router may have restarted. Another router never knew it,
+so an error of that one shows nothing about the transaction.
 
 **After that**, the client's background task takes a step for each transaction that has not ended,
 once a second, and once more when the client is closed. The event of the step decides again::
@@ -98,6 +99,8 @@ class Event(enum.Enum):
     """The server answered an abort with this error. It has ended the transaction by itself, or it
     has never known it.
     """
+    ANOTHER_ROUTER = "another router"
+    """An abort was sent to another router than that of the transaction, and failed."""
     REFUSED = "refused"
     """The server answered that it cannot run the command now."""
     ERROR = "error"
@@ -149,7 +152,7 @@ def state_after(
     Args:
         event: What happened.
         before: The state before it.
-        may_be_forgotten: Whether the router that answered may not know the transaction (anymore).
+        may_be_forgotten: Whether the transaction's router may not know it anymore.
         router_is_lost: Whether the router on which the transaction began cannot be reached now. It
             may have ended before it could abort the transaction.
     """
@@ -160,7 +163,13 @@ def state_after(
             return State.FORGOTTEN
         case Event.NO_SUCH_TRANSACTION | Event.ERROR:
             return before if router_is_lost else State.ENDED
-        case Event.REFUSED | Event.UNANSWERED | Event.INTERRUPTED | Event.CLOSED:
+        case (
+            Event.ANOTHER_ROUTER
+            | Event.REFUSED
+            | Event.UNANSWERED
+            | Event.INTERRUPTED
+            | Event.CLOSED
+        ):
             return before
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -281,6 +281,49 @@ def test_a_router_that_answers_aborts_it_itself(
     assert sent.named(KILL) == []
 
 
+@pytest.mark.each_setup
+@pytest.mark.parametrize("lost", ["update", "abortTransaction"])
+def test_its_own_router_ends_it_after_another_one_has_answered_the_abort(
+    lost: str, side: Side, cluster: ShardedCluster, database: str, control: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """The application keeps its session meanwhile, so the session cannot be killed."""
+    writer = control[database].coll
+
+    def left_open(name: str) -> Iterator[Any]:
+        """Lose the connection to a transaction's router, so that its abort goes to another one."""
+        writer.insert_one({"_id": name, "n": 0})
+        sent = SentCommands()
+        client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent])
+        side.do(client.admin.command, "ping")
+        side.wait_for_members(client, len(cluster.members))
+        update = partial(client[database].coll.update_one, {"_id": name}, INC)
+        with session_of(side, client) as session:
+            side.do(session.start_transaction)
+            side.do(update, session=session)
+            (router,) = [
+                each.connection_id for each in sent.started_events if each.command_name == "update"
+            ]
+            own = [each.address for each in cluster.members].index(router)
+            cluster.inject(CutBefore(lost, times=1), on=own)
+            # Its monitor finds the router again only once another one has answered the abort.
+            cluster.inject(Fail("hello", times=1_000, code=91), on=own)
+            if lost == "update":
+                with pytest.raises(pymongo.errors.PyMongoError):
+                    side.do(update, session=session)
+            side.do(session.abort_transaction)
+            assert router != sent.started_events[-1].connection_id
+            cluster.clear()
+            yield
+
+    for _ in left_open("plain"):
+        with pymongo.timeout(1), pytest.raises(pymongo.errors.PyMongoError):
+            _other_writer_waits(side, writer, "plain")
+    instrument()
+    for _ in left_open("ours"):
+        assert _other_writer_waits(side, writer, "ours") == 1
+
+
 def forgetful() -> Fail:
     """Return a fault that answers an abort as a mongos that has restarted, and does nothing."""
     return Fail("abortTransaction", times=1_000, code=251)
@@ -315,11 +358,11 @@ def test_a_router_that_restarts_has_forgotten_what_it_began(
     assert _other_writer_waits(side, control[database].coll) == 1
 
 
-def _other_writer_waits(side: Side, coll: Any) -> Any:
+def _other_writer_waits(side: Side, coll: Any, document: Any = 1) -> Any:
     """Return how many documents another client's update changes, once it gets the lock."""
     with pymongo.timeout(10):
         call = (coll.update_one,) if side.runner is None else (asyncio.to_thread, coll.update_one)
-        return side.do(*call, {"_id": 1}, INC).modified_count
+        return side.do(*call, {"_id": document}, INC).modified_count
 
 
 def test_what_the_shards_have_aborted_costs_no_further_command(

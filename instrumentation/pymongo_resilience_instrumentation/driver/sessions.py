@@ -128,13 +128,14 @@ def note_end(
     if txn_number is None or not may_be_open or transaction.starting():
         return
     router: Router | None = vars(session).get(ROUTER)
+    may_be_forgotten = False
+    if router is not None and connection is not None:
+        if router.address != connection.address:
+            event = Event.ANOTHER_ROUTER
+        may_be_forgotten = router.generation != connection.generation
     state = state_after(
         event,
-        # Another router never knew the transaction, and the generation of its pool is not
-        # comparable.
-        may_be_forgotten=router is not None
-        and connection is not None
-        and router != Router(connection.address, connection.generation),
+        may_be_forgotten=may_be_forgotten,
         router_is_lost=router is not None and not is_known(session.client, router.address),
     )
     if state is State.ENDED:
@@ -143,7 +144,8 @@ def note_end(
     abort = {ABORT: 1, "lsid": session.session_id, "txnNumber": txn_number, "autocommit": False}
     if transaction.recovery_token:
         abort["recoveryToken"] = transaction.recovery_token
-    address = transaction.pinned_address or (router and router.address)
+    # pymongo pins the session to the router of the last attempt, which may be another one.
+    address = transaction.pinned_address if router is None else router.address
     if address is not None:
         # The session may be killed later, so pymongo must not reuse it for another operation.
         server.mark_dirty()
