@@ -183,7 +183,7 @@ def _time_limit(failure: Failure) -> str:
 
 def _over(state: RetryState) -> str:
     if state.once:
-        return "the server has already ended the transaction, so there is nothing to abort"
+        return "this server has no such open transaction, so it has nothing to abort"
     return (
         "the server has ended the transaction. Run the whole transaction again, as "
         "with_transaction does"

@@ -80,7 +80,7 @@ def test_no_two_rules_say_the_same() -> None:
         (Rule.TRANSACTION_OVER, {"kind": Kind.TRANSACTION_END},
          "update: the server has ended the transaction. Run the whole transaction again"),
         (Rule.TRANSACTION_OVER, {"kind": Kind.TRANSACTION_END, "once": True},
-         "update: the server has already ended the transaction, so there is nothing to abort"),
+         "update: this server has no such open transaction, so it has nothing to abort"),
         (Rule.BREAKER, {"deadline": Deadline.after(FakeClock(), 1)},
          "update: the server's circuit breaker is open, and no timeout leaves time"),
     ],
