@@ -138,11 +138,9 @@ def clear_inherited() -> None:
     # operation.
     if operation.outer_context is not None:
         context.attach(operation.outer_context)
-    if operation.deadline is not NO_DEADLINE and driver.csot.is_ours():
-        # The timeout belonged to the operation. Without this, the task would keep an expired
-        # deadline.
-        driver.csot.forget_timeout()
-    CURRENT.set(None)
+    # The timeout belonged to the operation. Without this, the task would keep an expired deadline.
+    if operation.deadline is NO_DEADLINE or driver.csot.forget_ended():
+        CURRENT.set(None)
 
 
 # Log handlers are foreign code: one that writes to MongoDB must not log its own writes.

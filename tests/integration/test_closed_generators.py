@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import aclosing, closing, suppress
 from contextvars import ContextVar, copy_context
 from typing import Any
@@ -338,41 +341,117 @@ def test_a_transaction_is_aborted_at_once(
         assert _names(sent) == ["update", "abortTransaction"]
 
 
-@pytest.mark.parametrize("side", ["async"], indirect=True)
+class Starting(pymongo.monitoring.CommandListener):
+    """Starts a job inside of an insert, which goes on when the insert has ended."""
+
+    def __init__(self, side: Side) -> None:
+        self._is_async = side.runner is not None
+        self.job: Callable[[], Any] = list
+        self.goes_on: Any = asyncio.Event() if self._is_async else threading.Event()
+        self.results: list[Any] = []
+
+    def started(self, event: Any) -> None:
+        if event.command_name != "insert":
+            return
+        if self._is_async:
+            self.results.append(asyncio.get_running_loop().create_task(self._async_job()))
+            return
+        result: Future[Any] = Future()
+        self.results.append(result)
+        threading.Thread(target=copy_context().run, args=(self._sync_job, result)).start()
+
+    def _sync_job(self, result: Future[Any]) -> None:
+        try:
+            self.goes_on.wait()
+            result.set_result(self.job())
+        except BaseException as error:  # noqa: BLE001 - the test's
+            result.set_exception(error)
+
+    async def _async_job(self) -> Any:
+        await self.goes_on.wait()
+        return await self.job()
+
+    def succeeded(self, event: Any) -> None: ...
+    def failed(self, event: Any) -> None: ...
+
+
+def _started_inside(side: Side, client: Any, starting: Starting, database: str) -> Any:
+    """Insert a document, let the job that this starts go on, and return its result."""
+    with pymongo.timeout(20.0):
+        # Connecting may take longer than the timeout on a busy machine.
+        side.do(client[database].coll.find_one)
+
+    async def main() -> Any:
+        await client[database].coll.insert_one({})
+        starting.goes_on.set()
+        return await starting.results[0]
+
+    if side.runner is not None:
+        return side.do(main)
+    client[database].coll.insert_one({})
+    starting.goes_on.set()
+    return starting.results[0].result()
+
+
 def test_a_timeout_of_the_same_length_as_ours_is_the_applications(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """In a task that was started inside of an operation, whose timeout it inherits."""
-    instrument(timeout_ms=1_000)
-    started: list[asyncio.Task[Any]] = []
+    for name in ("plain", "ours"):
+        if name == "ours":
+            instrument(timeout_ms=1_000)
+        starting = Starting(side)
+        client = side.client(proxy.uri, event_listeners=[starting])
+        coll = client[database].coll
 
-    class Starting(pymongo.monitoring.CommandListener):
-        def started(self, event: Any) -> None:
-            if event.command_name == "insert":
-                started.append(asyncio.get_running_loop().create_task(find_twice()))
+        def find_twice(coll: Any = coll) -> None:
+            proxy.inject(Slow(seconds=0.7))
+            with pymongo.timeout(1.0):
+                coll.find_one()
+                coll.find_one()
 
-        def succeeded(self, event: Any) -> None: ...
-        def failed(self, event: Any) -> None: ...
+        async def find_twice_async(coll: Any = coll) -> None:
+            proxy.inject(Slow(seconds=0.7))
+            with pymongo.timeout(1.0):
+                await coll.find_one()
+                await coll.find_one()
 
-    client = side.client(proxy.uri, event_listeners=[Starting()])
-    gate = asyncio.Event()
+        starting.job = find_twice if side.runner is None else find_twice_async
+        with pytest.raises(pymongo.errors.PyMongoError) as caught:
+            _started_inside(side, client, starting, database)
+        proxy.clear()
+        assert caught.value.timeout
 
-    async def find_twice() -> None:
-        await gate.wait()
-        with pymongo.timeout(1.0):
-            await client[database].coll.find_one()
-            await client[database].coll.find_one()
 
-    async def main() -> None:
-        await client[database].coll.insert_one({})
-        proxy.inject(Slow(seconds=0.7))
-        gate.set()
-        await started[0]
+def test_an_ended_operations_timeout_shortens_none_of_the_applications(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """In a task that was started inside of the operation, and begins with a block of its own."""
+    for name in ("plain", "ours"):
+        if name == "ours":
+            instrument(timeout_ms=1_000)
+        starting = Starting(side)
+        client = side.client(replica_set.uri, event_listeners=[starting])
+        coll = client[database].coll
 
-    with pytest.raises(pymongo.errors.PyMongoError) as caught:
-        side.do(main)
-    proxy.clear()
-    assert caught.value.timeout
+        def find(coll: Any = coll) -> None:
+            time.sleep(1.0)
+            for _ in range(2):
+                with pymongo.timeout(20.0):
+                    coll.find_one()
+                    coll.find_one()
+                coll.find_one()
+
+        async def find_async(coll: Any = coll) -> None:
+            await asyncio.sleep(1.0)
+            for _ in range(2):
+                with pymongo.timeout(20.0):
+                    await coll.find_one()
+                    await coll.find_one()
+                await coll.find_one()
+
+        starting.job = find if side.runner is None else find_async
+        _started_inside(side, client, starting, database)
 
 
 def test_a_cut_connection_is_no_error_in_a_handler_of_generator_exit(

@@ -187,6 +187,26 @@ def forget_timeout() -> None:
     ActiveTimeout(None, math.inf).__enter__()
 
 
+def forget_ended() -> bool:
+    """Deactivate a timeout of an operation that has ended, in a task or thread that inherited it.
+
+    Returns:
+        False if the application has begun a ``pymongo.timeout`` inside of it. That one is kept, and
+        the inherited timeout becomes active again when it ends.
+    """
+    inherited = _INNERMOST.get()
+    if inherited is None or inherited._seconds is None:
+        return True
+    if inherited.is_pymongos():
+        forget_timeout()
+        return True
+    if DEADLINE.get() == inherited.ends:
+        # pymongo has shortened the application's timeout to the end of the inherited one. It does
+        # not record when the application's began, so let that one begin now.
+        DEADLINE.set(Timeout.from_now(TIMEOUT.get() or 0.0).ends)
+    return False
+
+
 def is_ours() -> bool:
     """Return True if the library activated the active timeout, and no ``pymongo.timeout`` inside
     has replaced it.
