@@ -7,7 +7,8 @@ primaries change.
 Two consumers follow one collection on a replica set of three mongods, each in a process of its own
 that is killed (SIGKILL) at random moments and started again: one with "exactly_once", one with
 "at_least_once". Another process writes all the time. In the end, what the handlers have written is
-compared with what was written.
+compared with what was written. Then no member accepts connections for a while, and the attempts of
+the consumers to open their streams are counted.
 """
 
 from __future__ import annotations
@@ -22,18 +23,34 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pymongo import MongoClient
+from pymongo.synchronous.collection import Collection
 
 from pymongo_resilience import instrument
 from pymongo_resilience.streams import ChangeConsumer, CollectionTokens
-from pymongo_resilience.testbed import Election, RealReplicaSet
+from pymongo_resilience.testbed import Election, RealReplicaSet, Refuse
 
 DELIVERIES = ("exactly_once", "at_least_once")
 NO_PROGRESS = 60
 """Seconds without a change handled after which nothing more is expected."""
+OUTAGE = 30.0
+"""Seconds without a server at the end."""
+ELECTION_ASKED, OUTAGE_ASKED = b"e", b"o"
+
+
+class Observed(Collection[Any]):
+    """A collection that appends a line to a file for each attempt to watch it."""
+
+    attempts: Path
+
+    def watch(self, *args: Any, **options: Any) -> Any:
+        with self.attempts.open("a") as file:
+            file.write(f"{os.getpid()} {time.monotonic()}\n")
+        return super().watch(*args, **options)
 
 
 def forked(function: Callable[[], None]) -> int:
@@ -53,17 +70,21 @@ def forked(function: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def consume(uri: str, delivery: Any) -> None:
-    instrument(timeout_ms=20_000)
-    client: MongoClient[Any] = MongoClient(uri)
+def consume(uri: str, delivery: Any, attempts: Path, *, is_patient: bool = True) -> None:
+    instrument(**({"timeout_ms": 20_000} if is_patient else {}))
+    # Without patience, an attempt fails at once if there is no server. Otherwise it waits for one.
+    limit = {} if is_patient else {"serverSelectionTimeoutMS": 100}
+    client: MongoClient[Any] = MongoClient(uri, **limit)
     done = client.shop[f"done_{delivery}"]
 
     def handle(change: Any, session: Any = None) -> None:
         if change["operationType"] == "insert":
             done.insert_one({"of": change["documentKey"]["_id"]}, session=session)
 
+    orders = Observed(client.shop, "orders")
+    orders.attempts = attempts
     consumer = ChangeConsumer(
-        client.shop.orders,
+        orders,
         handle,
         name=delivery,
         tokens=CollectionTokens(client.shop.tokens, delivery),
@@ -109,11 +130,12 @@ def prepare(uri: str) -> None:
 
 
 def serve(server: str, ready: int, asked: int) -> None:
-    """Run the deployment, whose threads no other process may inherit; elect when asked to."""
+    """Run the deployment, whose threads no other process may inherit. Do what is asked for:
+    an election, or an outage."""
     with RealReplicaSet(server, members=3) as replica_set:
         os.write(ready, replica_set.uri.encode())
-        while os.read(asked, 1):
-            replica_set.inject(Election())
+        while request := os.read(asked, 1):
+            replica_set.inject(Refuse(OUTAGE) if request == OUTAGE_ASKED else Election())
 
 
 def judge(uri: str) -> None:
@@ -130,6 +152,17 @@ def judge(uri: str) -> None:
             print(f"{each}: {written} changes, {lost} lost, {doubled} doubled")
 
 
+def intervals(attempts: Path, since: float = 0.0) -> tuple[int, list[float]]:
+    """Number of attempts to open a stream, and the seconds between two of one process."""
+    of_process: dict[str, list[float]] = {}
+    for line in attempts.read_text().splitlines():
+        process, at = line.split()
+        if float(at) >= since:
+            of_process.setdefault(process, []).append(float(at))
+    found = [b - a for times in of_process.values() for a, b in pairwise(times)]
+    return sum(map(len, of_process.values())), found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("server")
@@ -139,13 +172,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)  # noqa: S311 - no secret
-    stop_file = Path(tempfile.mkdtemp()) / "stop"
+    folder = Path(tempfile.mkdtemp())
+    stop_file, attempts = folder / "stop", folder / "attempts"
     (reading, ready), (asked, asking) = os.pipe(), os.pipe()
     deployment = forked(lambda: closing_first(asking, serve, arguments.server, ready, asked))
     uri = os.read(reading, 1000).decode()
     os.waitpid(forked(lambda: prepare(uri)), 0)
     writer = forked(lambda: write(uri, stop_file))
-    consumers = {each: forked(partial(consume, uri, each)) for each in DELIVERIES}
+    consumers = {each: forked(partial(consume, uri, each, attempts)) for each in DELIVERIES}
     began = time.monotonic()
     kills = elections = 0
     while kills < arguments.kills or elections < arguments.elections:
@@ -153,22 +187,40 @@ def main() -> None:
         if kills < arguments.kills:
             each = dice.choice(DELIVERIES)
             kill(consumers[each])
-            consumers[each] = forked(partial(consume, uri, each))
+            consumers[each] = forked(partial(consume, uri, each, attempts))
             kills += 1
         if elections < (time.monotonic() - began) / arguments.election_every:
-            os.write(asking, b"e")
+            os.write(asking, ELECTION_ASKED)
             elections += 1
     print(f"{kills} kills and {elections} elections in {time.monotonic() - began:.0f} s")
     stop_file.touch()
     os.waitpid(writer, 0)
     os.waitpid(forked(lambda: judge(uri)), 0)
+    replace_all(consumers, uri, attempts)
+    time.sleep(5)  # they open their streams
+    os.write(asking, OUTAGE_ASKED)
+    began = time.monotonic() + 1
+    time.sleep(OUTAGE - 2)
+    count, _ = intervals(attempts, began)
+    _, found = intervals(attempts)
+    print(
+        f"{count} attempts of two consumers to open their stream in {OUTAGE - 3:.0f} s without a "
+        f"server; at least {min(found):.2f} s between two attempts of one consumer in the whole run"
+    )
+    for child in consumers.values():
+        kill(child)
+    os.close(asking)  # the deployment ends
+    os.waitpid(deployment, 0)
+
+
+def replace_all(consumers: dict[str, int], uri: str, attempts: Path) -> None:
+    """Start consumers again that do not wait for a server."""
     for each, child in consumers.items():
         if os.waitpid(child, os.WNOHANG)[0]:
             print(f"{each}: the consumer has ended by itself")
         else:
             kill(child)
-    os.close(asking)  # the deployment ends
-    os.waitpid(deployment, 0)
+        consumers[each] = forked(partial(consume, uri, each, attempts, is_patient=False))
 
 
 def closing_first(descriptor: int, function: Callable[..., None], *arguments: Any) -> None:

@@ -307,6 +307,8 @@ class _Consumer:
             # With EXACTLY_ONCE, only the store shows whether a commit without a reply took effect.
             self._handled = self._saved = yield Load()
             self._unsaved = 0
+            # Loading the token may have taken a while. The pause counts from here.
+            self.pace.begin(self._now())
         token = self._handled
         begins: Token | None = yield Open(token, self.is_reduced)
         self.tell(StreamStep.RESUMED if token is not None else StreamStep.OPENED)

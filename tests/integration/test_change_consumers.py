@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pymongo
@@ -230,12 +231,25 @@ def test_a_lost_reply_of_a_commit_doubles_nothing(
     assert control[database].done.count_documents({}) == 3
 
 
+def observed(database: Any, attempts: list[float]) -> Any:
+    """A collection that notes when a stream is opened."""
+
+    class Observed(type(database.coll)):  # type: ignore[misc] - of either API
+        def watch(self, *args: Any, **options: Any) -> Any:
+            attempts.append(time.monotonic())
+            return super().watch(*args, **options)
+
+    return Observed(database, "coll")
+
+
 def test_while_there_is_no_server_it_tries_once_a_second_at_most(
     run: Make, control: Any, database: str, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
     telemetry = instrument()
     running = run()
-    running.uri += "&serverSelectionTimeoutMS=200"
+    running.uri += "&serverSelectionTimeoutMS=160"
+    attempts: list[float] = []
+    running.watched = lambda database: observed(database, attempts)
     running.start().watches()
     wait_until(lambda: stored(control, database))
     proxy.inject(Refuse(60))
@@ -246,6 +260,7 @@ def test_while_there_is_no_server_it_tries_once_a_second_at_most(
 
     wait_until(lambda: len(lost()) >= 2, timeout=20)
     assert all(each.pause is not None for each in lost())
+    assert min(b - a for a, b in pairwise(attempts)) >= 1
     proxy.clear()
     control[database].coll.insert_one({"_id": 1})
     wait_until(lambda: running.seen, timeout=20)

@@ -334,10 +334,10 @@ class ChangeConsumer(_Consumer):
             case Pause():
                 # Sleep in slices instead of waiting for an Event: a signal handler may call
                 # ``stop()`` while this thread holds the lock of the Event.
-                slices = max(1, round(step.seconds / SLICE))
-                while slices and not self.is_stopping:
-                    time.sleep(min(SLICE, step.seconds))
-                    slices -= 1
+                end, left = time.monotonic() + step.seconds, step.seconds
+                while left > 0 and not self.is_stopping:
+                    time.sleep(min(SLICE, left))
+                    left = end - time.monotonic()
             case Close():
                 self._close()
         return None
@@ -447,10 +447,10 @@ class AsyncChangeConsumer(_Consumer):
             case Pause():
                 # ``stop()`` may be called in any thread, so check the flag instead of awaiting an
                 # event.
-                slices = max(1, round(step.seconds / SLICE))
-                while slices and not self.is_stopping:
-                    await asyncio.sleep(min(SLICE, step.seconds))
-                    slices -= 1
+                end, left = time.monotonic() + step.seconds, step.seconds
+                while left > 0 and not self.is_stopping:
+                    await asyncio.sleep(min(SLICE, left))
+                    left = end - time.monotonic()
             case Close():
                 await self._close()
         return None
