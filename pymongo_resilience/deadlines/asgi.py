@@ -57,7 +57,13 @@ class ASGIMiddleware:
         """Handle one request (ASGI specification, "Applications")."""
         seconds = None
         if scope["type"] == "http":
-            seconds = self._limits.seconds_of_header(_value(scope["headers"], self._name))
+            seconds = self._limits.default
+            headers, name = scope["headers"], self._name
+            # Most requests have no such header, so this loop calls no function.
+            for each in headers:
+                if each[0] == name:
+                    seconds = self._limits.seconds_of_header(_value(headers, name))
+                    break
         if seconds is None:
             await self.app(scope, receive, send)
         elif seconds <= 0:
@@ -77,7 +83,6 @@ class ASGIMiddleware:
                 await self.app(scope, receive, send_on)
 
 
-def _value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+def _value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     """Return the value of a header. Several values are joined, which makes them invalid."""
-    values = [value for each, value in headers if each == name]
-    return b",".join(values).decode("latin-1").strip() if values else None
+    return b",".join(value for each, value in headers if each == name).decode("latin-1").strip()

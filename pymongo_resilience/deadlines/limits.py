@@ -51,7 +51,8 @@ class RequestLimits:
             raise ConfigurationError(problems)
         self.header = (header or "").lower()
         self._longest = math.inf if max_ms is None else max_ms / 1000
-        self._default = None if default_ms is None else default_ms / 1000
+        self.default = None if default_ms is None else default_ms / 1000
+        """Seconds that a request without the header may take, or None."""
         self._has_logged = False
 
     def seconds_of_header(self, value: str | None) -> float | None:
@@ -63,7 +64,7 @@ class RequestLimits:
             Seconds, 0 if the time is over, or None without a limit.
         """
         if value is None:
-            return self._default
+            return self.default
         seconds = self._parse(value)
         if seconds is None:
             self._log_ignored()
@@ -75,7 +76,7 @@ class RequestLimits:
         """
         # "not <=" also treats NaN as no timeout.
         if seconds is None or not seconds <= MAX_MS / 1000:
-            return self._default
+            return self.default
         return min(max(seconds, 0.0), self._longest)
 
     def _parse(self, text: str) -> float | None:

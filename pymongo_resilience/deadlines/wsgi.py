@@ -44,7 +44,10 @@ class WSGIMiddleware:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one request (PEP 3333)."""
         value: str | None = environ.get(self._key)
-        seconds = self._limits.seconds_of_header(None if value is None else value.strip())
+        if value is None:
+            seconds = self._limits.default
+        else:
+            seconds = self._limits.seconds_of_header(value.strip())
         if seconds is None:
             return self.app(environ, start_response)
         if seconds <= 0:
