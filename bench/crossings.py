@@ -2,6 +2,7 @@
 
     python bench/crossings.py            a summary for each operation and API
     python bench/crossings.py --frames   and every frame of the library, in order
+    python bench/crossings.py --unused   the frames of features that the application does not use
 
 A crossing is a call from pymongo's code into the library's. A frame is one Python call of the
 library's own functions. With a timeout, without an SDK. The operations are healthy, except for the
@@ -46,7 +47,31 @@ OPERATIONS: dict[str, Any] = {
     "insert_one": lambda coll: coll.insert_one({}),
     "update_one": lambda coll: coll.update_one({"_id": 1}, {"$set": {"a": 1}}),
     "aggregate": lambda coll: coll.aggregate([{"$match": {"_id": 1}}]),
+    "command": lambda coll: coll.database.command("ping"),
 }
+INSTRUMENTATION = "instrumentation/pymongo_resilience_instrumentation/"
+UNUSED: dict[str, tuple[str, ...]] = {
+    "request deadlines": ("pymongo_resilience/deadlines/",),
+    "readiness": (
+        "pymongo_resilience/ready_states.py", f"{INSTRUMENTATION}public_api/readiness.py",
+    ),
+    "change streams": (
+        "pymongo_resilience/streams.py", "pymongo_resilience/stream_rules.py",
+        f"{INSTRUMENTATION}streams/",
+    ),
+    "resumable finds": (f"{INSTRUMENTATION}features/resumable_finds/",),
+    "compatible engines": (
+        f"{INSTRUMENTATION}failures/engines.py", f"{INSTRUMENTATION}retries/own_documents.py",
+        f"{INSTRUMENTATION}retries/throttled_bulks.py",
+    ),
+    "query text": (f"{INSTRUMENTATION}telemetry/query_text.py",),
+    "command comments": (f"{INSTRUMENTATION}features/command_comments.py",),
+}  # fmt: skip
+"""Features that are not used in this program, and their files and folders."""
+
+
+def frames_of(counted: Crossings, feature: str) -> int:
+    return sum(each.startswith(UNUSED[feature]) for each in counted.frames)
 
 
 class Crossings:
@@ -129,6 +154,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--frames", action="store_true", help="print every frame of the library")
+    parser.add_argument("--unused", action="store_true", help="print those of unused features")
     given = parser.parse_args()
     pymongo_resilience.instrument(pymongo_resilience.Config(timeout_ms=20_000))
     with canned_server(heartbeats=False) as uri:
@@ -139,6 +165,9 @@ def main() -> None:
                 else:
                     counted = asyncio.run(async_operation(uri, operation))
                 report(f"{name}, {side}", counted, with_frames=given.frames)
+                if given.unused:
+                    shown = (f"{each}: {frames_of(counted, each)}" for each in UNUSED)
+                    print(f"    frames of unused features: {', '.join(shown)}")
     report("update_one with a lost reply, sync", lost_reply(), with_frames=given.frames)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,19 @@ def modules(frames: list[str]) -> set[str]:
     paths = {each.partition(":")[0] for each in frames}
     inside = {path.removeprefix("instrumentation/pymongo_resilience_") for path in paths}
     return {path.removeprefix("instrumentation/") for path in inside}
+
+
+@pytest.mark.parametrize("side", ["sync", "async"])
+def test_a_feature_that_is_not_used_runs_no_code_in_a_healthy_operation(
+    side: str, crossings: Any, server: EmbeddedServer, instrument: Instrument
+) -> None:
+    for path in chain.from_iterable(crossings.UNUSED.values()):
+        assert (ROOT / path).exists()
+    instrument(timeout_ms=20_000, traces=False, metrics=False)
+    for run in crossings.OPERATIONS.values():
+        if side == "sync":
+            counted = crossings.sync_operation(server.uri, run)
+        else:
+            counted = asyncio.run(crossings.async_operation(server.uri, run))
+        assert counted.frames, "the library was there"
+        assert not [each for each in crossings.UNUSED if crossings.frames_of(counted, each)]
