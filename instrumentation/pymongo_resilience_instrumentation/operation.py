@@ -236,8 +236,8 @@ class Operation:
 
         The garbage collector may do that anywhere, even while the thread holds a lock, so no
         foreign code may be called then. pymongo's cleanup may have replaced the GeneratorExit by
-        another error. But in the context of the collector's thread, this is not the current
-        operation.
+        another error. In that case, the current context shows it: it is that of the thread in which
+        the garbage collector runs, so this is not the current operation.
         """
         return isinstance(error, GeneratorExit) or CURRENT.get() is not self
 
@@ -290,7 +290,7 @@ class Operation:
     def leave_unfinished(self) -> None:
         """Leave it because its coroutine is being closed. Telemetry is deferred: see ``deferred``.
 
-        An operation that begins later in the same context finds it among what it inherits.
+        Contexts that still contain the operation drop it with ``in_progress.clear_inherited``.
         """
         self.ended = True
         self.seconds, self.ended_ns = self.elapsed(), time.time_ns()

@@ -43,8 +43,8 @@ class Tracing(NamedTuple):
 
     enabled: bool = True
     query_text_max_length: int | None = None
-    """Characters of whole commands; 0 means no text at all. None: the option ``query_text`` decides
-    whether there are shapes.
+    """Maximum length of the texts of whole commands, in characters. 0 means no texts. None means
+    that the option ``query_text`` decides about shapes.
     """
 
     @property

@@ -118,7 +118,7 @@ class Commands(OurListener, monitoring.CommandListener):
         attempts = operation.attempts
         if attempts is not None and (connection := attempts.connection) is not None:
             result["db.mongodb.driver_connection_id"] = connection.id
-        # Now: later, the application may have changed its documents.
+        # Create the text now, because the application may change its documents later.
         if self.tracing.query_text_max_length:
             result["db.query.text"] = text_of(sent.command, self.tracing.query_text_max_length)
         elif self.sanitizes and (shape := shape_of(sent.command)) is not None:
@@ -150,7 +150,7 @@ class Commands(OurListener, monitoring.CommandListener):
                     self.spans.call_hook(hook, sent.span or sent.around, event)
             finally:
                 sent.end(state)
-            # Last: what is left there ends with the operation.
+            # Remove the command last. If a step above raises, the command ends with the operation.
             state.commands.pop(request_id, None)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.succeeded, error)
@@ -180,7 +180,7 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
     @guarded
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
         self.metrics.heartbeat.record(event.duration, _attributes(event), NO_CONTEXT)
-        # A check that the client itself has ended, as by close(), tells nothing of the server.
+        # A check that the client itself canceled, as in close(), shows nothing about the server.
         if not driver.monitors.was_cancelled(event.reply):
             self.metrics.heartbeat_failures.add(1, _attributes(event), NO_CONTEXT)
 

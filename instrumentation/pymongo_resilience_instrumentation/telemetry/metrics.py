@@ -109,7 +109,8 @@ class OperationMetrics(Observer):
         if not call.is_public:
             return
         database, collection = call.target
-        # Whatever was selected for an attempt that failed, the last command has succeeded.
+        # If the operation succeeded, the server of its last command has answered, even if a failed
+        # attempt had selected another server.
         server = operation.sent_to if error is None else None
         attributes = _duration_attributes(
             call.name,

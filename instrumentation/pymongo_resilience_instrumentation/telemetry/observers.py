@@ -28,12 +28,10 @@ class Observer:
     """
 
     def on_event(self, event: Event, /) -> None:
-        """Called with a decision about the current operation, or with what it found out about a
-        server.
-        """
+        """Called with each event, in the thread or task of the operation that caused it."""
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
-        """Called at the end, with the error that the application gets."""
+        """Called when the operation has ended, with the error for the application, or None."""
 
 
 class Timelines(Observer):
@@ -80,7 +78,7 @@ def _phases(operation: Operation) -> tuple[Phase, ...]:
         reason, delay = record.reason.value, record.delay or 0.0
         runs.append(Run(record.ended, record.server, _shown(own), reason, delay))
     if outcome.declined_by is not None and runs and outcome.attempts[-1].delay is None:
-        # Its failure was final: what was left to do belongs to it.
+        # The last attempt was final, so the rest of the operation's time belongs to it.
         runs[-1] = runs[-1]._replace(ended=operation.seconds)
     else:
         runs.append(Run(operation.seconds, operation.server_text(), _shown(waits[shown:])))

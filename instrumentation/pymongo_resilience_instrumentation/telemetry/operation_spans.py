@@ -61,7 +61,10 @@ class OperationSpans(Observer):
         self._tracer = tracer
 
     def begins(self, operation: Operation) -> None:
-        """Start its span: it is in progress, under its deadline."""
+        """Start the operation's span.
+
+        The operation is the current one, and its deadline is active.
+        """
         call = operation.call
         if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
             return
@@ -94,7 +97,8 @@ class OperationSpans(Observer):
         if not span.is_recording():
             return
         try:
-            # A cancelled task or an interrupted thread leaves a command without its end.
+            # If a task is canceled or a thread is interrupted, pymongo reports no end of its
+            # command.
             for sent in list(state.commands.values()) if state.commands else ():
                 sent.end(state, operation.ended_ns, error)
             if operation.limits.waits:
@@ -113,7 +117,7 @@ class OperationSpans(Observer):
             if error is None:
                 wrap_foreign_error(span.end, operation.ended_ns)
             else:
-                # A coroutine that is closed unfinished has left its client.
+                # If the coroutine was closed, the call no longer contains the client.
                 hidden = state.withholds or isinstance(error, GeneratorExit)
                 quotes = not hidden and tracing_of(operation.client).quotes
                 semconv.end_span(span, error, quotes, operation.ended_ns)
@@ -126,8 +130,8 @@ class OperationSpans(Observer):
         if span is None:
             if not driver.clients.records_spans(operation.client):
                 return
-            # The driver's own span of the operation is current around all attempts, and ends
-            # before the operation: what is known is added as it happens.
+            # pymongo's own span is the current one during all attempts, and ends before the
+            # operation. So add the attributes now, with each event.
             span = trace.get_current_span()
             span.set_attributes(_retry_attributes(operation))
         if isinstance(event, ReadHedged):

@@ -103,8 +103,8 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
         if in_progress.current_or_ended() is taken[1]:
             self.metrics.use_time.record(seconds, attributes, _context())
         else:
-            # In another context: perhaps the collector closes the coroutine that used it, while
-            # the thread holds a lock of the SDK.
+            # In another context, the garbage collector may be closing the coroutine that used the
+            # connection, while this thread holds a lock of the SDK.
             defer(partial(self.metrics.use_time.record, seconds, attributes, NO_CONTEXT))
 
     def _ignore(self, event: Any) -> None: ...

@@ -1,9 +1,9 @@
 """The text of a command for spans and the log: its shape without any value, or the whole command.
 
-What the shape may contain is decided here alone. Everything in it is a constant of this module,
+Only this module decides what a shape may contain. Everything in it is a constant of this module,
 except for two kinds of names: that of the collection, and those of top-level fields if they look
-like names. Whatever is nested inside a field is a value, because a document may be a map whose keys
-are data (``{"votes.alice": 1}``).
+like names. Anything nested inside a field counts as a value, because a document may be a map whose
+keys are data (``{"votes.alice": 1}``).
 
 Source: OpenTelemetry's semantic conventions, "Sanitization of db.query.text".
 """
@@ -169,7 +169,7 @@ class _Shape:
         for key, value in update.items():
             if key in _CHANGES:
                 changes.append(f'"{key}": {self.names(value)}')
-        # Without any, it is a document that replaces another one.
+        # An update without operators is a whole document.
         return f"{{{', '.join(changes)}}}" if changes else HIDDEN
 
     def pipeline(self, stages: Any) -> str:
@@ -219,8 +219,8 @@ class _Shape:
         if not isinstance(statements, list | tuple):
             return HIDDEN
         shown: dict[str, None] = {}
-        # As in ``_list`` and ``shape_of``, but written out: sharing their code adds four calls to
-        # each update with an SDK, which already makes as many as test_crossings allows.
+        # The same steps as in ``_list`` and ``shape_of``, written out. Sharing their code would add
+        # four calls to each update with an SDK, which test_crossings does not allow.
         for statement in statements[:MAX_ITEMS]:
             parts: list[str] = []
             for key, value in statement.items() if isinstance(statement, dict) else ():

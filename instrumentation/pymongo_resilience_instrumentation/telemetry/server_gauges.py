@@ -41,8 +41,11 @@ class ServerGauges:
                 meter.create_observable_gauge(name, callbacks, unit, description)
 
     def show(self, clients: Clients | None, *, pools: bool = True) -> None:
-        """Show the clients from now on, or nothing. ``pools`` also shows what needs private names
-        of pymongo's pools.
+        """Show these clients from now on.
+
+        Args:
+            clients: The clients; None shows none.
+            pools: Also show the gauges that need private names of pymongo's pools.
         """
         self._clients, self._pools = clients, pools
 
@@ -98,7 +101,7 @@ def _breaker_state(client: ClientState) -> Iterator[Observation]:
 
 def _connections(client: ClientState) -> Iterator[Observation]:
     for address, pool in client.pools().items():
-        # One that is being made is used.
+        # A connection that is being created counts as used.
         idle, used, _ = driver.connections.counts(pool)
         for state, count in (("idle", idle), ("used", used)):
             attributes = client.attributes(address) | {"db.client.connection.state": state}
@@ -114,7 +117,8 @@ def _pending(client: ClientState) -> Iterator[Observation]:
 def _size(client: ClientState, *, largest: bool = True) -> Iterator[Observation]:
     for address, pool in client.pools().items():
         size = pool.opts.max_pool_size if largest else pool.opts.min_pool_size
-        if size or not largest:  # or it has no limit
+        # A maximum of 0 or None means that there is no limit.
+        if size or not largest:
             yield Observation(size, client.attributes(address))
 
 

@@ -29,7 +29,7 @@ LOOKS_EVERY = 0.05
 
 
 class Telemetry:
-    """Calls the observers of operations, and holds what is shown of clients. Thread- and
+    """Calls the observers of operations, and holds the settings of spans and metrics. Thread- and
     task-safe.
     """
 
@@ -46,11 +46,13 @@ class Telemetry:
         self.recorders: tuple[Observer, ...] = ()
         """The observers for which there is an SDK."""
         self.records = False
-        """Whether there are ``recorders``."""
+        """True if there are ``recorders``."""
         self.spans: OperationSpans | None = None
-        """The one that records spans: it alone observes the begin of an operation."""
+        """The observer of spans, if there is an SDK for it. It also observes the beginning of
+        operations.
+        """
         self._without_sdk: dict[Observer, Callable[[], object]] = {}
-        """The other observers, each with what returns OpenTelemetry's provider for it."""
+        """The observers without an SDK so far, each with a function that returns its provider."""
         if config.metrics:
             meter = metrics.get_meter(SCOPE, __version__, settings.meter_provider)
             everything = config.metrics == MetricDetail.ALL
@@ -72,7 +74,7 @@ class Telemetry:
         any time.
         """
         self.shows_healthy = config.slow_ms is not None
-        """Whether an observer wants to know of operations that end without an error."""
+        """True if operations that end without an error are observed."""
 
     def look_for_sdk(self, now: float) -> None:
         """Start to record spans, metrics, or both, if an SDK for them was set up."""
@@ -117,7 +119,8 @@ class Telemetry:
     def end(self, operation: Operation, error: BaseException | None) -> None:
         """End an operation for all observers, even if one of them has an internal error."""
         if operation.ended_ns is not None and operation.span is not None:
-            # What is measured leads to its trace; the context is the deferred work's own.
+            # Exemplars of the measurements link to the operation's trace. Deferred work runs in its
+            # own context, so this need not be undone.
             context.attach(trace.set_span_in_context(operation.span))
         observers: Iterable[Observer] = self._ending
         if operation.transaction_span is not None:

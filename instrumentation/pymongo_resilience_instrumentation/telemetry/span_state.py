@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class SpanState:
     """The span of an operation, and the commands that were sent for it.
 
-    Written only by ``telemetry/``, in the operation's thread or task. What most operations never
-    set is an attribute of the class until then.
+    Written only by ``telemetry/``, in the operation's thread or task. The defaults are class
+    attributes, so that creating a state is cheap.
     """
 
     only_command: SentCommand | None = None
@@ -27,14 +27,14 @@ class SpanState:
     def __init__(self, span: Span, *, records: bool) -> None:
         self.span = span
         self.records = records
-        """False if the sampler has dropped the span: nothing is built for it."""
+        """False if the sampler has dropped the span. Then no attributes are computed for it."""
         self.commands: dict[int, SentCommand] = {}
-        """Those in flight, by request id."""
+        """The commands in flight, by request ID."""
 
     def for_another_try(self) -> SpanState:
         """Return the state of a try that runs beside another one, with the same parent span.
 
-        There are several commands then, so each has its own span.
+        If the operation already shows each command as a span, so does the try.
         """
         state = SpanState(self.span, records=self.records)
         state.shows_each_command = self.shows_each_command

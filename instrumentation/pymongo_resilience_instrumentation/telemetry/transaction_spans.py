@@ -43,7 +43,7 @@ UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 """The label of a commit that may or may not have been applied."""
 
 sessions_used = FirstUse()
-"""Whether the application uses sessions of its own: only those have transactions."""
+"""Notes the first session that the application starts. Only such sessions have transactions."""
 open_spans: set[TransactionSpan] = set()
 """The open spans of this process. Each change is a single step, so thread- and task-safe."""
 
@@ -130,7 +130,7 @@ class StartTransaction(Interceptor):
 
     def succeeded(self, entered: Entered, result: T) -> T:
         operation = in_progress.current()
-        # An atomic write has its operation's span.
+        # The transaction of an atomic write is shown by the span of its operation.
         if operation is None or operation.client is not entered.instance.client:
             self._start(entered.instance)
         return result
@@ -165,12 +165,13 @@ at_exit.append(end_all)
 class EndSession(Interceptor):
     """Wraps ``end_session()`` of sessions and the end of their blocks.
 
-    The abort of an open transaction ends its span. A commit with an unknown result is left, whose
-    span ends here.
+    If a transaction is open, pymongo aborts it, and the abort ends the span. After a commit with an
+    unknown result, the span is still open and ends here.
     """
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
-        # A session of the driver's own, which ends inside of an operation, has no such span.
+        # Sessions that end inside of an operation are pymongo's implicit ones, or those of atomic
+        # writes. None of them has such a span.
         return outside_of_operations(super().wrapper(flag, asynchronous))
 
     def enter(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -179,7 +180,8 @@ class EndSession(Interceptor):
         if found is None or session.in_transaction:
             return
         if any(error):
-            # Left by an exception, perhaps in a coroutine that the collector closes.
+            # The block was left by an exception, possibly because the garbage collector closes its
+            # coroutine. Foreign code must not run then, so end the span later.
             defer(partial(found.end, ended_ns=time.time_ns()))
         else:
             found.end()
