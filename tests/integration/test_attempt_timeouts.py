@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ def test_a_read_is_repeated_on_another_member(
     side.do(client.admin.command, "ping")
     side.wait_for_members(client, 3)
     replica_set.inject(BlackHole(PLENTY_MS / 1000), on=1)
+    silent = replica_set.members[1].host_and_port
     met_it: list[list[str]] = []
 
     def five_times() -> bool:
@@ -78,12 +80,14 @@ def test_a_read_is_repeated_on_another_member(
         for each in client._topology._servers.values():
             each.pool.operation_count = 0  # 4.17 leaves those in it whose connecting failed
         side.do(client[database].coll.find_one)
-        met_it.extend([reasons(telemetry)] if reasons(telemetry) else [])
+        failed_on = [event.server for event in telemetry.decisions.events]
+        met_it.extend([failed_on] if silent in failed_on else [])
         return len(met_it) == 5
 
-    wait_until(five_times)
-    # Drawn again, it would be the silent one every other time.
-    assert met_it == [["attempt_timeout"]] * 5
+    wait_until(five_times, timeout=60)
+    # Drawn again, it would be the silent one every other time. On a busy machine, an attempt on
+    # another member may take too long as well.
+    assert all((silent, silent) not in pairwise(servers) for servers in met_it)
     replica_set.clear()
 
 

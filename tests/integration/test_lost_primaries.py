@@ -16,7 +16,7 @@ import pytest
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.recovery.silent_servers import THREAD
+from pymongo_resilience_instrumentation.recovery import silent_servers
 from support.clients import Side, wait_until
 from support.engine.retry_strategies import REFUSES
 
@@ -137,7 +137,7 @@ def test_one_thread_watches_for_all_clients_and_then_ends(
     strike, watchers = silenced(replica_set, hole, 4), set[int]()
 
     def watching() -> int:
-        return sum(each.name == THREAD for each in threading.enumerate())
+        return sum(each.name == silent_servers.THREAD for each in threading.enumerate())
 
     def strike_and_count() -> None:
         strike()
@@ -211,8 +211,12 @@ def test_what_would_not_be_repeated_goes_on_waiting(
 
 @pytest.mark.parametrize("gap", [0.05, 1.0])
 def test_a_member_that_steps_down_and_answers_keeps_its_connections(
-    side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener, gap: float
-) -> None:
+    side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener, gap: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # On a busy machine, a check takes longer.
+    patient = silent_servers.REPLACED._replace(answers_within=1.0)
+    monkeypatch.setattr(silent_servers, "REPLACED", patient)
     client = connected(side, replica_set)
     coll = client[database].coll
     side.do(coll.insert_one, {"_id": 1})

@@ -22,6 +22,9 @@ APP = "under-test"
 POLLING = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 500, "appname": APP}
 """Failpoints with not-primary codes leave a server unknown until its next heartbeat."""
 
+CLOSING_S = 1.0
+"""Seconds for all clients of a test, at its end."""
+
 
 def retry_loops() -> list[type]:
     """What pymongo runs as its retry loop at the moment: the sync one, then the async one."""
@@ -77,8 +80,10 @@ class Side:
         return wait_until(after_a_turn)
 
     def close(self) -> None:
-        for client in self.clients:
-            self.do(client.close)
+        # Without a server to end its sessions on, a client would wait for one for 30 seconds.
+        with pymongo.timeout(CLOSING_S):
+            for client in self.clients:
+                self.do(client.close)
         if self.runner is not None:
             self.runner.close()
 

@@ -113,8 +113,7 @@ def empty_shop(server: EmbeddedServer) -> None:
 
 @pytest.fixture(params=["sync", "async"])
 def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
-    # After what it talks to, so that its clients are closed while there is a server to say so to:
-    # without one, close() waits until serverSelectionTimeoutMS.
+    # After what it talks to, so that its clients are closed while there is a server to say so to.
     for name in {"replica_set", "cluster"} & set(request.fixturenames):
         request.getfixturevalue(name)
     made = Side(request.param, asyncio.Runner() if request.param == "async" else None)

@@ -20,7 +20,8 @@ from .wire import Document, Message
 if TYPE_CHECKING:
     from .scenario import Scenario
 
-_STOP_TIMEOUT: Final = 5.0
+_TIMEOUT: Final = 30.0
+"""Seconds for what takes milliseconds, unless the machine is very busy."""
 MAX_PORT: Final = 65535
 _REPLICATION_FIELDS: Final = (
     "arbiters", "electionId", "hosts", "lastWrite", "me", "passives", "primary", "secondary",
@@ -135,7 +136,7 @@ class Deployment(Running):
         Raises:
             ValueError: The deployment has no such members, or the fault does not suit it.
         """
-        done: Future[None] = self._call(self.strike(fault, on)).result(_STOP_TIMEOUT)
+        done: Future[None] = self._call(self.strike(fault, on)).result(_TIMEOUT)
         self._since_clear.append(fault)
         return done
 
@@ -159,7 +160,7 @@ class Deployment(Running):
         Raises:
             TestbedError: With ``strict``, a fault has never acted.
         """
-        self._call(self._clear()).result(_STOP_TIMEOUT)
+        self._call(self._clear()).result(_TIMEOUT)
         idle = [fault for fault in self._since_clear if not fault.struck]
         self._since_clear.clear()
         if strict and idle:
@@ -270,12 +271,12 @@ class Deployment(Running):
         serves = self._thread is not None and self._thread.is_alive()
         try:
             if serves:
-                self._call(self._close()).result(_STOP_TIMEOUT)
+                self._call(self._close()).result(_TIMEOUT)
         finally:
             thread, self._thread = self._thread, None
             if thread is not None and serves:
                 self._loop.call_soon_threadsafe(self._loop.stop)
-                thread.join(_STOP_TIMEOUT)
+                thread.join(_TIMEOUT)
             elif thread is not None:
                 self._loop.close()
             if self._embedded is not None:
