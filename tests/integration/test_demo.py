@@ -34,6 +34,7 @@ PROGRAM = [
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
+@pytest.mark.thorough("runs four workloads through all faults")
 def test_the_whole_demonstration(tmp_path: Path) -> None:
     file, drawn = tmp_path / "demo.json", tmp_path / "demo.svg"
     with collecting() as collector:

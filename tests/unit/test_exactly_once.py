@@ -164,7 +164,12 @@ class RetriesPastTheDeadline(RetryRules):
         (INSERT_ONE, {"make_run": NoNumberAfterNoWritesPerformed}, "different transaction numbers"),
         (INSERT_ONE, {"make_run": NewestErrorAlways}, "has the label NoWritesPerformed"),
         (UPDATE_MANY, {"rules": RetriesEverything(random=half)}, "applied more than once"),
-        (INSERT_MANY, {"rules": RetriesPastTheDeadline(random=half)}, "the deadline"),
+        pytest.param(
+            INSERT_MANY,
+            {"rules": RetriesPastTheDeadline(random=half)},
+            "the deadline",
+            marks=pytest.mark.thorough("visits many histories before it finds the bug"),
+        ),
     ],
     ids=[
         "a new number for each attempt",
