@@ -338,7 +338,7 @@ def test_what_was_in_force_for_a_closed_coroutine_is_not_for_what_follows_it(
     proxy: ReplicaSet, database: str, watcher: Watcher
 ) -> None:
     """Where it is closed in its own context, which goes on."""
-    switch_on(watcher, timeout_ms=500)
+    switch_on(watcher, timeout_ms=20_000)
 
     async def main() -> Any:
         async with pymongo.AsyncMongoClient(proxy.uri, **POLLING) as client:

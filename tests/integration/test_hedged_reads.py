@@ -594,7 +594,7 @@ def test_where_both_fail_the_first_is_repeated_by_the_rules(
     side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     replica_set.inject(Script(Delay(2), Cut()))
-    with override(hedge=HEDGE_MS, attempt_timeout_ms=400):
+    with override(hedge=HEDGE_MS, attempt_timeout_ms=1000):
         assert side.do(coll.find_one)["x"] == 1
     scheduled, event = telemetry.decisions.events
     assert isinstance(scheduled, RetryScheduled)

@@ -20,9 +20,9 @@ from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
-TIMEOUT = 400
+TIMEOUT = 600
 """Milliseconds, for each command."""
-PAUSE = 0.08
+PAUSE = 0.1
 """Seconds that each reply is held back: several replies take longer than the timeout."""
 COUNT = 8
 CHUNKS = 110

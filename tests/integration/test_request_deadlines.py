@@ -77,7 +77,7 @@ def test_an_operation_ends_with_its_request(
     telemetry = instrument()
     error = expire(side, proxy, OWN[own](coll).insert_one, {"n": 1})
     assert "which is what the incoming request had left" in str(error)
-    assert error.timeout_s == pytest.approx(REQUEST / 1000, abs=0.1)
+    assert 0 < error.timeout_s <= REQUEST / 1000
     assert error.elapsed_s < REQUEST / 1000 + LATE
     (span,) = telemetry.operations()
     assert span.attributes["pymongo_resilience.deadline.source"] == "request"
@@ -158,15 +158,15 @@ def test_all_operations_share_what_is_left(
     side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=MINUTE)
-    proxy.inject(Slow(0.1))
+    proxy.inject(Slow(0.3))
     began, outcomes = time.monotonic(), []
-    with request_deadline(timeout_ms=400):
+    with request_deadline(timeout_ms=1200):
         for _ in range(10):
             try:
                 outcomes.append(side.do(coll.find_one))
             except OperationTimeoutError as error:
                 outcomes.append(type(error))
-    assert in_time(began, 400)
+    assert in_time(began, 1200)
     assert 7 <= len([each for each in outcomes if each is not None]) < 10
 
 

@@ -101,8 +101,8 @@ def test_without_a_timeout_lost_packets_take_no_longer_than_in_pymongo(
     plant(faults, "SRV", None, float("inf"))
     began = time.monotonic()
     with pytest.raises(ConfigurationError):
-        used(side, connectTimeoutMS=400, **options)
-    assert time.monotonic() - began < 0.75
+        used(side, connectTimeoutMS=2000, **options)
+    assert time.monotonic() - began < 3.5
 
 
 @pytest.mark.parametrize("rcode", [FAILS, None])

@@ -54,7 +54,7 @@ def test_a_missed_deadline_says_where_the_time_went(
     found = caught.value.timeline
     whole = sum(each.milliseconds for each in found)
     assert whole == pytest.approx(
-        durations(telemetry)["pymongo_resilience.OperationTimeoutError"], abs=1
+        durations(telemetry)["pymongo_resilience.OperationTimeoutError"], abs=100
     )
     assert caught.value.elapsed_s * 1000 <= whole + 1, "it is read before the call ends"
     assert {each.name for each in found} <= {
@@ -89,7 +89,7 @@ def test_each_attempt_and_back_off_has_its_place(
     attempts = [each for each in shown[PHASES] if each == f"attempt {host}:{port}"]
     assert len(attempts) == 3
     (after,) = durations(telemetry).values()
-    assert sum(shown[MILLISECONDS]) == pytest.approx(after - before, abs=1)
+    assert sum(shown[MILLISECONDS]) == pytest.approx(after - before, abs=100)
     (record,) = [each for each in caplog.records if each.name == LOGGER]
     assert record.levelno == logging.WARNING
     assert "attempt on " in record.getMessage()
