@@ -16,6 +16,7 @@
 #   make latest                     the core of the tests on the newest of every dependency, and on pre-releases
 #   make coverage                   which lines and branches the tests reach
 #   make mutation                   whether the unit tests notice small changes to the code that decides
+#   make figures                    both, and how large the tests are: all figures by one command
 #   make release                    what a release consists of, in build/release
 #
 # Measurements:
@@ -35,7 +36,7 @@ NOX := $(TOOLS)/bin/nox
 BENCH := .venv/bin/python
 
 SESSIONS := lint types tests oldest wheel thorough properties oldest-thorough core docs site examples \
-  package alone wheels conformance compatibility latest coverage mutation release prose
+  package alone wheels conformance compatibility latest coverage mutation figures release prose
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test rest check sessions dev chaos check-mongod check-docs pymongo-tests clean $(SESSIONS) \

@@ -451,6 +451,14 @@ def changed_sources(session: nox.Session) -> list[str]:
     return [each for each in str(names).splitlines() if each.startswith(packages)]
 
 
+@in_venv()
+def figures(session: nox.Session) -> None:
+    """All figures of the tests: their size, `coverage`, and `mutation`."""
+    session.run(tool("python"), "tests/figures/size_figures.py")
+    session.notify("coverage")
+    session.notify("mutation")
+
+
 @nox.session
 def mutation(session: nox.Session) -> None:
     """Whether the unit tests notice small changes to the code that decides."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.oldest
 
 TIMEOUT = 600
 """Milliseconds, for each command."""
-PAUSE = 0.1
+PAUSE = 0.15
 """Seconds that each reply is held back: several replies take longer than the timeout."""
 COUNT = 8
 CHUNKS = 110

@@ -12,7 +12,7 @@ from support.engine.retry_strategies import FAST_FAIL
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.explanations import why_not_retried
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule, is_explained
 from pymongo_resilience.rules.retry_state import Kind, RetryState
 
 SECRET = "a value of a document"
@@ -40,6 +40,26 @@ def test_the_name_of_an_error_has_no_text_of_a_server() -> None:
     assert (
         replace(named, code_name="Unauthorized").error_name == "ValueError, code 13 (Unauthorized)"
     )
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "explained"),
+    [
+        (None, RetryReason.ACCESS_ERROR, False),
+        (None, RetryReason.THROTTLED, False),
+        (Rule.NOT_SAFE, RetryReason.ACCESS_ERROR, False),
+        (Rule.NOT_SAFE, RetryReason.THROTTLED, True),
+        (Rule.NOT_SAFE, RetryReason.NO_RETRYABLE_WRITES, True),
+        (Rule.DEADLINE, RetryReason.ACCESS_ERROR, False),
+        (Rule.ATTEMPTS, RetryReason.ACCESS_ERROR, True),
+        (Rule.BUDGET, RetryReason.THROTTLED, True),
+    ],
+)
+def test_what_the_server_answered_to_the_only_attempt_is_explained(
+    rule: Rule | None, reason: RetryReason, explained: bool
+) -> None:
+    """If a retry was withheld, or a setting would allow it."""
+    assert is_explained(rule, reason) is explained
 
 
 def test_no_two_rules_say_the_same() -> None:
