@@ -20,6 +20,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pymongo_resilience_instrumentation
+from support import hidden_objects
 
 import pymongo_resilience
 
@@ -118,7 +119,7 @@ class Functions:
     which makes wrappers."""
 
     def __init__(self) -> None:
-        gc.unfreeze()  # the tests' conftest has hidden all modules from gc.get_objects()
+        hidden_objects.show()  # gc.get_objects() returns no hidden ones
         self.by_code: dict[CodeType, list[FunctionType]] = defaultdict(list)
         self.parents: dict[CodeType, CodeType] = {}
         self.caches: dict[CodeType, list[Any]] = defaultdict(list)
