@@ -90,7 +90,7 @@ def _once(found: Document) -> bool:
 
 ROWS: Final = (
     Row(
-        "one connection cut at the handshake, a mixed `bulk_write`",
+        "a mixed `bulk_write` whose connection is cut at the handshake",
         _bulk,
         lambda: [CutAtHandshake()],
         _once,
@@ -100,13 +100,13 @@ ROWS: Final = (
         on="primary",
     ),
     Row(
-        "three replies of an `update_one` lost in a row",
+        "an `update_one` that loses three replies in a row",
         _increment,
         lambda: [CutAfter("update", times=3)],
         _once,
     ),
     Row(
-        "one reply of an `update_many` for one `_id` lost, as sent by Django's `save()`",
+        "an `update_many` of one `_id`, as sent by Django's `save()`, that loses a reply",
         lambda orders: orders.update_many(FIRST, {"$inc": {"n": 1}}),
         lambda: [CutAfter("update")],
         _once,

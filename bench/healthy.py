@@ -252,7 +252,13 @@ def compared(found: Section) -> list[list[str]]:
 
 
 def shown(found: Section) -> str:
-    headings = ["find_one", "us CPU", "added", "of plain pymongo", "added, of contrib's"]
+    headings = [
+        "find_one",
+        "CPU in us",
+        "added",
+        "ratio to plain pymongo",
+        "added, ratio to contrib",
+    ]
     return table(headings, compared(found))
 
 

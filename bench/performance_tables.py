@@ -28,8 +28,8 @@ def footprint(report: Report) -> str:
 
 IN_THE_README = {
     "contrib, SDK on": "`opentelemetry-instrumentation-pymongo`, SDK on",
-    "ours, no SDK, timeout": "this library, a timeout, no SDK",
-    "ours, SDK on, timeout": "this library, a timeout, SDK on",
+    "ours, no SDK, timeout": "this library with a timeout, no SDK",
+    "ours, SDK on, timeout": "this library with a timeout, SDK on",
 }
 """By setup: what it is called there."""
 
@@ -41,7 +41,7 @@ def cost(report: Report) -> str:
         for setup, us, added, of_plain, _ in rows
         if setup in IN_THE_README
     ]
-    return table(["a healthy `find_one`", "us CPU", "beside plain pymongo"], shown)
+    return table(["a healthy `find_one`", "CPU in us", "more than plain pymongo"], shown)
 
 
 README: dict[str, tuple[tuple[str, ...], Callable[[Report], str]]] = {

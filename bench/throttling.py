@@ -98,7 +98,7 @@ def rows(server: EmbeddedServer, load: float, seconds: float) -> Iterator[str]:
         if way != PLAIN:
             uninstrument()
         sent = (units.injected + stored) / inserts
-        shown = "no pauses" if math.isinf(load) else f"{load:g} times"
+        shown = "without pauses" if math.isinf(load) else f"{load:g} times"
         yield (
             f"| {shown} | {way} | {writers.errors} of {inserts} | {stored} | {sent:.1f} | "
             f"{writers.slowest:.1f} s |"
@@ -111,7 +111,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     # Each error has a line in the log.
     logging.disable()
-    print("| load | | inserts with an error | stored | commands for each | slowest |")
+    print("| load | | inserts with an error | stored | commands per insert | slowest |")
     print("|---|---|---|---|---|---|")
     with EmbeddedServer() as server:
         for load in (1.2,) if quick else (0.8, 1.2, 2.0, math.inf):

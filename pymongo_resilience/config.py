@@ -154,13 +154,13 @@ class Config:
     attempt_timeout_ms: int | None = _option(
         None,
         integer(1, MAX_MS),
-        "Milliseconds that one attempt may wait for its reply. After that, it is retried if that "
-        "is safe.",
+        "Milliseconds that one attempt may wait for its reply. After that, the operation is "
+        "retried if that is safe.",
     )
     max_retries: int = _option(
         5,
         integer(0, 1000),
-        "Most retries of a command that has met an overload error.",
+        "Maximum number of retries of a command after an overload error.",
     )
     base_backoff_ms: int = _option(
         100,
@@ -171,21 +171,22 @@ class Config:
     max_backoff_ms: int = _option(
         10_000,
         integer(1, 600_000),
-        "Longest delay after an overload error, and longest one that a throttling server can ask "
-        "for, in milliseconds.",
+        "Limit of the delay after an overload error, and of the delay that a throttling server "
+        "asks for, in milliseconds.",
         has_variable=False,
     )
     retry_budget: str = _option(
         BudgetKind.RATIO.value,
         one_of(*BudgetKind),
-        "What limits the retries of a client. ratio: its successes. tokens: the token bucket of "
-        "MongoDB's specification, after overload errors only. off: no budget.",
+        "How the retries of a client are limited. ratio: in proportion to its successful "
+        "operations. tokens: by the token bucket of MongoDB's specification, only after overload "
+        "errors. off: not by a budget.",
     )
     overload_retargeting: bool | None = _option(
         None,
         BOOLEAN,
-        "Whether retries avoid an overloaded server. If unset, all do except reads with "
-        "primaryPreferred or secondaryPreferred.",
+        "Whether retries avoid an overloaded server. If unset, all retries do, except those of "
+        "reads with primaryPreferred or secondaryPreferred.",
         has_variable=False,
     )
     circuit_breaker: str = _option(
@@ -197,7 +198,7 @@ class Config:
     circuit_breaker_failure_rate: float = _option(
         0.5,
         number(0.01, 1),
-        "Fraction of a server's calls that must fail to open its circuit breaker.",
+        "Fraction of the calls of a server that must fail before its circuit breaker opens.",
         has_variable=False,
     )
     circuit_breaker_window_s: float = _option(
@@ -209,7 +210,7 @@ class Config:
     circuit_breaker_minimum_calls: int = _option(
         20,
         integer(1, 1_000_000),
-        "Number of calls in that time below which no circuit breaker opens.",
+        "Number of calls that a server must get in the window before its circuit breaker can open.",
         has_variable=False,
     )
     circuit_breaker_open_s: float = _option(
@@ -221,20 +222,21 @@ class Config:
     disabled_recovery: tuple[str, ...] = _option(
         (),
         several_of(*RecoveryStep),
-        "Which ways of recovering sooner than pymongo are turned off.",
+        "Which parts of the faster recovery are turned off.",
         has_variable=False,
     )
     dead_peer_s: int = _option(
         5,
         integer(0, 3600),
-        "Seconds without any acknowledgment from a server's kernel after which a connection counts "
-        "as lost. 0 disables the check.",
+        "A connection counts as lost if the server's kernel acknowledges nothing for this many "
+        "seconds. 0 disables the check.",
     )
     traces: bool = _option(True, BOOLEAN, "Whether operations and commands are recorded as spans.")
     command_spans: str = _option(
         CommandSpanMode.ON_RETRY.value,
         one_of(*CommandSpanMode),
-        "Which commands get their own spans. on_retry: those of operations with several commands.",
+        "Which commands get their own spans. on_retry: only commands of operations that "
+        "send several.",
     )
     query_text: str = _option(
         QueryText.SANITIZED.value,
@@ -245,18 +247,19 @@ class Config:
         None,
         integer(0, MAX_MS),
         "Operations that take at least this many milliseconds are logged with a timeline. If "
-        "unset, only operations that time out.",
+        "unset, only operations that time out are logged.",
     )
     command_comment: bool = _option(
         False,
         BOOLEAN,
-        "Whether commands carry the operation's trace in a comment, for the server's logs.",
+        "Whether commands carry a comment that identifies the operation's trace in the server's "
+        "log.",
     )
     metrics: bool | str = _option(
         True,
         one_of(*MetricDetail, or_boolean=True),
-        "Whether metrics are recorded. all: also for each attempt and wait. by_database: without "
-        "the collection's name in durations.",
+        "Whether metrics are recorded. all: also numbers of attempts and waiting times. "
+        "by_database: durations without the collection's name.",
     )
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy], hash=False)
     """Namespace rules by pattern, as for ``instrument(policies=...)``. No variable sets them."""

@@ -189,7 +189,7 @@ ADVICE = {
         HistoryLostError,
         (
             "the server no longer has the changes after the stored token, because the consumer "
-            "stood still for longer than the oplog reaches back. Update the handler's data from "
+            "was stopped for longer than the oplog reaches back. Update the handler's data from "
             "the collection itself, remove the token with tokens.forget(), and start again. To "
             "prevent this, make the oplog larger (replSetResizeOplog, minRetentionHours)"
         ),

@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 ENGINE = ROOT / "pymongo_resilience"
 INSTRUMENTATION = ROOT / "instrumentation" / "pymongo_resilience_instrumentation"
 TABLE, ENGINE_PICTURE, PICTURE = (
-    PAGE.split("## The house")[0],
+    PAGE.split("## Folders")[0],
     *re.findall(r"```\n.*?```", PAGE, re.DOTALL),
 )
 HOPS = PAGE.partition("## One operation, hop by hop")[2]

@@ -228,11 +228,11 @@ def _reach_existing_clients(runtime: Runtime) -> None:
         count += not client_setup.carry_over(runtime, client)
     if count:
         logger.warning(
-            "%d client%s made before instrument(): covered by %soperation spans and durations. "
-            "For command spans, server states and pool metrics, call instrument() before creating "
-            "clients",
+            "%d client%s created before instrument(), and only %soperation spans and durations "
+            "work for such clients. To get command spans, server states and pool metrics as well, "
+            "call instrument() before creating clients",
             count,
-            "" if count == 1 else "s",
+            " was" if count == 1 else "s were",
             "retries, " if runtime.owns_retries else "",
         )
 

@@ -362,9 +362,9 @@ def _check_nothing_is_dropped(
     asked = interceptor.requested_features(args, entered)
     if asked:
         raise InvalidOperation(
-            "nothing was sent: an internal error of pymongo-resilience "
-            f"({type(error).__name__}) would have dropped {asked}. The log has the traceback: "
-            "please report it"
+            "nothing was sent, because an internal error of pymongo-resilience "
+            f"({type(error).__name__}) keeps {asked} from taking effect. The log has the "
+            "traceback: please report it"
         ) from error
 
 

@@ -61,7 +61,7 @@ UNUSED_BY_PYMONGO = ("idempotent", "strategy", "attempt_timeout_ms", "hedge", "r
 """Fields of a policy that only affect this library's retries."""
 UNUSED = (
     "{} of override() or bind() has no effect with strategy=driver, because pymongo retries by "
-    "itself. Choose another strategy, or remove it. Further cases are not logged"
+    "itself. Choose another strategy, or remove the option. Further cases are not logged"
 )
 
 
@@ -252,7 +252,7 @@ class Runtime:
             # Also the error of a sampler: see ``ForeignError``.
             if not self._has_logged_span_error:
                 self._has_logged_span_error = True
-                logger.exception("an operation has no span or is not recorded: %s", FURTHER)
+                logger.exception("an operation is missing from the spans or metrics: %s", FURTHER)
 
     def _warn_of_unused(self, call: Call) -> None:
         """Log which fields of a block or binding have no effect with pymongo's own loop."""

@@ -20,7 +20,7 @@ REMEMBERED = 1024
 """Size of the cache of policies by namespace. It is limited because some applications create a
 collection for each day.
 """
-EXPECTED_PATTERN = 'expected "database.collection", where * is any text, as in "shop.*"'
+EXPECTED_PATTERN = 'expected "database.collection", in which * matches any text, as in "shop.*"'
 KEYS = {**FIELDS, "strategy": NAMES}
 """The fields of a Policy that a file may set."""
 

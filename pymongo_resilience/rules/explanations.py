@@ -51,7 +51,7 @@ _SENT_ONCE: Final = {
 }
 """Why these operations are not retried once they were sent. A getMore is explained in ``_lost``."""
 _RESUME_FINDS: Final = (
-    'if it is a find in the order of _id or in no order, override(resumable="if_possible") does so'
+    'if it is a find that is sorted by _id or not sorted, override(resumable="if_possible") does so'
 )
 _READS_OFF: Final = "retryReads is off for this client. Set retryReads=true to allow retries"
 _DECLARE: Final = "declare it idempotent with override(idempotent=True) or a policy"
@@ -200,7 +200,7 @@ def _limit(state: RetryState, failure: Failure) -> str:
     if state.retry_window is None:
         retries = _number_of_retries(state.retries)
         return f"{retries} without a timeout. Set timeout_ms to retry until it expires"
-    return "serverSelectionTimeoutMS, until which it is retried if the timeout is 0"
+    return "serverSelectionTimeoutMS, which limits retries if the timeout is 0"
 
 
 def _number_of_retries(number: int) -> str:

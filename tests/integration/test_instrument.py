@@ -178,7 +178,7 @@ def test_existing_clients_and_bound_methods_get_retries_and_one_warning_says_the
     telemetry = instrument(timeout_ms=20_000)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "made before instrument()" in warnings[0]
+    assert "created before instrument()" in warnings[0]
     assert "before creating clients" in warnings[0]
 
     with fail_command(control, "insert", closeConnection=True, times=3):
@@ -301,7 +301,7 @@ def test_an_operation_that_began_before_instrument_ends_as_the_drivers_own(
     assert telemetry.decisions.events == []
     assert telemetry.spans() == []
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= WARNING]
-    assert "made before instrument()" in warning
+    assert "created before instrument()" in warning
     assert side.do(coll.count_documents, {}) == 1
 
 

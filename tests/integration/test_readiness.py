@@ -269,7 +269,7 @@ def test_wrong_arguments(side: Side) -> None:
     client = side.client("mongodb://db1/", connect=False)
     with pytest.raises(TypeError, match="readiness"):
         readiness("mongodb://user:secret@db1/")
-    with pytest.raises(TypeError, match="no read preference"):
+    with pytest.raises(TypeError, match="not a read preference"):
         readiness(client, "secondary")
     with pytest.raises(ConfigurationError, match="grace_ms"):
         readiness(client, grace_ms=-1)

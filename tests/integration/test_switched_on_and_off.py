@@ -27,7 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
         found = [
             (each.levelname, each.getMessage())
             for each in caplog.records
-            if "made before instrument()" not in each.getMessage()
+            if "created before instrument()" not in each.getMessage()
             and "lacks" not in each.getMessage()
         ]
         caplog.clear()

@@ -156,7 +156,7 @@ def test_what_is_remembered_has_an_end() -> None:
 def test_what_is_no_pattern_is_named(pattern: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Config(policies={pattern: Policy()})
-    expected = 'expected "database.collection", where * is any text, as in "shop.*"'
+    expected = 'expected "database.collection", in which * matches any text, as in "shop.*"'
     assert caught.value.problems == (f"policies[{pattern!r}]: {expected}",)
 
 

@@ -39,8 +39,8 @@ by this much, the server is not responding.
 MOST_PREFERENCES = 16
 """The number of read preferences per client whose history is kept."""
 NOT_BEGUN = (
-    "the client has not begun to look for its servers: call its aconnect(), or run an operation, "
-    "when the application starts"
+    "the client has not started to look for its servers: call its aconnect(), or run an "
+    "operation, when the application starts"
 )
 
 
@@ -50,7 +50,7 @@ def readiness(
     """Implement ``pymongo_resilience.readiness``. ``grace`` is in seconds."""
     preference = client.read_preference if preference is None else preference
     if not hasattr(preference, "mongos_mode"):
-        raise TypeError(f"an object of type {type(preference).__name__} is no read preference")
+        raise TypeError(f"an object of type {type(preference).__name__} is not a read preference")
     history = histories.of(client)
     if runtime is not None:
         runtime.clients.of(client).readiness = history

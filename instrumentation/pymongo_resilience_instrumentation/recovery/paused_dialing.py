@@ -151,8 +151,8 @@ class Dialing:
         """
         if now < self.refill_paused_until:
             raise _rejection(
-                "no connection was made for minPoolSize, because the overloaded server rejected "
-                "the last one; it is tried again later"
+                "no connection was opened for minPoolSize, because the overloaded server rejected "
+                "the previous one; the pool tries again later"
             )
 
     def note_success(self) -> None:
@@ -292,8 +292,8 @@ def _look(pool: Pool, dial: Dial) -> tuple[Connection | None, float]:
     if not has_others and dialing.sharing > 0:
         dialing.sharing -= 1
         raise _rejection(
-            "no connection was made, because the overloaded server rejected the last one of this "
-            "pool; another operation is about to try again"
+            "no connection was opened, because the overloaded server rejected the previous one of "
+            "this pool; another operation is about to try again"
         )
     return None, min(dial.latest - now, TICK)
 

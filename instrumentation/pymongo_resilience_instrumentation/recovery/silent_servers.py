@@ -52,7 +52,7 @@ TICK = 0.05
 THREAD = "pymongo_resilience_recovery"
 BUILT_IN = tuple(type(each) for each in NAMED.values())
 """The library's own strategies. A strategy of the application is called only for real failures."""
-DOING = "while a server was asked whether it lives"
+DOING = "while checking whether a server responds"
 
 
 class Suspicion(NamedTuple):

@@ -212,9 +212,9 @@ def breaker_error(
     )
     error = CircuitBreakerOpenError(
         f"nothing was sent: the circuit breaker of {server} is "
-        f"{'half-open, and its probes are in progress' if is_half_open else 'open'}, because "
-        f"{snapshot.failures} of {snapshot.calls} calls within {window:g} s failed. Check that "
-        f"server, and try again in {next_probe_in:.3f} s "
+        f"{'half-open, and its probes are in progress' if is_half_open else 'open'}. It opened "
+        f"because {snapshot.failures} of {snapshot.calls} calls within {window:g} s failed. Check "
+        f"that server, and try again in {next_probe_in:.3f} s "
         "(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off turns circuit breakers off)",
         {"errorLabels": labels},
     )

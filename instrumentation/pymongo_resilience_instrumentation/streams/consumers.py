@@ -160,7 +160,9 @@ class _Consumer:
         if on_handler_error == "skip" and on_skip is None:
             problems.append('on_handler_error="skip": expected on_skip=, which records the change')
         reserved = {"resume_after", "start_after", "session", "pipeline"} & watch_options.keys()
-        problems += [f"{each}: set by the consumer itself" for each in sorted(reserved)]
+        problems += [
+            f"{each}: expected nothing, because the consumer sets it" for each in sorted(reserved)
+        ]
         if problems:
             raise ConfigurationError(problems)
         if isinstance(tokens, self._collection_tokens):

@@ -44,8 +44,8 @@ T = TypeVar("T")
 
 IGNORED = (
     "ignored: %s. A timeout that the application sets (timeoutMS, pymongo.timeout or override) "
-    "replaces these options. Set a shorter timeout there instead. Further cases of this client are "
-    "not logged"
+    "replaces these options. To limit an operation, set a shorter timeout. Further cases of this "
+    "client are not logged"
 )
 
 
