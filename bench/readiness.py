@@ -4,8 +4,9 @@ cannot help; and how long it takes.
     python bench/readiness.py                     on the emulator
     python bench/readiness.py mongod=PATH         the first two on a replica set of three mongods
 
-A thread asks every 5 ms while others run operations. Beside it, another one sends a ping with a
-deadline of one second every second, as many health checks do with plain pymongo.
+A thread or task asks every 5 ms while others run operations; the deployment has a process of its
+own. Another thread sends a ping with a deadline of one second every second, as many health checks
+do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +37,15 @@ from pymongo_resilience.testbed import Election, RealReplicaSet, ReplicaSet, Res
 sys.path.append(str(Path(__file__).parent))
 from fail_fast import Trouble, troubles
 
-HANGS = 20.0
-ELECTION = 10.0
-"""Seconds."""
-SETTLED = 12.0
+HANGS, ELECTION, STOP = "the primary hangs", "an election of 10 s", "stop"
+HANGS_S = 20.0
+ELECTION_S = 10.0
+SETTLED_S = 12.0
 """Seconds until every client has found the primary again."""
 READERS = 4
 INTERVAL = 0.005
 """Seconds between two answers."""
+NO_ANSWER_YET = "has not responded so far"
 HOPELESS = (
     "unknown authority", "another host's", "no TLS, answers", "another set", "wrong password",
 )  # fmt: skip
@@ -118,35 +122,55 @@ def ping(client: MongoClient[Any], pings: list[bool]) -> None:
     time.sleep(max(0.0, began + 1 - time.monotonic()))
 
 
-def watch(deployment: Any, name: str, fault: Callable[[], Any], seconds: float, on: Any) -> None:
+def deploy(server: str | None, to_parent: Connection) -> None:
+    """Run a deployment, and inject the faults that the other process names."""
+    with RealReplicaSet(server, members=3) if server else ReplicaSet() as deployment:
+        to_parent.send(deployment.uri)
+        while (name := to_parent.recv()) != STOP:
+            # Without a majority, mongods have no primary until two of them are back.
+            if name == HANGS:
+                deployment.inject(SilentPrimary(HANGS_S))
+            elif server:
+                deployment.inject(Restart(ELECTION_S), "secondary")
+            else:
+                deployment.inject(Election(gap=ELECTION_S))
+            to_parent.send(name)
+
+
+def watch(to_deployment: Connection, uri: str, fault: str, seconds: float) -> None:
     """Ask with both APIs while the fault lasts and until all is well again."""
+
+    def inject() -> None:
+        to_deployment.send(fault)
+        to_deployment.recv()
+
     for api in ("sync", "async"):
         answers, pings = Answers(), list[bool]()
-        with MongoClient[Any](deployment.uri) as other:
+        with MongoClient[Any](uri) as other:
             other.shop.bench.find_one()
             work = [partial(read, other)] * READERS
             with background(*work, partial(ping, other, pings)):
                 if api == "sync":
-                    ask(deployment, answers, fault(), seconds, on)
+                    ask(uri, inject, answers, seconds)
                 else:
-                    asyncio.run(ask_async(deployment, answers, fault(), seconds, on))
-        answers.show(f"{name}, {api}", pings)
+                    asyncio.run(ask_async(uri, inject, answers, seconds))
+        answers.show(f"{fault}, {api}", pings)
 
 
-def ask(deployment: Any, answers: Answers, fault: Any, seconds: float, on: Any) -> None:
-    with MongoClient[Any](deployment.uri) as client:
+def ask(uri: str, inject: Callable[[], None], answers: Answers, seconds: float) -> None:
+    with MongoClient[Any](uri) as client:
         client.shop.bench.find_one()
-        deployment.inject(fault, on)
+        inject()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answers.ask(client)
             time.sleep(INTERVAL)
 
 
-async def ask_async(deployment: Any, answers: Answers, fault: Any, seconds: float, on: Any) -> None:
-    async with AsyncMongoClient[Any](deployment.uri) as client:
+async def ask_async(uri: str, inject: Callable[[], None], answers: Answers, seconds: float) -> None:
+    async with AsyncMongoClient[Any](uri) as client:
         await client.shop.bench.find_one()
-        deployment.inject(fault, on)
+        inject()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answers.ask(client)
@@ -158,14 +182,15 @@ def time_to_reason(trouble: Trouble) -> tuple[float, str, bool]:
     any time before."""
     client: MongoClient[Any] = MongoClient(trouble.uri, **trouble.options)
     began = time.monotonic()
-    thread = threading.Thread(target=lambda: read(client))
+    thread = threading.Thread(target=partial(read, client))
     thread.start()
     was_ready = False
     try:
         while True:
             found = readiness(client)
             was_ready |= found.ready_to_write
-            if "(" in found.why_not or time.monotonic() - began > ELECTION:
+            is_known = found.why_not and NO_ANSWER_YET not in found.why_not
+            if is_known or time.monotonic() - began > ELECTION_S:
                 return time.monotonic() - began, found.why_not, was_ready
             time.sleep(INTERVAL)
     finally:
@@ -180,20 +205,22 @@ def main() -> None:
     logger = logging.getLogger("pymongo_resilience")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
-    instrument()
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=deploy, args=(arguments.server, theirs))
+    process.start()
+    uri = ours.recv()
+    instrument(timeout_ms=60_000)
+    watch(ours, uri, HANGS, HANGS_S + SETTLED_S)
+    watch(ours, uri, ELECTION, ELECTION_S + SETTLED_S)
+    ours.send(STOP)
+    process.join()
     with tempfile.TemporaryDirectory() as directory, troubles(directory) as met:
         for trouble in met:
             if trouble.name in HOPELESS:
                 seconds, why_not, was_ready = time_to_reason(trouble)
-                state = "READY" if was_ready else "never ready"
+                state = "ready until then" if was_ready else "never ready"
                 print(f"{trouble.name}: {state}; the reason after {seconds:.2f} s: {why_not}")
-    is_real = arguments.server is not None
-    with RealReplicaSet(arguments.server, members=3) if is_real else ReplicaSet() as deployment:
-        watch(deployment, "the primary hangs", lambda: SilentPrimary(HANGS), HANGS + SETTLED, "all")
-        # Without a majority, the mongods have no primary until two of them are back.
-        fault = (lambda: Restart(ELECTION)) if is_real else (lambda: Election(gap=ELECTION))
-        on = "secondary" if is_real else "all"
-        watch(deployment, "an election of 10 s", fault, ELECTION + SETTLED, on)
 
 
 if __name__ == "__main__":
