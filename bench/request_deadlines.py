@@ -25,10 +25,11 @@ import random
 import statistics
 import threading
 import time
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -310,6 +311,8 @@ BLOCK = 500
 """Requests of each kind, whose medians are compared."""
 HEADERS = 15
 """Of each request, none of them the one that the middleware reads."""
+ENVIRON = {f"HTTP_X_{n}": "value" for n in range(HEADERS)}
+SCOPE = {"type": "http", "headers": [(b"x-%d" % n, b"value") for n in range(HEADERS)]}
 
 
 class Blocks:
@@ -340,6 +343,27 @@ class Blocks:
         )
 
 
+def show_cost_alone() -> None:
+    """Show how long each middleware takes around an application that does nothing."""
+
+    def wsgi_app(_environ: Any, _start_response: Any) -> list[bytes]:
+        return []
+
+    async def asgi_app(_scope: Any, _receive: Any, _send: Any) -> None: ...
+
+    def run(app: Any) -> None:
+        with suppress(StopIteration):
+            app(SCOPE, None, None).send(None)
+
+    def shortest(call: Callable[[], object]) -> float:
+        return min(timeit.repeat(call, number=20_000, repeat=20)) / 20_000 * 1e6
+
+    wsgi, asgi = WSGIMiddleware(wsgi_app, header=HEADER), ASGIMiddleware(asgi_app, header=HEADER)
+    wsgi_alone = shortest(lambda: wsgi(ENVIRON, print)) - shortest(lambda: wsgi_app(ENVIRON, print))
+    asgi_alone = shortest(lambda: run(asgi)) - shortest(lambda: run(asgi_app))
+    print(f"the middleware alone: WSGI {wsgi_alone:.2f} us, ASGI {asgi_alone:.2f} us", flush=True)
+
+
 def cost_wsgi(uri: str, blocks: int) -> Blocks:
     found = Blocks("WSGI")
     with MongoClient[Any](uri) as client:
@@ -350,12 +374,11 @@ def cost_wsgi(uri: str, blocks: int) -> Blocks:
             return []
 
         handlers: tuple[Any, Any] = (app, WSGIMiddleware(app, header=HEADER))
-        environ = {f"HTTP_X_{n}": "value" for n in range(HEADERS)}
         for _ in range(blocks):
             took: tuple[list[float], list[float]] = ([], [])
             for number in range(2 * BLOCK):
                 began = time.thread_time()
-                handlers[number % 2](environ, lambda *_: None)
+                handlers[number % 2](ENVIRON, lambda *_: None)
                 took[number % 2].append(time.thread_time() - began)
             found.add(took)
     return found
@@ -373,12 +396,11 @@ async def cost_asgi(uri: str, blocks: int) -> Blocks:
     async def ignore(*_: Any) -> None: ...
 
     handlers: tuple[Any, Any] = (app, ASGIMiddleware(app, header=HEADER))
-    scope = {"type": "http", "headers": [(b"x-%d" % n, b"value") for n in range(HEADERS)]}
     for _ in range(blocks):
         took: tuple[list[float], list[float]] = ([], [])
         for number in range(2 * BLOCK):
             began = time.thread_time()
-            await handlers[number % 2](scope, ignore, ignore)
+            await handlers[number % 2](SCOPE, ignore, ignore)
             took[number % 2].append(time.thread_time() - began)
         found.add(took)
     await client.close()
@@ -401,6 +423,7 @@ def main() -> None:
         with deployed(arguments.server, arguments.seed) as uri:
             measure_lateness(uri, arguments.requests // 2, arguments.seed)
     if arguments.only != "lateness":
+        show_cost_alone()
         instrument()
         with EmbeddedServer(arguments.server) as server:
             cost_wsgi(server.uri, arguments.blocks).show()

@@ -82,7 +82,7 @@ async def count_failures_async(replica_set: ReplicaSet, times: int) -> list[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("server", nargs="?")
-    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--times", type=int, default=10)
     arguments = parser.parse_args()
     logging.getLogger("pymongo_resilience").setLevel(logging.CRITICAL)
     times = arguments.times
