@@ -269,7 +269,7 @@ class RetryRules:
         # With both overload labels, the server has not run the command, so any command is safe to
         # retry.
         if not failure.retryable_overload:
-            if failure.stopped_by_server and failure.reason is RetryReason.UNKNOWN:
+            if failure.reason is RetryReason.UNKNOWN and failure.stopped_by_server:
                 return Rule.TIME_LIMIT
             if _is_never_retried(state, failure):
                 return Rule.NEVER_RETRIED

@@ -311,7 +311,8 @@ class Retries:
         Returns:
             pymongo's function that releases what the attempt held, if any.
         """
-        end_permit(self.attempts, evidence(failure))
+        if self.attempts.permit is not None:
+            end_permit(self.attempts, evidence(failure))
         self.attempts.client_limits.failed(failure, self.state)
         return self.attempts.needed_release(failure)
 
@@ -376,13 +377,12 @@ class Retries:
         return self.attempts.again(plan)
 
     def ask_for_life(self, server: Server) -> None:
-        """Request a check of the selected server if the last attempt got no reply, to find out if
-        the server is alive while it executes this one.
+        """Request a check of the selected server, to find out if it is alive while it executes the
+        attempt.
         """
-        if self.is_unanswered:
-            topology = driver.clients.topology_of(self.client)
-            address = driver.selection.address(server)
-            self.sign_of_life = driver.monitors.SignOfLife(topology, address)
+        topology = driver.clients.topology_of(self.client)
+        address = driver.selection.address(server)
+        self.sign_of_life = driver.monitors.SignOfLife(topology, address)
 
     def failed_before_sending(self, error: Exception) -> bool:
         """Return True if a bug of the library ended the attempt before it had a connection."""

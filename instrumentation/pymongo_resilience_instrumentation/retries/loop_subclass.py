@@ -236,7 +236,7 @@ def _get_server(runtime: Runtime, select: Run) -> Run:
         else:
             with limit:
                 server = select(loop)
-        if attempts.retries is not None:
+        if attempts.retries is not None and attempts.retries.is_unanswered:
             attempts.retries.ask_for_life(server)
         if runtime.admits:
             # Ask the breaker here and not in a selector: pymongo calls no selector if there is only
@@ -258,7 +258,7 @@ def _async_get_server(runtime: Runtime, select: Run) -> Run:
         else:
             with limit:
                 server = await select(loop)
-        if attempts.retries is not None:
+        if attempts.retries is not None and attempts.retries.is_unanswered:
             attempts.retries.ask_for_life(server)
         if runtime.admits:
             admit(attempts, server)
