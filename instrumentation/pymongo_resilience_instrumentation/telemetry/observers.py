@@ -1,6 +1,6 @@
-"""The interface of observers of operations, and the observer that is always present.
+"""The interface of observers of operations, and the observer of those that timed out or were slow.
 
-If an operation timed out or was slow, its timeline is on its error and its span, and in the log.
+Their timeline is on their error and span, and in the log.
 """
 
 from __future__ import annotations
@@ -35,18 +35,9 @@ class Observer:
 
 
 class Timelines(Observer):
-    """Shows how an operation spent its time."""
-
-    def __init__(self, slow_ms: int | None) -> None:
-        self._slow_ms = slow_ms
-        """Operations that take at least this long are shown, however they end; None turns
-        that off.
-        """
+    """Shows how an operation that timed out or was slow spent its time."""
 
     def ends(self, operation: Operation, error: BaseException | None) -> None:
-        is_slow = self._slow_ms is not None and operation.seconds * 1000 >= self._slow_ms
-        if not (is_slow or isinstance(error, OperationTimeoutError)):
-            return
         phases = _phases(operation)
         if isinstance(error, OperationTimeoutError):
             error.timeline = phases

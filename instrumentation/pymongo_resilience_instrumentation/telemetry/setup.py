@@ -8,6 +8,7 @@ from opentelemetry import context, metrics, trace
 
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import MetricDetail
+from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import Broadcast, Event, EventLog
 from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience_instrumentation import in_progress
@@ -40,9 +41,9 @@ class Telemetry:
     def __init__(self, settings: Settings) -> None:
         config = settings.config
         self._listeners = Broadcast([EventLog(), *settings.listeners])
-        self._timelines = Timelines(config.slow_ms)
-        self._ending: tuple[Observer, ...] = (self._timelines,)
-        """The observers of an operation's end, in order."""
+        self._timelines = Timelines()
+        self._slow_s = NEVER if config.slow_ms is None else config.slow_ms / 1000
+        """Operations that take at least this many seconds are shown, however they end."""
         self.recorders: tuple[Observer, ...] = ()
         """The observers for which there is an SDK."""
         self.records = False
@@ -98,7 +99,6 @@ class Telemetry:
         if not self._without_sdk:
             self.looks_at = NEVER
         self.recorders = tuple(each for each in self._observers if each not in self._without_sdk)
-        self._ending = (self._timelines, *self.recorders)
         spans = (each for each in self.recorders if isinstance(each, OperationSpans))
         self.spans = next(spans, None)
         self.records = bool(self.recorders)
@@ -122,7 +122,10 @@ class Telemetry:
             # Exemplars of the measurements link to the operation's trace. Deferred work runs in its
             # own context, so this need not be undone.
             context.attach(trace.set_span_in_context(operation.span))
-        observers: Iterable[Observer] = self._ending
+        observers: Iterable[Observer] = self.recorders
+        if isinstance(error, OperationTimeoutError) or operation.seconds >= self._slow_s:
+            # First, because the operation's span shows the timeline.
+            observers = (self._timelines, *observers)
         if operation.transaction_span is not None:
             observers = (*observers, operation.transaction_span)
         for observer in observers:
