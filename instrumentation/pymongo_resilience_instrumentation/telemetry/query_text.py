@@ -88,17 +88,19 @@ def shape_of(command: Mapping[str, Any]) -> str | None:
     if not command or not isinstance(command, dict):
         return None
     try:
-        items = iter(command.items())
-        name, target = next(items)
+        keys = iter(command)
+        name = next(keys)
         if name not in _COMMANDS:
             return None
+        target = command[name]
         parts, shape = [_beginning(name, target if type(target) is str else None)], _Shape()
-        for key, value in items:
-            if (write := _ARGUMENTS.get(key)) is not None:
-                parts.append(f'"{key}": {write(shape, value)}')
-            elif key in _WITHOUT_VALUE:
-                parts.append(f'"{key}": "?"')
-    except (RuntimeError, TypeError):
+        for key in keys:
+            # Most arguments are not shown.
+            if key in _ARGUMENTS:
+                write = _ARGUMENTS[key]
+                text = write if isinstance(write, str) else f'"{key}": {write(shape, command[key])}'
+                parts.append(text)
+    except (KeyError, RuntimeError, TypeError):
         # Another thread of the application is changing the filter, or a key is not text.
         return None
     return f"{{{', '.join(parts)}}}"[:MAX_TEXT]
@@ -203,7 +205,7 @@ class _Shape:
         fields, characters = MAX_CACHED
         if isinstance(document, dict) and len(document) <= fields <= self._left:
             keys = tuple(document)
-            if sum(map(len, keys)) <= characters:
+            if len("".join(keys)) <= characters:
                 self._left -= len(keys)
                 return _of_keys(keys)
         return self._fields(document, _without_value)
@@ -225,9 +227,9 @@ class _Shape:
             parts: list[str] = []
             for key, value in statement.items() if isinstance(statement, dict) else ():
                 if (write := _STATEMENT.get(key)) is not None:
-                    parts.append(f'"{key}": {write(self, value)}')
-                elif key in _WITHOUT_VALUE:
-                    parts.append(f'"{key}": "?"')
+                    parts.append(
+                        write if isinstance(write, str) else f'"{key}": {write(self, value)}'
+                    )
             shown[f"{{{', '.join(parts)}}}"] = None
         if len(statements) > MAX_ITEMS:
             shown[HIDDEN] = None
@@ -235,7 +237,15 @@ class _Shape:
 
 
 _Write = Callable[[_Shape, Any], str]
-_ARGUMENTS: dict[object, _Write] = {
+_WITHOUT_VALUE = {
+    name: f'"{name}": "?"'
+    for name in (
+        "arrayFilters", "collation", "comment", "delete", "document", "documents", "insert", "let",
+        "limit", "max", "min", "skip", "update",
+    )
+}  # fmt: skip
+"""The text of each argument of which only the name is shown."""
+_ARGUMENTS: dict[object, _Write | str] = _WITHOUT_VALUE | {
     "deletes": _Shape.statements,
     "fields": _Shape.names,
     "filter": _Shape.filter,
@@ -250,8 +260,8 @@ _ARGUMENTS: dict[object, _Write] = {
     "update": _Shape.update,
     "updates": _Shape.statements,
 }
-"""The arguments of commands whose shape is shown."""
-_STATEMENT: dict[object, _Write] = {
+"""The arguments of commands that are shown: a text, or what writes the shape of the value."""
+_STATEMENT: dict[object, _Write | str] = _WITHOUT_VALUE | {
     "filter": _Shape.filter,
     "hint": _Shape.directions,
     "key": _Shape.directions,
@@ -262,11 +272,6 @@ _STATEMENT: dict[object, _Write] = {
     "updateMods": _Shape.update,
 }
 """The same for one part of a bulk write, and for one index that is created."""
-_WITHOUT_VALUE = frozenset({
-    "arrayFilters", "collation", "comment", "delete", "document", "documents", "insert", "let",
-    "limit", "max", "min", "skip", "update",
-})  # fmt: skip
-"""The arguments of which only the name is shown."""
 
 
 _NESTED = (dict, list, tuple)
