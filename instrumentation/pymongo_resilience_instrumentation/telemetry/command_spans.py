@@ -107,7 +107,10 @@ class SentCommand:
         A span is usually created when its command has ended, with all attributes at once. If there
         are hooks, it is created here, because they are called with it.
         """
-        state.commands[request_id] = self
+        commands = state.commands
+        if commands and (earlier := commands.pop(request_id, None)) is not None:
+            earlier.end(state)
+        commands[request_id] = self
         mode, first = self._spans.mode, state.only_command
         if mode == NEVER:
             return
@@ -129,7 +132,7 @@ class SentCommand:
             self.name,
             trace.set_span_in_context(self.around, context.get_current()),
             SpanKind.CLIENT,
-            command_attributes(self, namespace=True),
+            self.attributes(namespace=True),
             None,
             self.started_ns,
         )
@@ -177,19 +180,53 @@ class SentCommand:
         finally:
             in_progress.call_foreign_wrapped(span.end, self.ended_ns)
 
-    def settle(self, error: BaseException | None, *, retried: bool) -> Mapping[str, Any]:
+    def settle(self, error: BaseException | None, *, retried: bool) -> dict[str, Any]:
         """Return the command's attributes for the operation's span, because the operation has ended
         without a span for this command.
 
         If the operation failed or was retried, record the command's own span instead and return no
         attributes, except with ``command_spans=never``.
         """
-        if self._spans.mode != NEVER and (error is not None or retried):
+        if (error is not None or retried) and self._spans.mode != NEVER:
             self.record()
             return {}
         # The operation's span has its own error type.
         self.result.pop(semconv.ERROR_TYPE, None)
-        return command_attributes(self, namespace=False)
+        return self.attributes(namespace=False)
+
+    def attributes(self, *, namespace: bool) -> dict[str, Any]:
+        """Return the command's attributes, in a new dict.
+
+        With ``namespace``, they include those of the database and the collection, which the
+        operation's span already has.
+        """
+        event, command, name = self.event, self.command, self.name
+        collection: Any = None
+        if name in NAMING_A_COLLECTION:
+            collection = command.get(name)
+        elif name == "getMore":
+            collection = command.get("collection")
+        if collection is not None:
+            # Convert subclasses of str: a bson.Code cannot be hashed, as the cache requires.
+            collection = str(collection) if isinstance(collection, str) else None
+        known = _constant_attributes(
+            name, event.database_name, collection, event.connection_id, namespace
+        )
+        # Add to a copy: a dict that grows from nothing is moved several times.
+        attributes = known.copy()
+        attributes |= self.result
+        # The server or the application may have sent any type here. Include only numbers.
+        server_connection_id = event.server_connection_id
+        if isinstance(server_connection_id, int):
+            attributes[semconv.SERVER_CONNECTION_ID] = int(server_connection_id)
+        transaction = command.get("txnNumber")
+        if isinstance(transaction, int):
+            attributes["db.mongodb.txn_number"] = int(transaction)
+        lsid: Any = command.get("lsid")
+        session = lsid.get("id") if hasattr(lsid, "get") else None
+        if isinstance(session, Binary) and len(session) == 16:  # noqa: PLR2004 - the size of a UUID
+            attributes[semconv.LSID] = _uuid_text(bytes(session))
+        return attributes
 
 
 def failure_attributes(event: monitoring.CommandFailedEvent, quotes: bool) -> dict[str, Any]:
@@ -229,7 +266,7 @@ AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"}
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _constant_attributes(
     command: str, database: str, collection: str | None, address: Address, namespace: bool
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Return the attributes that are constant for a command, a collection and a server."""
     if command in AGAINST_ADMIN:
         database = "admin"
@@ -241,35 +278,6 @@ def _constant_attributes(
         "network.transport": "unix" if address[1] is None else "tcp",
         **semconv.address_attributes(address),
     }
-
-
-def command_attributes(sent: SentCommand, *, namespace: bool) -> dict[str, Any]:
-    """Return the attributes of a command.
-
-    With ``namespace``, they include those of the database and the collection, which the operation's
-    span already has.
-    """
-    event, command, name = sent.event, sent.command, sent.name
-    collection: Any = None
-    if name == "getMore" or name in NAMING_A_COLLECTION:
-        collection = command.get("collection" if name == "getMore" else name)
-        # Convert subclasses of str: a bson.Code cannot be hashed, as the cache below requires.
-        collection = str(collection) if isinstance(collection, str) else None
-    address = event.connection_id
-    known = _constant_attributes(name, event.database_name, collection, address, namespace)
-    attributes = {**known, **sent.result}
-    # The server or the application may have sent any type here. Include only numbers.
-    server_connection_id = event.server_connection_id
-    if isinstance(server_connection_id, int):
-        attributes[semconv.SERVER_CONNECTION_ID] = int(server_connection_id)
-    transaction = command.get("txnNumber")
-    if isinstance(transaction, int):
-        attributes["db.mongodb.txn_number"] = int(transaction)
-    lsid: Any = command.get("lsid")
-    session = lsid.get("id") if hasattr(lsid, "get") else None
-    if isinstance(session, Binary) and len(session) == 16:  # noqa: PLR2004 - the size of a UUID
-        attributes[semconv.LSID] = _uuid_text(bytes(session))
-    return attributes
 
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)

@@ -17,14 +17,12 @@ from pymongo import monitoring
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import internal_error_types, logger
 from pymongo_resilience_instrumentation import driver, in_progress
-from pymongo_resilience_instrumentation.operation import Operation
 
 from . import client_tracing, semconv
 from .client_tracing import DEFAULT, Tracing
 from .command_spans import SENSITIVE, CommandSpans, SentCommand, cursor_of, failure_attributes
 from .metrics import DriverMetrics
 from .query_text import shape_of, text_of
-from .span_state import SpanState
 
 
 @dataclass(eq=False, repr=False)
@@ -92,40 +90,29 @@ class Commands(OurListener, monitoring.CommandListener):
             operation.sent_to = event.connection_id
             if self.sanitizes:
                 operation.last_command = event
-            state = operation.shown
-            if state is not None and state.records and self.spans is not None:
-                self._start(event, operation, self.spans, state)
+            state, spans = operation.shown, self.spans
+            if state is None or not state.records or spans is None:
+                return
+            result: dict[str, Any] = {}
+            sent = SentCommand(spans, event, state.span, result)
+            if not sent.command or sent.name.lower() in SENSITIVE:
+                state.withholds = True
+                return
+            if self.beside_contrib and client_tracing.contrib_is_active():
+                return
+            attempts = operation.attempts
+            if attempts is not None and (connection := attempts.connection) is not None:
+                result["db.mongodb.driver_connection_id"] = connection.id
+            # Create the text now, because the application may change its documents later.
+            if length := self.tracing.query_text_max_length:
+                result["db.query.text"] = text_of(sent.command, length)
+            elif self.sanitizes and (shape := shape_of(sent.command)) is not None:
+                result["db.query.text"] = shape
+            sent.start(state, event.request_id)
+            if spans.hooks:
+                spans.call_hook("request_hook", sent.span or state.span, event)
         except Exception as error:  # noqa: BLE001 - sorted out there
             contain(Commands.started, error)
-
-    def _start(
-        self,
-        event: monitoring.CommandStartedEvent,
-        operation: Operation,
-        spans: CommandSpans,
-        state: SpanState,
-    ) -> None:
-        result: dict[str, Any] = {}
-        sent = SentCommand(spans, event, state.span, result)
-        if not sent.command or sent.name.lower() in SENSITIVE:
-            state.withholds = True
-            return
-        if self.beside_contrib and client_tracing.contrib_is_active():
-            return
-        request_id = event.request_id
-        if state.commands and (earlier := state.commands.pop(request_id, None)) is not None:
-            earlier.end(state)
-        attempts = operation.attempts
-        if attempts is not None and (connection := attempts.connection) is not None:
-            result["db.mongodb.driver_connection_id"] = connection.id
-        # Create the text now, because the application may change its documents later.
-        if self.tracing.query_text_max_length:
-            result["db.query.text"] = text_of(sent.command, self.tracing.query_text_max_length)
-        elif self.sanitizes and (shape := shape_of(sent.command)) is not None:
-            result["db.query.text"] = shape
-        sent.start(state, request_id)
-        if spans.hooks:
-            spans.call_hook("request_hook", sent.span or state.span, event)
 
     def succeeded(self, event: Any) -> None:
         try:
@@ -136,8 +123,7 @@ class Commands(OurListener, monitoring.CommandListener):
             if self.spans is None or not self.enabled_flag.on:
                 return
             request_id = event.request_id
-            sent = state.commands.get(request_id)
-            if sent is None:
+            if (sent := state.commands.get(request_id)) is None:
                 return
             failed = isinstance(event, monitoring.CommandFailedEvent)
             if failed:

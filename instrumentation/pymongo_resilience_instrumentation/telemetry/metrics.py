@@ -108,7 +108,7 @@ class OperationMetrics(Observer):
                 self._selection.record(wait.seconds, waited)
         if not call.is_public:
             return
-        database, collection = call.target
+        database, collection = call.given_target or call.target
         # If the operation succeeded, the server of its last command has answered, even if a failed
         # attempt had selected another server.
         server = operation.sent_to if error is None else None

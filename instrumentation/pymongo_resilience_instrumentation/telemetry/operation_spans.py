@@ -74,7 +74,7 @@ class OperationSpans(Observer):
             transaction = parent_of(call.session)
         if transaction is not None:
             parent = trace.set_span_in_context(transaction.span, outer)
-        database, collection = call.target
+        database, collection = call.given_target or call.target
         # The end of a transaction belongs to no database; it is sent to ``admin``.
         name, attributes = _operation_attributes(call.name, database or "admin", collection)
         # Commands of samplers and span processors are not part of the operation.
@@ -103,15 +103,15 @@ class OperationSpans(Observer):
                 sent.end(state, operation.ended_ns, error)
             if operation.limits.waits:
                 _add_waits(span, operation.limits.waits)
-            attributes, outcome = _retry_attributes(operation), operation.outcome
-            failed_before = bool(outcome.attempts)
-            is_plain = error is None and not failed_before
-            attributes[semconv.OUTCOME] = OK if is_plain else outcome_of(operation, error)
+            outcome, attributes = operation.outcome, {}
             if (only := state.only_command) is not None:
-                retried = failed_before and outcome.is_retried
-                attributes |= only.settle(error, retried=retried)
+                retried = bool(outcome.attempts) and outcome.is_retried
+                attributes = only.settle(error, retried=retried)
                 # A context that outlives the operation must not keep the command's documents.
                 state.only_command = None
+            _add_retries(attributes, operation)
+            is_plain = error is None and not outcome.attempts
+            attributes[semconv.OUTCOME] = OK if is_plain else outcome_of(operation, error)
             span.set_attributes(attributes)
         finally:
             if error is None:
@@ -133,7 +133,7 @@ class OperationSpans(Observer):
             # pymongo's own span is the current one during all attempts, and ends before the
             # operation. So add the attributes now, with each event.
             span = trace.get_current_span()
-            span.set_attributes(_retry_attributes(operation))
+            span.set_attributes(_add_retries({}, operation))
         if isinstance(event, ReadHedged):
             attributes: dict[str, Any] = {
                 semconv.SERVER: event.server,
@@ -167,9 +167,10 @@ def _add_event(span: Span, name: str, attributes: dict[str, Any], at: int | None
     span.add_event(name, known, at)
 
 
-def _retry_attributes(operation: Operation) -> dict[str, Any]:
+def _add_retries(attributes: dict[str, Any], operation: Operation) -> dict[str, Any]:
+    """Add what the library did for an operation to the attributes of its span."""
     outcome, limits = operation.outcome, operation.limits
-    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1}
+    attributes[semconv.ATTEMPTS] = 1
     if outcome.attempts and (reasons := outcome.retry_reasons):
         attributes[semconv.ATTEMPTS] = outcome.number_of_attempts
         attributes["pymongo_resilience.retry.reasons"] = tuple(each.value for each in reasons)
