@@ -182,7 +182,8 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         try:
             entered = enter(all_args, kwargs)
             if entered is not None:
-                entered.deadline.__enter__()
+                deadline = entered.deadline
+                deadline.__enter__()
                 if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
@@ -207,7 +208,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                     result = original(*args, **kwargs)
             try:
                 # pymongo has answered. From here on, no bug of ours may change its answer.
-                entered.deadline.__exit__(None, None, None)
+                deadline.__exit__(None, None, None)
                 return result if succeeded is None else succeeded(entered, result)
             except internal_error_types() as error:
                 _recover(interceptor, entered, outer, error)
@@ -249,7 +250,8 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         try:
             entered = enter(all_args, kwargs)
             if entered is not None:
-                entered.deadline.__enter__()
+                deadline = entered.deadline
+                deadline.__enter__()
                 if send is not None and not (by_policy and not entered.has_policy):
                     call = DriverCall(original, instance)
         except BaseException as error:
@@ -274,7 +276,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                     result = await original(*args, **kwargs)
             try:
                 # pymongo has answered. From here on, no bug of ours may change its answer.
-                entered.deadline.__exit__(None, None, None)
+                deadline.__exit__(None, None, None)
                 return result if succeeded is None else succeeded(entered, result)
             except internal_error_types() as error:
                 _recover(interceptor, entered, outer, error)

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.call import AnyClient, Call
     from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts
     from pymongo_resilience_instrumentation.driver.protocols import Client
-    from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 
 FURTHER = "a sampler or span processor raised an error; further errors are not logged"
 UNUSED_STRATEGY = NAMED["fast_fail"]
@@ -223,7 +222,10 @@ class Runtime:
         if operation.started >= self.telemetry.looks_at:
             self.look_for_sdk(operation.started)
         if span and (spans := self.telemetry.spans) is not None:
-            self._begin_span(spans, operation)
+            try:
+                spans.begins(operation)
+            except internal_error_types() as error:
+                self._log_span_error(error)
 
     def begin_common(self, call: Call) -> Operation:
         """Begin an operation without a session, a policy, or an operation around it.
@@ -239,20 +241,21 @@ class Runtime:
         if operation.started >= self.telemetry.looks_at:
             self.look_for_sdk(operation.started)
         if (spans := self.telemetry.spans) is not None:
-            self._begin_span(spans, operation)
+            try:
+                spans.begins(operation)
+            except internal_error_types() as error:
+                self._log_span_error(error)
         return operation
 
-    def _begin_span(self, spans: OperationSpans, operation: Operation) -> None:
-        """Begin the operation's span. If that fails, the operation has no span, and the first error
-        is logged.
+    def _log_span_error(self, error: Exception) -> None:
+        """Log the first error of a span that was to begin: its operation has none.
+
+        It may be the error of a sampler: see ``ForeignError``.
         """
-        try:
-            spans.begins(operation)
-        except internal_error_types():
-            # Also the error of a sampler: see ``ForeignError``.
-            if not self._has_logged_span_error:
-                self._has_logged_span_error = True
-                logger.exception("an operation is missing from the spans or metrics: %s", FURTHER)
+        if not self._has_logged_span_error:
+            self._has_logged_span_error = True
+            text = "an operation is missing from the spans or metrics: %s"
+            logger.error(text, FURTHER, exc_info=error)
 
     def _warn_of_unused(self, call: Call) -> None:
         """Log which fields of a block or binding have no effect with pymongo's own loop."""

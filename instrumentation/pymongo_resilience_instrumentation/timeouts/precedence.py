@@ -155,7 +155,8 @@ class TimeoutRules:
         limits.timeout = limits.own_timeout = seconds
         limits.source = limits.own_source = source
         if seconds is not None:
-            limits.deadline = driver.csot.ActiveTimeout(seconds, source=source)
+            # By position, because a class takes keyword arguments slowly in CPython 3.11.
+            limits.deadline = driver.csot.ActiveTimeout(seconds, None, source)
 
     def _is_pymongos(self, call: Call, limits: Limits) -> bool:
         """Return True if the library must not set a timeout: either pymongo enforces the one that
