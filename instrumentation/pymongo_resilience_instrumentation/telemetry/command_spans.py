@@ -22,7 +22,7 @@ from typing import Any
 
 from bson.binary import Binary
 from opentelemetry import context, trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
 from pymongo import monitoring
 
 from pymongo_resilience.config import CommandSpanMode
@@ -131,7 +131,7 @@ class SentCommand:
             self._spans.tracer.start_span,
             self.name,
             trace.set_span_in_context(self.around, context.get_current()),
-            SpanKind.CLIENT,
+            semconv.CLIENT,
             self.attributes(namespace=True),
             None,
             self.started_ns,

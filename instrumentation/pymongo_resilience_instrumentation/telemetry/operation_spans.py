@@ -8,7 +8,7 @@ from typing import Any
 
 from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
-from opentelemetry.trace import Span, SpanKind, Tracer
+from opentelemetry.trace import Span, Tracer
 
 from pymongo_resilience.events import (
     BreakerEvent,
@@ -79,7 +79,7 @@ class OperationSpans(Observer):
         name, attributes = _operation_attributes(call.name, database or "admin", collection)
         # Commands of samplers and span processors are not part of the operation.
         span = in_progress.call_foreign_wrapped(
-            self._tracer.start_span, name, parent, SpanKind.CLIENT, attributes
+            self._tracer.start_span, name, parent, semconv.CLIENT, attributes
         )
         try:
             operation.shown = SpanState(span, records=span.is_recording())

@@ -8,13 +8,15 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from pymongo_resilience.internal_errors import wrap_foreign_error
 from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation.addresses import Address
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name, safe_message
 
+# Read once, because each span has it, and looking up an enum member is slow in CPython 3.11.
+CLIENT = SpanKind.CLIENT
 DB_OPERATION_NAME = "db.operation.name"
 DB_COMMAND_NAME = "db.command.name"
 SERVER_CONNECTION_ID = "db.mongodb.server_connection_id"
