@@ -248,7 +248,7 @@ class Runtime:
         return operation
 
     def _log_span_error(self, error: Exception) -> None:
-        """Log the first error of a span that was to begin: its operation has none.
+        """Log the first error that prevented an operation's span from beginning.
 
         It may be the error of a sampler: see ``ForeignError``.
         """

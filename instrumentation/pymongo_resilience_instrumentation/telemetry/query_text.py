@@ -244,7 +244,7 @@ _WITHOUT_VALUE = {
         "limit", "max", "min", "skip", "update",
     )
 }  # fmt: skip
-"""The text of each argument of which only the name is shown."""
+"""The texts for the arguments of which only the name is shown."""
 _ARGUMENTS: dict[object, _Write | str] = _WITHOUT_VALUE | {
     "deletes": _Shape.statements,
     "fields": _Shape.names,
@@ -260,7 +260,7 @@ _ARGUMENTS: dict[object, _Write | str] = _WITHOUT_VALUE | {
     "update": _Shape.update,
     "updates": _Shape.statements,
 }
-"""The arguments of commands that are shown: a text, or what writes the shape of the value."""
+"""What is shown of each argument: a text, or a function that writes the shape of its value."""
 _STATEMENT: dict[object, _Write | str] = _WITHOUT_VALUE | {
     "filter": _Shape.filter,
     "hint": _Shape.directions,

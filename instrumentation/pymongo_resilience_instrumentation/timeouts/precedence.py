@@ -155,7 +155,7 @@ class TimeoutRules:
         limits.timeout = limits.own_timeout = seconds
         limits.source = limits.own_source = source
         if seconds is not None:
-            # By position, because a class takes keyword arguments slowly in CPython 3.11.
+            # Pass these by position: calling a class with keywords is slow in CPython 3.11.
             limits.deadline = driver.csot.ActiveTimeout(seconds, None, source)
 
     def _is_pymongos(self, call: Call, limits: Limits) -> bool:

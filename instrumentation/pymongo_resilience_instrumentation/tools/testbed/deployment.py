@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .scenario import Scenario
 
 _TIMEOUT: Final = 30.0
-"""Seconds for what takes milliseconds, unless the machine is very busy."""
+"""Maximum wait in seconds for steps that take milliseconds, unless the machine is very busy."""
 MAX_PORT: Final = 65535
 _REPLICATION_FIELDS: Final = (
     "arbiters", "electionId", "hosts", "lastWrite", "me", "passives", "primary", "secondary",
