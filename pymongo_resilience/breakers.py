@@ -176,11 +176,11 @@ class CircuitBreaker:
 
     def _count_probe(self, permit: Permit, outcome: Evidence, now: float) -> None:
         period = self._period
-        # The probe may have been replaced in the meantime. Its report still counts.
+        # Another probe may have replaced this one by now. Its report still counts.
         period.under_way.pop(permit, None)
         if outcome is Evidence.UNHEALTHY:
-            # Keep the calls that opened the breaker first: a probe alone would show 1 failure of 1
-            # call.
+            # Keep showing the calls that opened the breaker: the probe alone would show 1 failure
+            # of 1 call.
             self._become(State.OPEN, now, period.opened_by)
         elif outcome is Evidence.HEALTHY:
             period.succeeded += 1

@@ -42,8 +42,8 @@ class Work(Protocol):
     def classify(self, error: Exception, /) -> Failure:
         """Return the facts of the attempt that ended with ``error``.
 
-        Raises ``error`` itself if its coroutine is being closed, because no other attempt may
-        follow.
+        Raises ``error`` itself if the operation's coroutine is being closed, because no other
+        attempt may follow.
         """
         ...
 
@@ -52,8 +52,8 @@ class Work(Protocol):
 
         Returns:
             A function that releases what the attempt held (for async work, a coroutine function),
-            or None. It is not yet a coroutine, because a signal handler may raise before the
-            coroutine is awaited, and Python would warn about it.
+            or None. It is a function and not a coroutine: if a signal handler raised before the
+            coroutine was awaited, Python would warn that it was never awaited.
         """
 
     def plan(self, failure: Failure, retry: Retry, /) -> Any:
@@ -84,8 +84,8 @@ class UndecidedError(Exception):
 
 
 OURS = frozenset(map(type, NAMED.values()))
-"""The library's own strategies. Errors raised by any other strategy are caught, whatever their
-type.
+"""The library's own strategies. Errors of any type that another strategy raises
+are caught.
 """
 
 
@@ -98,7 +98,7 @@ class Again(NamedTuple):
 
 
 def _count_success(state: RetryState) -> None:
-    """Count a retry that succeeded. A bug of the library does not replace its result."""
+    """Count a retry that succeeded. A bug in counting must not replace the retry's result."""
     try:
         state.budget.succeeded(retried=True, rejections=state.rejections)
     except internal_error_types():

@@ -8,8 +8,8 @@ facts and sends the commands; the background task is in ``cleanup.py``.
 
     how it ends                                  sent at once, by pymongo     recorded event
     -------------------------------------------  ---------------------------  ---------------------
-    a statement or the block fails, the session  abortTransaction, retried    that of the last
-      ends, or abort_transaction() is called       once                         attempt, if it fails
+    a statement or the block fails, the session  abortTransaction, retried    if the abort fails,
+      ends, or abort_transaction() is called       once                         its last attempt's
     Ctrl-C or a cancellation interrupts
       an abort                                   -                            INTERRUPTED
       the commit of with_transaction             -                            INTERRUPTED
@@ -45,7 +45,8 @@ lost since the last statement, because the router may have restarted. Another ro
 so an error of that one shows nothing about the transaction.
 
 **After that**, the client's background task takes a step for each transaction that has not ended,
-once a second, and once more when the client is closed. The event of the step decides again::
+once a second, and once more when the client is closed. The state decides which step; the event of
+that step then changes the state as in the second table::
 
     state      router is lost  session is in use   step
     ---------  --------------  ------------------  ------------
@@ -108,7 +109,9 @@ class Event(enum.Enum):
     UNANSWERED = "unanswered"
     """The command was not sent, or its reply is lost."""
     INTERRUPTED = "interrupted"
-    """A signal handler or a cancellation ended an abort, or with_transaction or its commit."""
+    """A signal handler or a cancellation interrupted an abort, a with_transaction, or the commit of
+    one.
+    """
     CLOSED = "closed"
     """No abort was sent, because a coroutine is being closed."""
 
@@ -153,8 +156,8 @@ def state_after(
         event: What happened.
         before: The state before it.
         may_be_forgotten: Whether the transaction's router may not know it anymore.
-        router_is_lost: Whether the router on which the transaction began cannot be reached now. It
-            may have ended before it could abort the transaction.
+        router_is_lost: Whether the router on which the transaction began cannot be reached now. The
+            router may have stopped before it could abort the transaction.
     """
     match event:
         case Event.DONE:
@@ -223,7 +226,8 @@ class OpenTransactions:
     def add(self, transaction: OpenTransaction, state: State, now: float) -> None:
         """Let the background task end a transaction, unless it has ended.
 
-        The end of a task may be noticed in several places, so only the first one counts.
+        Several places may report the same transaction, for example after an application's task was
+        cancelled. Only the first report counts.
         """
         if state is State.ENDED:
             return

@@ -198,8 +198,8 @@ ADVICE = {
         ForeignTokenError,
         (
             "the stored token does not belong to this stream: the name is used for another "
-            "collection, database, deployment or pipeline. Give each stream its own name. If the "
-            "changes since then do not matter, remove the token with tokens.forget()"
+            "collection, database, deployment or pipeline. Give each stream its own name. If you "
+            "can do without the changes after that token, remove it with tokens.forget()"
         ),
     ),
     ErrorKind.TOO_LARGE: (

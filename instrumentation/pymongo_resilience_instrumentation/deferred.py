@@ -59,7 +59,7 @@ def run_at_exit() -> None:
     """
     global _providers  # noqa: PLW0603 - one for the process
     tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
-    # atexit runs the last registration first, so register after each new SDK. But not more often:
+    # atexit runs the last registration first, so register after each new SDK, but not more often:
     # CPython keeps a slot for each registration forever, and walks all of them to unregister one.
     if _providers is None or _providers[0] is not tracers or _providers[1] is not meters:
         atexit.unregister(_finish)

@@ -151,8 +151,8 @@ class Patches:
                     covered.append(f"{owner.__name__}.{name}")
         if covered:
             logger.warning(
-                "these methods of pymongo were also wrapped by another library, so "
-                "pymongo-resilience's wrappers stay in place but have no effect: %s",
+                "while pymongo-resilience was turned off: another library has also wrapped these "
+                "methods of pymongo, so our wrappers cannot be removed. They now do nothing: %s",
                 ", ".join(covered),
             )
 

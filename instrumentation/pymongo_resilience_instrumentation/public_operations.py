@@ -29,7 +29,8 @@ DEFINITIONS = frozenset({
 """Operations that change collections rather than documents."""
 CHANGES = WRITES | DEFINITIONS
 COMMIT, ABORT = "commitTransaction", "abortTransaction"
-"""The ends of a transaction. They are sent to ``admin``, whatever the transaction changed."""
+"""The ends of a transaction. They are sent to ``admin``, not to the databases that the
+transaction changed."""
 ALLOWED = frozenset({"aggregate", "find", "listCollections", "listIndexes"})
 """Commands of ``cursor_command`` that can only read. It is the only generic command method that is
 meant for reads. Source: Retryable Reads, "Supported Read Operations" (the SHOULD) and "Unsupported

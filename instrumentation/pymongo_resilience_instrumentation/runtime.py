@@ -190,7 +190,7 @@ class Runtime:
         Args:
             operation: The operation.
             span: Whether it may get a span.
-            whole_timeout: Give it its whole timeout, however much has passed.
+            whole_timeout: Give it its whole timeout, even if part of it has passed.
             at_least: Give it the rest of its timeout, but at least this many seconds.
 
         Raises:

@@ -140,10 +140,10 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
     Blocks nest. If both set a field, the inner block takes precedence; the shorter of two timeouts
     applies.
 
-    The policy ends with the block, however and wherever the block is left, and so it does for tasks
-    and threads that inherited the context. Do not use ``with override(...)`` around a ``yield``:
-    like every context variable, the policy would also apply to the body of the loop over the
-    generator. Decorate the generator function instead.
+    The policy ends with the block, even if an exception or another thread ends the block. It then
+    also ends for tasks and threads that inherited the context. Do not use ``with override(...)``
+    around a ``yield``: like every context variable, the policy would also apply to the body of the
+    loop over the generator. Decorate the generator function instead.
 
     Thread- and task-safe, even if several threads enter one instance, or one thread enters it
     twice.

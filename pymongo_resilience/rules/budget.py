@@ -186,7 +186,7 @@ class RatioBudget(_Accounts):
     overload began long ago. If thousands of such clients retried without end, their retries would
     all arrive when the server recovers. Retries that pymongo would not make therefore end some time
     after the operation's first rejection (see ``PATIENCE_S``), unless another operation of the
-    client has succeeded since then.
+    client has succeeded since that rejection.
     """
 
     def __init__(

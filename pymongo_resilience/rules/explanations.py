@@ -30,8 +30,8 @@ NOT_RETRIED: Final[Mapping[Rule, str]] = {
         "less, or set a longer timeout"
     ),
     Rule.BREAKER: (
-        "{name}: the server's circuit breaker is open, and no timeout leaves time to wait for its "
-        "next probe. Check that server"
+        "{name}: the server's circuit breaker is open, and the operation cannot wait for its next "
+        "probe, because it has no timeout or too little time left. Check that server"
     ),
     Rule.BUDGET: (
         "{name}: the server {load}, and the client's retry budget allows no further retry. Send "
@@ -40,8 +40,8 @@ NOT_RETRIED: Final[Mapping[Rule, str]] = {
 }
 _SENT_ONCE: Final = {
     Kind.COMMAND: (
-        "it is not declared idempotent, so it is not known whether running it twice is safe. "
-        "Declare it if it is"
+        "it is not declared idempotent, so a retry might apply it twice. If running it twice is "
+        "safe, declare it idempotent"
     ),
     Kind.AGGREGATE_WRITE: (
         "$out or $merge may have written part of the result, and it is not declared idempotent. "
@@ -51,7 +51,8 @@ _SENT_ONCE: Final = {
 }
 """Why these operations are not retried once they were sent. A getMore is explained in ``_lost``."""
 _RESUME_FINDS: Final = (
-    'if it is a find that is sorted by _id or not sorted, override(resumable="if_possible") does so'
+    'override(resumable="if_possible") does that automatically for a find without a sort or sorted '
+    "by _id"
 )
 _READS_OFF: Final = "retryReads is off for this client. Set retryReads=true to allow retries"
 _DECLARE: Final = "declare it idempotent with override(idempotent=True) or a policy"
@@ -146,8 +147,8 @@ def _unsafe(state: RetryState, failure: Failure) -> str:
         # Declaring the write is enough, with every server. Do not advise to set only
         # retryWrites=true: some servers refuse that, and they do not recognize every write.
         return (
-            f"while retryWrites is off. To allow retries, {_DECLARE}. Writes that the server "
-            "recognizes are also retried with retryWrites=true"
+            f"while retryWrites is off. To allow retries, {_DECLARE}. With retryWrites=true, "
+            "writes with a transaction number, such as insert_one, are retried too"
         )
     return (
         "and is not declared idempotent, so a retry might apply it twice. Check whether it was "

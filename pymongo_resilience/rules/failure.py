@@ -165,7 +165,7 @@ class Failure:
     transaction. If pymongo added the label itself, it proves nothing.
     """
     executed: bool = False
-    """The reply shows that the command ran, whatever its labels are."""
+    """The reply shows that the command ran, even if its labels say otherwise."""
     timed_out: bool = False
     """The attempt ran out of time. The limit may be the operation's deadline, or a limit for
     selecting a server, for connecting, for the socket, or for the command.

@@ -83,14 +83,14 @@ class Rule(enum.StrEnum):
 WITHHELD = frozenset({
     Rule.ATTEMPTS, Rule.STRATEGY, Rule.OVERLOAD_WAIT, Rule.BREAKER, Rule.BUDGET,
 })  # fmt: skip
-"""Rules that decline a retry which would be safe and is normally made. The error's text gives
-such a reason even if the server answered the only attempt.
+"""Rules that decline a retry which would be safe and is normally made. The error's text explains
+these rules even if there was one attempt and the server answered it. Others are then left out.
 """
 
 
 EXPLAINED = frozenset({RetryReason.THROTTLED, RetryReason.NO_RETRYABLE_WRITES})
-"""Reasons for which the application can change a setting. The error's text names it even if the
-server answered the only attempt.
+"""Reasons for which the application can change a setting. The error's text names that setting even
+if there was one attempt and the server answered it.
 """
 
 
@@ -123,8 +123,8 @@ Verdict = GiveUp | Retry
 def ask_strategy(state: RetryState, failure: Failure) -> Any:
     """Return the strategy's answer, which may be an awaitable.
 
-    Failures for some reasons are always retried. For these, a strategy is called only if it follows
-    MongoDB's specifications.
+    Failures with some reasons (``RetryReason.always_retry``) are always retried. For these, a
+    strategy is called only if it follows MongoDB's specifications.
     """
     if failure.reason.always_retry and not follows_specification(state):
         return RetryAction(backoff.controlled(state.attempts))
@@ -132,8 +132,8 @@ def ask_strategy(state: RetryState, failure: Failure) -> Any:
 
 
 MAX_ATTEMPTS = 100_000
-"""Maximum attempts of one command, in case the clock stands still. More than fit into one minute if
-each takes 1 ms.
+"""Maximum attempts of one command, in case the clock stands still. One minute has room for fewer
+attempts than this, even if each takes only 1 ms.
 """
 
 
@@ -170,7 +170,8 @@ class RetryRules:
         if held_back:
             delay = max(delay, backoff.held_back(state.attempts, self.random))
         elif state.retries >= 1 and is_extra(state):
-            # Spread extra retries over their time, whatever delay the strategy returned.
+            # Spread the extra retries over the time that is allowed for them, even if the strategy
+            # returned a shorter delay.
             delay = max(delay, backoff.exponential(state.attempts, self.random))
         if failure.overloaded:
             return self._after_overload(state, failure, delay, held_back=held_back)
@@ -179,7 +180,7 @@ class RetryRules:
         # Here and below, "not >=" and "not <=" are intentional: comparisons with NaN are False, so
         # a NaN counts as no time left.
         if not room >= (LAST_ATTEMPT if delay else SHORTEST):
-            # Without a deadline, the time limit is the end of the retries.
+            # Without a deadline, running out of time means that the retries are used up.
             return GiveUp(Rule.ATTEMPTS if state.deadline is None else Rule.DEADLINE)
         # An early attempt is better than none, so shorten the delay until one more attempt fits.
         delay = min(delay, max(0.0, room - LAST_ATTEMPT))
@@ -296,9 +297,9 @@ class RetryRules:
         if state.kind in (Kind.READ, Kind.TRANSACTION_END) or failure.carried_txn_number:
             return True
         if failure.stage is Stage.NOT_SENT:
-            # This attempt was not sent, but an earlier one may have been. That it was retried means
-            # that it carried a transaction number, which the next attempt carries as well, or that
-            # the write is declared idempotent.
+            # This attempt was not sent, but an earlier one may have been. The earlier one was
+            # retried, so either it carried a transaction number, as the next attempt will, or the
+            # write is declared idempotent.
             return True
         # Only unacknowledged writes have no reply. pymongo waits for the reply to any other
         # command, whatever its write concern.

@@ -121,7 +121,7 @@ def test_one_that_lacks_names_loses_its_timeouts_and_nothing_else(order: str, an
     there, log = told(program)
     assert there is True
     (line,) = log.splitlines()
-    assert "streams have no timeout" in line
+    assert "no timeout covers the whole life of a GridFS stream" in line
     assert "gridfs.synchronous.grid_file.GridFSBucket" in line
     assert "gridfs.asynchronous.grid_file.AsyncGridFSBucket" in line
 

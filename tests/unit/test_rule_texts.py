@@ -102,7 +102,7 @@ def test_no_two_rules_say_the_same() -> None:
         (Rule.TRANSACTION_OVER, {"kind": Kind.TRANSACTION_END, "once": True},
          "update: this server has no such open transaction, so it has nothing to abort"),
         (Rule.BREAKER, {"deadline": Deadline.after(FakeClock(), 1)},
-         "update: the server's circuit breaker is open, and no timeout leaves time"),
+         "update: the server's circuit breaker is open, and the operation cannot wait"),
     ],
 )  # fmt: skip
 def test_what_it_depends_on(rule: Rule, facts: dict[str, Any], said: str) -> None:

@@ -174,7 +174,9 @@ class DriverAttempts:
     """Seconds."""
 
     def first(self) -> Any:
-        """Make the first attempt, and once do what pymongo's ``run`` does before a write."""
+        """Do what pymongo's ``run`` does before a write, which must happen only once, and make the
+        first attempt.
+        """
         loop = self.loop
         if loop._is_read:
             return loop._read()
@@ -291,7 +293,7 @@ class DriverAttempts:
         # pymongo's read flag is not enough from here on: ``command()``, aggregates with a write
         # stage, and getMore use its read path as well.
         if self.loop._is_run_command:
-            # A getMore moves the cursor on, whatever the application declares.
+            # A getMore moves the cursor on, even if the application declares it idempotent.
             return Kind.GET_MORE if self.loop._operation == "getMore" else Kind.COMMAND
         if not self.loop._is_read:
             return Kind.WRITE
@@ -299,7 +301,7 @@ class DriverAttempts:
             return Kind.GET_MORE
         if self.loop._is_aggregate_write:
             return Kind.AGGREGATE_WRITE
-        # A read that pymongo would not retry although retryReads is on is not a plain read.
+        # If pymongo would not retry a read despite retryReads, it is not a plain read.
         if self.loop._retryable or not self.client.options.retry_reads or self.in_transaction():
             return Kind.READ
         return Kind.AGGREGATE_WRITE if name == "aggregate" else Kind.COMMAND
@@ -350,8 +352,8 @@ class DriverAttempts:
     def supports_txn_number(self, connection: Connection) -> bool:
         """Return True if the selected server accepts a retryable write on this connection.
 
-        As pymongo decides, except for a standalone, which the server's description may not show
-        yet.
+        As in pymongo, except that the connection decides whether the server is a standalone: the
+        server's description may still be Unknown.
         """
         return bool(
             self.session
@@ -524,8 +526,8 @@ class DriverAttempts:
     def pin_again(self) -> None:
         """Pin the transaction to its router again.
 
-        pymongo unpins it after any error with the label TransientTransactionError, which it adds to
-        every connection that could not be made.
+        pymongo unpins it after any error with the label TransientTransactionError, which it adds
+        whenever it cannot connect.
         """
         transaction = self.session._transaction
         if transaction.pinned_address is None:
@@ -540,9 +542,9 @@ class DriverAttempts:
             if not transaction.has_completed_command:
                 transaction.set_starting()
         elif failure.stage is Stage.ANSWERED:
-            # A rejected commit does not count as an attempt. But earlier ones still do, unlike in
-            # pymongo's own loop: the reply of one may have been lost, and then the next must have a
-            # majority write concern.
+            # A rejected commit does not count as an attempt. Earlier commits still count (pymongo
+            # forgets them): if the reply to one was lost, the next commit needs a majority write
+            # concern.
             transaction.attempt -= 1
 
     def deprioritize(self, server: Server) -> None:

@@ -208,7 +208,7 @@ def request_check(topology: Topology, address: Address) -> None:
 
 
 def request_next_check(topology: Topology, address: Address) -> None:
-    """Check the server again soon after the current check ends, however it ends. Takes no lock."""
+    """Check the server again soon after the current check succeeds or fails. Takes no lock."""
     server = server_at(topology, address)
     if server is not None:
         server._monitor.request_check()

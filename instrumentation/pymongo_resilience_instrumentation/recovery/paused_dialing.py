@@ -47,9 +47,9 @@ TICK = 0.02
 connection is closed.
 """
 REFILL_FIRST, REFILL_LONGEST = 1.0, 10.0
-"""Seconds until the pool is filled up to ``minPoolSize`` again after the first rejection of such a
-connection, and the maximum. Each further rejection doubles the time. pymongo would try once a
-second, or send nothing for ten seconds to a server that it considers lost.
+"""The pause in seconds after the first rejected connection for ``minPoolSize``, and the longest
+pause. Each further rejection doubles it. pymongo would try once a second, or send nothing for ten
+seconds to a server that it considers lost.
 """
 SHARE = 0.5
 """Maximum part of the remaining time that an operation waits. The rest is kept for a new
@@ -102,8 +102,8 @@ class Dialing:
     def note_rejected_refill(self, now: float) -> None:
         """Start a pause that applies only to connections for ``minPoolSize``."""
         pause = min(REFILL_LONGEST, REFILL_FIRST * 2.0**self.refills_rejected)
-        # The pause has reached its maximum long before. Without a bound, the power of two would
-        # overflow.
+        # By ten rejections, the pause has reached its maximum. Without this bound, the power of two
+        # would overflow.
         self.refills_rejected = min(self.refills_rejected + 1, 10)
         self.refill_paused_until = now + pause * random.uniform(0.75, 1.25)  # noqa: S311 - as below
 
@@ -197,8 +197,8 @@ class Dial(Entered):
         self.was_reused = False
         """True if the operation got another connection instead."""
         self.due = 0.0
-        """If it has the turn: when the connection is created. This and the following are times on
-        the monotonic clock.
+        """The time at which the connection is created, if this dial has the turn. This and the
+        following are times on the monotonic clock.
         """
         now, remaining = time.monotonic(), driver.csot.remaining()
         self.latest = math.inf if remaining is None else now + SHARE * remaining

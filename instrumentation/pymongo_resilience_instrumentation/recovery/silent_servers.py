@@ -175,8 +175,8 @@ class LivenessCheck:
     def _interrupt(self, attempts: DriverAttempts, pool: Pool) -> None:
         """Interrupt one attempt, unless the server responds to it or it would not be retried."""
         connection: Connection | None = attempts.connection or attempts.operation.handshaking
-        # Data that arrives on the connection shows that the server is alive, whatever its monitor
-        # sees.
+        # Data that arrives on the connection shows that the server is alive, even if its monitor
+        # gets no reply.
         if (
             connection is not None
             and driver.connections.is_of(connection, pool)

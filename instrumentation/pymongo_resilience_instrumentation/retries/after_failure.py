@@ -141,7 +141,7 @@ class Retries:
     """
 
     last: Failure | None = None
-    """An earlier failure. Its error is raised unless that of the last attempt is more informative.
+    """An earlier failure. Its error is raised unless the last attempt's error is more informative.
     """
     uncertain_command: tuple[Any, int] | None = None
     """The position of the bulk write's command that an attempt has sent which may have been

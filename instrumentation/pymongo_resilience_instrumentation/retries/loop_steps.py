@@ -143,8 +143,8 @@ def end_run(attempts: DriverAttempts, error: BaseException | None) -> None:
     else:
         unfinished = operation.is_closed_by(error)
     if attempts.permit is not None:
-        # An unacknowledged write shows nothing about the server. Nor does an error: if it shows
-        # anything, ``report`` has already told the breaker.
+        # An unacknowledged write shows nothing about the server. An error is left out too: if it
+        # shows anything, ``report`` has already told the breaker.
         no_reply = error is not None or (
             operation.call.is_public and not operation.call.is_acknowledged
         )

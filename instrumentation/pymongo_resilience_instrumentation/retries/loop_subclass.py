@@ -2,9 +2,9 @@
 
 pymongo looks up its loop as a global of its module for each operation, so replacing that global
 affects existing clients as well. pymongo's code makes the first attempt. If it fails, the engine's
-executor decides and makes the next ones, below the place where pymongo takes the transaction
-number. Commands outside of an operation, such as a method that was bound before ``instrument()``,
-get an operation that enforces their deadline.
+executor decides about the next ones and makes them from inside ``run``, after pymongo has taken the
+transaction number, so that all attempts share it. Commands outside of an operation, such as a
+method that was bound before ``instrument()``, get an operation that enforces their deadline.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Client, Pool
 
 AGAIN_S = 5.0
-"""Seconds between two looks at a server. A result is valid for as long."""
+"""Seconds between two looks at a server. A result stays valid for the same time."""
 STEP_S = 1.0
 """Seconds for each step of a look."""
 ALERT_S = 0.3

@@ -62,7 +62,7 @@ CONFIGURED_WRONG = frozenset({
 REDUCED = {"$project": {"_id": 1, "operationType": 1, "ns": 1, "documentKey": 1, "clusterTime": 1}}
 TRANSACTION: dict[str, Any] = {"write_concern": WriteConcern("majority")}
 SLICE = 0.1
-"""Seconds between two checks in a pause for whether ``stop()`` was called."""
+"""During a pause, the seconds between two checks of whether ``stop()`` was called."""
 RETRIES = integer(0, 1_000_000)
 EVERY = integer(1, 1_000_000)
 DELIVERIES = one_of(*Delivery)
@@ -75,8 +75,8 @@ def kind_of(error: Exception) -> ErrorKind:
     """Return what one of pymongo's errors means for a stream."""
     if not isinstance(error, PyMongoError):
         return ErrorKind.FINAL
-    # These codes come first: whatever the error's labels are, opening the stream again would fail
-    # in the same way.
+    # Check these codes before the error's labels: opening the stream again would fail in the same
+    # way.
     code = classify.attribute(error, "code")
     if code in HISTORY_LOST:
         return ErrorKind.HISTORY_LOST
@@ -160,9 +160,7 @@ class _Consumer:
         if on_handler_error == "skip" and on_skip is None:
             problems.append('on_handler_error="skip": expected on_skip=, which records the change')
         reserved = {"resume_after", "start_after", "session", "pipeline"} & watch_options.keys()
-        problems += [
-            f"{each}: expected nothing, because the consumer sets it" for each in sorted(reserved)
-        ]
+        problems += [f"{each}: do not pass it; the consumer sets it" for each in sorted(reserved)]
         if problems:
             raise ConfigurationError(problems)
         if isinstance(tokens, self._collection_tokens):

@@ -58,8 +58,8 @@ class _Stored:
         if None not in (of, self._of) and of != self._of:
             raise ForeignTokenError(
                 f"{self.name}: the stored token belongs to a stream of {of}, not of {self._of}. "
-                "Give each stream its own name. If the changes since then do not matter, remove "
-                "the token with tokens.forget()"
+                "Give each stream its own name. If you can do without the changes after that "
+                "token, remove it with tokens.forget()"
             )
         token: Token = document["token"]
         return token
@@ -72,8 +72,8 @@ class _Stored:
 
     def _overtaken(self) -> NoReturn:
         raise OvertakenError(
-            f"{self.name}: another consumer with this name has stored a token since then. Run "
-            "one at a time, or give each its own name"
+            f"{self.name}: another consumer with this name has stored a token since this one "
+            "last did. Run one at a time, or give each its own name"
         )
 
 

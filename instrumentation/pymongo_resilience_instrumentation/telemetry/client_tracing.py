@@ -34,7 +34,8 @@ CONTRIB = "opentelemetry.instrumentation.pymongo"
 CONTRIB_IS_ACTIVE = (
     "opentelemetry-instrumentation-pymongo is active, so it records the command spans and "
     "pymongo-resilience only those of operations. To get both from pymongo-resilience, "
-    "uninstrument it or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
+    "uninstrument opentelemetry-instrumentation-pymongo or set "
+    "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
 )
 
 

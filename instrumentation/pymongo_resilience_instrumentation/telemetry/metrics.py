@@ -87,7 +87,9 @@ class OperationMetrics(Observer):
             "Incoming requests that were refused because they had expired.",
         )
         self._selection = _seconds(
-            meter, "pymongo_resilience.server_selection.duration", "Waits of attempts for a server."
+            meter,
+            "pymongo_resilience.server_selection.duration",
+            "Time that an attempt waited for a server.",
         )
         self._backoff = _seconds(meter, "pymongo_resilience.backoff", "Delay before a retry.")
         self._attempts: Histogram | None = None
@@ -183,7 +185,7 @@ class DriverMetrics:
             "New connections that an overloaded server rejected.",
         )
         self.timeouts = meter.create_counter(
-            "db.client.connection.timeouts", "{timeout}", "Waits for a connection that timed out."
+            "db.client.connection.timeouts", "{timeout}", "Timed-out waits for a connection."
         )
         self.heartbeat = _seconds(
             meter, "pymongo_resilience.heartbeat.duration", "Duration of a monitor's hello."

@@ -1,8 +1,9 @@
 """The time limits of a command: ``maxTimeMS``, ``attempt_timeout_ms``, and older options.
 
 A timeout that the application sets replaces the older options (maxTimeMS, socketTimeoutMS, wtimeout
-and so on), as the specification demands. A timeout from the configuration does not replace them,
-because the application did not choose it instead of them. In that case, the shorter limit applies.
+and so on), as the specification demands. A timeout from the configuration does not replace the
+older options, because the application did not choose between the two. In that case, the shorter
+limit applies.
 Source: Client Side Operations Timeout, "Command Execution", "timeoutMS overrides deprecated timeout
 options" and "Deprecations".
 """
@@ -117,11 +118,11 @@ def wrapped(enabled_flag: EnabledFlag, *, configured: bool) -> Iterator[Row]:
 
 
 reply_limits_used = FirstUse()
-"""Notes the first use of a limit for replies other than the operation's deadline."""
+"""Notes when a reply first gets a limit other than the operation's deadline."""
 
 
 def for_replies() -> Iterator[Row]:
-    """Yield the wrappers that are needed only from the first use of ``reply_limits_used`` on."""
+    """Yield the wrappers that are installed once ``reply_limits_used`` has been noted."""
     for module, name in driver.connections.receivers():
         yield module, name, Reply()
 

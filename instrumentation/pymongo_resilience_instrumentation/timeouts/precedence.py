@@ -22,8 +22,8 @@ timeout: the rows below it do not apply, and it counts as longer than any other 
 timeout does not end a cursor, a change stream, or a GridFS stream. If the installed pymongo does
 not support CSOT, only the client's own timeout applies.
 
-In an incoming request with a deadline, an operation ends no later than the request, whatever its
-timeout is. A cursor or stream that is used after the request is not affected.
+In an incoming request with a deadline, an operation ends no later than the request, even if the
+operation's timeout is longer. A cursor or stream that is used after the request is not affected.
 
 Source: Client Side Operations Timeout, "timeoutMS", "Convenient Transactions API" and "Cursors".
 """

@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:  # noqa: PLR0915 - about one for each 
     files("the directory", "directory", type=Path, metavar="DIR")
     files("overwrite existing files", "--force", **flag)
     config = command(_config, "Show every option with its value, source and allowed values.")
-    config("show only options that variables or the file set", "--changed", **flag)
+    config("show only options that are set by a variable or the file", "--changed", **flag)
     return parser
 
 

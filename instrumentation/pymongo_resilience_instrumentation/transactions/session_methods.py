@@ -127,7 +127,7 @@ class _LeftOpen(Entered):
 class EndTransaction(OperationInterceptor):
     """Wraps commit and abort.
 
-    An abort that the application calls gets the whole timeout, however much of it has passed. An
+    An abort that the application calls gets the whole timeout, even if part of it has passed. An
     abort of with_transaction gets the rest of the timeout, but at least ``ABORT_GRACE``: pymongo
     4.20 silently does not send it after the deadline, and the transaction keeps its locks.
     """
@@ -226,7 +226,8 @@ def _state_outcome(error: PyMongoError) -> None:
     Only once, because the same error may be raised again.
     """
     if isinstance(error, WriteConcernError):
-        # The commit ran, whatever the labels are. A new transaction would apply everything again.
+        # The commit ran, even if a label asks for a new transaction, which would apply everything
+        # again.
         driver.selection.forget_transient(error)
         outcome = "the transaction was committed, but its write concern was not satisfied"
     elif error.has_error_label(transaction_spans.UNKNOWN_RESULT):

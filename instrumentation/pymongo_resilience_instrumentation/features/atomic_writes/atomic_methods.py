@@ -26,8 +26,8 @@ HIDDEN = (
     "that library, or remove its wrapper"
 )
 SESSION = (
-    "the given session is not in a transaction. Start one in it, or do not pass a session, and the "
-    "library starts a transaction itself"
+    "the given session is not in a transaction. Start a transaction in it, or omit the session: "
+    "the library then starts a transaction itself"
 )
 STANDALONE = (
     "a standalone server does not support transactions. Use a replica set; one member is enough"

@@ -30,12 +30,12 @@ def plug_in(runtime: Runtime, apply_patches: Callable[[Iterable[Row]], None]) ->
             return
         # This runs inside the application's import, which must not fail.
         with contain_internal_errors(
-            "while wrapping GridFS, so its streams have no timeout for their whole life"
+            "while wrapping GridFS, so no timeout covers the whole life of a GridFS stream"
         ):
             if self_check.report_missing(
                 driver.private_names.parts_of_gridfs(),
                 "GridFS",
-                "its streams have no timeout for their whole life",
+                "no timeout covers the whole life of a GridFS stream",
             ):
                 return
             from . import stream_deadlines  # noqa: PLC0415 - it imports gridfs

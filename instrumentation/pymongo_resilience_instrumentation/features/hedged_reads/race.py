@@ -197,7 +197,7 @@ class Race:
     def _finish(self, tried: Try) -> bool:
         """Record the end of a try. Return True if its outcome is not used.
 
-        The first try decides the race however it ends, the second only with an answer.
+        The first try decides the race with an answer or an error, the second only with an answer.
         """
         if tried is self._first and tried.error is None:
             self._hedges.observe(self._namespace, time.perf_counter() - self._began)

@@ -213,7 +213,7 @@ ROWS = {
             now("sum", "db_client_connection_pending_requests", BY_POOL, POOL),
         ),
         panel(
-            "Timeouts", "ops", "Waits for a connection that timed out.",
+            "Timeouts", "ops", "Timed-out waits for a connection.",
             rate("db_client_connection_timeouts_total", BY_POOL, POOL),
         ),
         panel(
@@ -233,8 +233,8 @@ ROWS = {
     "Overload": (
         panel(
             "Rejected as overloaded", "ops",
-            "attempts: all rejected attempts. handshakes: rejected new connections of attempts, or "
-            "for minPoolSize.",
+            "attempts: all rejected attempts. handshakes: rejected new connections, whether for "
+            "an operation or for minPoolSize.",
             Query(f"sum(rate({RETRIES}{OVERLOADED}{RATE}))", "attempts"),
             Query(f"sum(rate({REJECTED}{POOL}{RATE}))", "handshakes"),
         ),

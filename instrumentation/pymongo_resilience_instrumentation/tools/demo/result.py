@@ -160,7 +160,7 @@ class Result:
         row("lost writes", [each.lost for each in records], _BAD)
         row("duplicated writes", [each.duplicated for each in records], _BAD)
         rows("errors the application saw", [each.errors for each in records], _BAD)
-        rows("failed attempts, repeated", [each.retries for each in records], "yellow")
+        rows("failed attempts, retried", [each.retries for each in records], "yellow")
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             row(name, [f"{each.quantile(share) * 1000:.1f} ms" for each in records])
         return Group(Text(self.verdict()[0], "bold red" if self.problems() else "green"), table)

@@ -207,8 +207,10 @@ def of_library() -> Iterator[Finding]:
     except ConfigurationError as error:
         yield Finding("library", Level.WRONG, str(error), "correct these options")
         return
-    names = ", ".join(sorted(loaded.sources)) or "no options"
-    yield Finding("library", Level.OK, f"pymongo-resilience: variables or the file set {names}")
+    names = ", ".join(sorted(loaded.sources)) or "none"
+    yield Finding(
+        "library", Level.OK, f"pymongo-resilience: options set by variables or the file: {names}"
+    )
 
 
 def usable(probes: Sequence[Probe], target: Target) -> bool:

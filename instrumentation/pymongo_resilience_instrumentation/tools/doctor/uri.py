@@ -106,7 +106,7 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
     before, _, query = rest.partition("?")
     hosts, _, database = before.partition("/")
     if _MISPLACED.search(rest) and "@" not in hosts:
-        text = "there is an @ after the first / or ?, which ends the user and the password"
+        text = "an @ follows the first / or ?: the user or the password may contain one unescaped"
         return None, [_wrong(text, _ESCAPED)]
     if _UNESCAPED.search(hosts.rpartition("@")[0]):
         return None, [_wrong("the user or the password contains an unescaped @, : or %", _ESCAPED)]
