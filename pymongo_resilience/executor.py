@@ -40,7 +40,9 @@ class Work(Protocol):
         ...
 
     def classify(self, error: Exception, /) -> Failure:
-        """Return the facts of the attempt that ended with ``error``.
+        """Close the attempt that ended with ``error``, and return its facts.
+
+        Called once per attempt.
 
         Raises ``error`` itself if the operation's coroutine is being closed, because no other
         attempt may follow.

@@ -41,10 +41,11 @@ class Operation:
     """One operation. Belongs to one thread or task.
 
     The outermost wrapper creates it, and inner ones find it. While it runs, ``timeouts/`` writes
-    ``limits``, the executor writes ``outcome``, and ``telemetry/`` writes ``shown``. The runtime
-    begins and ends it. The methods of this class write everything else, and replace these values
-    when it begins, adopts a try of a hedged read, or ends. Attributes that most operations never
-    set are class attributes, so that creating an operation is cheap.
+    ``limits``, the executor writes ``outcome``, and ``telemetry/`` writes ``shown``, ``sent_to``,
+    ``last_command``, and ``outer_context``. The runtime begins and ends it, and ``begin_run`` sets
+    ``attempts``. The methods of this class write everything else, and replace these values when it
+    begins, adopts a try of a hedged read, or ends. Attributes that most operations never set are
+    class attributes, so that creating an operation is cheap.
     """
 
     has_operations = True

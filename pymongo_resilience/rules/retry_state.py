@@ -65,8 +65,8 @@ class RetryState:
     budget: RetryBudget = field(default=UNLIMITED, repr=False)
     """The client's retry budget."""
     once: bool = False
-    """True for an abort. Without a deadline, an abort that no server rejected is retried at most
-    once, because the client's background task sends it again later.
+    """True for an abort. An abort that no server rejected is retried at most once, even if time is
+    left, because the client's background task sends it again later.
     """
     method: str = ""
     """The pymongo method that the application called, such as ``"update_many"``; for a cursor's

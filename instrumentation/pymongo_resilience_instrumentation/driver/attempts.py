@@ -131,7 +131,9 @@ class RetryPlan:
 
 
 class DriverAttempts:
-    """The attempts of one run of pymongo's retry loop. Only this class touches the loop.
+    """The attempts of one run of pymongo's retry loop.
+
+    Only modules of ``driver`` use the private names of the loop.
 
     Belongs to one thread or task; other threads may read it. ``first`` and ``again`` return a
     coroutine in async clients. Attributes that a healthy operation does not need are class

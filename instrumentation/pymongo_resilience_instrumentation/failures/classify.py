@@ -1,7 +1,9 @@
-"""Converts an exception of pymongo to the engine's facts. Only this module reads codes and labels.
+"""Converts an exception of pymongo to the engine's facts, from its class, codes, and labels.
 
-The table in reasons.py defines what codes mean. Sources: Retryable Reads ("Retryable Error"),
-Client Backpressure ("Terms"), Couchbase RFC 0049.
+The table in reasons.py defines what codes mean for a retry. Some other modules read codes or labels
+for their own purposes, such as causes.py for logins and error_texts.py for duplicate keys.
+
+Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Couchbase RFC 0049.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a run of pymongo's retry loop needs once an attempt has failed.
 
-A failure passes these steps once, in this order: ``classify`` returns its facts, the engine's rules
-decide about them, ``plan`` returns how the next attempt is made, and ``again`` makes it. The
-engine's executors take the steps.
+The engine's executors take these steps after a failed attempt, in this order: ``classify`` closes
+the attempt and returns its facts, ``report`` reports them, the engine's rules decide, ``plan``
+returns how the next attempt is made, or ``final_error`` the error to raise, and ``again`` makes the
+attempt. The second try of a hedged read is not retried; it calls only ``classify`` and ``report``.
 """
 
 from __future__ import annotations
@@ -203,10 +204,15 @@ class Retries:
         return Deadline(self.clock, now + remaining, length), None
 
     def classify(self, error: Exception) -> Failure:
-        """Return the facts of the attempt that ended with ``error``.
+        """Close the attempt that ended with ``error``, and return its facts.
 
-        Corrects the error's text and labels if pymongo's are misleading. Raises ``error`` itself if
-        its coroutine is being closed, because no other attempt may follow.
+        Not a pure query, so call it once per attempt. Ends the attempt's waits. If a bulk write has
+        moved on to its next command, credits the budget and resets the counts. If nothing was sent
+        because the server does not support the transaction number, ends the breaker's permit.
+        Corrects the error's text and labels if pymongo's are misleading.
+
+        Raises ``error`` itself if its coroutine is being closed, because no other attempt may
+        follow.
         """
         attempts = self.attempts
         if self.operation.is_closed_by(error):
