@@ -17,7 +17,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from support import hidden_objects
 from support.canaries import spelled
 
 import pymongo_resilience
@@ -151,11 +150,11 @@ def instrumented(**arguments: Any) -> Iterator[Outputs]:
         # What is there already is looked at once, at the end: each look takes in what is new.
         # What an earlier test has left is collected.
         gc.collect()
-        hidden_objects.hide()
+        gc.freeze()
         try:
             yield outputs
         finally:
-            hidden_objects.show()
+            gc.unfreeze()
             outputs.look()
             pymongo_resilience.uninstrument()
             outputs.warned += [str(each) for each in warned]

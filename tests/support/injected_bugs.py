@@ -20,7 +20,6 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pymongo_resilience_instrumentation
-from support import hidden_objects
 
 import pymongo_resilience
 
@@ -119,7 +118,7 @@ class Functions:
     which makes wrappers."""
 
     def __init__(self) -> None:
-        hidden_objects.show()  # gc.get_objects() returns no hidden ones
+        gc.unfreeze()  # the tests' conftest has hidden all modules from gc.get_objects()
         self.by_code: dict[CodeType, list[FunctionType]] = defaultdict(list)
         self.parents: dict[CodeType, CodeType] = {}
         self.caches: dict[CodeType, list[Any]] = defaultdict(list)
