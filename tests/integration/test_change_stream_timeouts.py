@@ -157,6 +157,7 @@ def test_a_block_around_a_next_can_only_shorten_it(
             error, elapsed = expire(side, stream, name)
         holds = min(each for each in (given, around) if each) / 1000
         assert error.timeout_s == holds
-        assert 0.9 * holds < error.elapsed_s < 5
+        # The server is given what is left of the timeout, less the round trip of a busy machine.
+        assert 0.5 * holds < error.elapsed_s < 5
         assert elapsed < 5
         side.do(stream.close)

@@ -205,7 +205,7 @@ def test_the_driver_strategy_leaves_policies_without_effect_and_says_so(
     with pymongo.MongoClient[Any](connect=False):
         pass
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    (text,) = [text for text in said if "made before" not in text]
+    (text,) = [text for text in said if "created before" not in text]
     assert "strategy=driver" in text
     assert "policies" in text
 

@@ -84,6 +84,8 @@ def test_a_mixed_bulk_loses_nothing_when_it_fails_before_it_was_begun(
     proxy.inject(CutBefore("ping"))
     with pytest.raises(pymongo.errors.AutoReconnect):
         side.do(client.admin.command, "ping")
+    # The monitor's connection was closed, too: the next handshake that is cut must not be its own.
+    side.wait_until(lambda: client.nodes)
     proxy.inject(CutAtHandshake())
     telemetry.clear()
     result = side.do(client[database].coll.bulk_write, _mixed())

@@ -62,7 +62,7 @@ def test_the_application_wins_over_the_loader_for_clients_that_exist_too(
     side.do(early[database].coll.find_one)
     telemetry = instrument(**FIRST)
     # The loader has told of those that it found: none that was made since is told of.
-    assert len({each for each in _warnings(caplog) if "made before" in each}) <= 1
+    assert len({each for each in _warnings(caplog) if "created before" in each}) <= 1
     for client in (early, side.client(server.uri)):
         telemetry.clear()
         with fail_command(control, "insert", closeConnection=True, times=3):
