@@ -44,7 +44,7 @@ def test_every_reason_and_every_code_is_in_the_table() -> None:
     assert set(by_reason) == {reason.value for reason in RetryReason}
     for reason in RetryReason:
         _, causes, any_write = by_reason[reason.value]
-        numbers = {int(number) for number in re.findall(r"(?<=[\w;,] )\d+|^\d+", causes)}
+        numbers = {int(number) for number in re.findall(r"(?<=[\w;:,] )\d+|^\d+", causes)}
         codes = CODES.get(reason, {})
         assert set(codes) <= numbers
         for number, name in codes.items():
