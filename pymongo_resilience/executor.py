@@ -54,8 +54,8 @@ class Work(Protocol):
 
         Returns:
             A function that releases what the attempt held (for async work, a coroutine function),
-            or None. It is a function and not a coroutine: if a signal handler raised before the
-            coroutine was awaited, Python would warn that it was never awaited.
+            or None. The coroutine function is returned uncalled: a signal handler may raise before
+            the coroutine is awaited, and Python would warn that it was never awaited.
         """
 
     def plan(self, failure: Failure, retry: Retry, /) -> Any:
@@ -75,7 +75,7 @@ class Work(Protocol):
 
 
 class UndecidedError(Exception):
-    """An internal error (its cause) prevented a decision about the failure ``failed``.
+    """Raised from an internal error that prevented a decision about the failure ``failed``.
 
     ``failed`` is None if nothing was sent.
     """

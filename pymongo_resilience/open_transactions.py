@@ -8,8 +8,9 @@ facts and sends the commands; the background task is in ``cleanup.py``.
 
     how it ends                                  sent at once, by pymongo     recorded event
     -------------------------------------------  ---------------------------  ---------------------
-    a statement or the block fails, the session  abortTransaction, retried    if the abort fails,
-      ends, or abort_transaction() is called       once                         its last attempt's
+    a statement or the block fails, the session  abortTransaction, retried    if the abort fails:
+      ends, or abort_transaction() is called       once                         event of its last
+                                                                                attempt
     Ctrl-C or a cancellation interrupts
       an abort                                   -                            INTERRUPTED
       the commit of with_transaction             -                            INTERRUPTED
@@ -17,8 +18,8 @@ facts and sends the commands; the background task is in ``cleanup.py``.
         atomic write                               session ends
       the application's own commit               - (it may commit again)      -
     a commit fails                               - (it may be sent again)     -
-    a coroutine of the client is being closed:   - (it cannot wait)           CLOSED
-      this abort, and all others until the
+    an abort while a coroutine of the client is  - (it cannot wait)           CLOSED
+      being closed, or after that until the
       background task runs
 
 Nothing is recorded for a transaction that is left to pymongo: with ``strategy=driver``, while the
@@ -124,7 +125,7 @@ class Step(enum.Enum):
     KILL_SESSION = "kill session"
     """Send killSessions to any router, which forwards it to all shards."""
     WAIT = "wait"
-    """Send nothing, because killing the session would fail what the application does with it."""
+    """Send nothing: killing the session would make the application's operations with it fail."""
 
 
 REFUSALS = frozenset({

@@ -191,8 +191,8 @@ def test_faults_that_never_strike_fail_their_test(tmp_path: Path) -> None:
     assert failed == FAILING, printed
     assert set(outcomes.values()) == {"PASSED", "FAILED"}
     assert len(outcomes) == 17
-    assert "never struck: CutAfter('delete')" in printed
-    assert "never struck: CutBefore('delete')" in printed
+    assert "these faults never acted: CutAfter('delete')" in printed
+    assert "these faults never acted: CutBefore('delete')" in printed
     assert "its own error" in printed
     # The same seed, the same order; another seed, another one.
     seven, again = re.findall(r"^(.*Latency.*), seed 7$", printed, re.MULTILINE)

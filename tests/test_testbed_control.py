@@ -56,7 +56,7 @@ def test_a_fault_is_posted_strikes_and_is_cleared(
         ask(control.url, "POST", "/faults", cut)
         status, answer = ask(control.url, "DELETE", "/faults?strict=true")
         assert status == 409
-        assert answer["error"].startswith(f"never struck: {shown['fault']} ")
+        assert answer["error"].startswith(f"these faults never acted: {shown['fault']} ")
         client.shop.orders.insert_one({})
     assert ask(control.url, "GET", "/faults") == (200, [])
 

@@ -41,9 +41,9 @@ MAX_FAILED = 4
 operations, because the overload is then not a brief one.
 """
 PATIENCE_S, PATIENCE_BACKOFFS = 2.0, 20.0
-"""How long after its first rejection an operation may be retried more often than by pymongo: in
-seconds, and in multiples of the back-off's base. The longer time applies. Later retries of many
-clients would all hit a server that has just recovered.
+"""How long after its first rejection an operation may get more retries than pymongo would make: so
+many seconds, or so many times the base back-off, whichever is longer. Later retries of many clients
+would all hit a server that has just recovered.
 """
 FORGOTTEN_S = 60.0
 """Seconds without a failed attempt after which the account is full again."""

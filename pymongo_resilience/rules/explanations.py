@@ -51,8 +51,8 @@ _SENT_ONCE: Final = {
 }
 """Why these operations are not retried once they were sent. A getMore is explained in ``_lost``."""
 _RESUME_FINDS: Final = (
-    'override(resumable="if_possible") does that automatically for a find without a sort or sorted '
-    "by _id"
+    'override(resumable="if_possible") does that automatically for a find that has no sort or is '
+    "sorted by _id"
 )
 _READS_OFF: Final = "retryReads is off for this client. Set retryReads=true to allow retries"
 _DECLARE: Final = "declare it idempotent with override(idempotent=True) or a policy"

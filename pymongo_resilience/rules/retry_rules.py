@@ -35,7 +35,7 @@ class Rule(enum.StrEnum):
     """The rule that declined a retry. Telemetry exports the value."""
 
     SELECTION = "selection"
-    """No server could be selected. Reported, never retried."""
+    """No server could be selected. A failed selection is never retried."""
     NEVER_RETRIED = "never_retried"
     """Rule 0: operations of this kind are retried only if they were not sent or were rejected."""
     TRANSACTION_OVER = "transaction_over"
@@ -43,8 +43,8 @@ class Rule(enum.StrEnum):
     the whole transaction.
     """
     TIME_LIMIT = "time_limit"
-    """Rules 0 and 4: the command takes longer than a limit other than the deadline, and a retry
-    would take as long.
+    """Rules 0 and 4: a limit that is not the deadline ended the command, and a retry would take as
+    long.
 
     Rule 0: the server stopped the command, at the application's own ``maxTimeMS`` or at a limit
     of the server. Rule 4: ``socketTimeoutMS`` ended an attempt and its retry, although the server
@@ -84,7 +84,8 @@ WITHHELD = frozenset({
     Rule.ATTEMPTS, Rule.STRATEGY, Rule.OVERLOAD_WAIT, Rule.BREAKER, Rule.BUDGET,
 })  # fmt: skip
 """Rules that decline a retry which would be safe and is normally made. The error's text explains
-these rules even if there was one attempt and the server answered it. Others are then left out.
+these rules even if there was one attempt and the server answered it. In that case, other rules are
+not explained.
 """
 
 
@@ -207,8 +208,8 @@ class RetryRules:
         base = self.base_backoff if failure.base_backoff is None else failure.base_backoff
         delay = backoff.overload(state.attempts, self.random, base, self.max_backoff)
         if failure.retry_after is not None:
-            # Clients that got the same number must not all come back at once, so add it to the
-            # random delay.
+            # The server may send the same ``retry_after`` to many clients. They must not all come
+            # back at once, so add it to the random delay.
             base = max(base, failure.retry_after)
             delay += min(failure.retry_after, self.max_backoff)
         limit = state.time_limit

@@ -100,7 +100,9 @@ def test_a_strict_clear_names_what_never_struck(proxy: ReplicaSet) -> None:
     _send(proxy, PING)  # NotPrimary takes it: it was there before
     with pytest.raises(TestbedError) as error:
         proxy.clear(strict=True)
-    assert "never struck: CutAfter('insert', times=3), CutBefore('ping')" in str(error.value)
+    assert "these faults never acted: CutAfter('insert', times=3), CutBefore('ping')" in str(
+        error.value
+    )
     with RawClient(proxy.address) as client:
         assert client.ask(PING)["ok"] == 1
     proxy.clear(strict=True)

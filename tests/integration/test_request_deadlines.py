@@ -76,7 +76,7 @@ def test_an_operation_ends_with_its_request(
 ) -> None:
     telemetry = instrument()
     error = expire(side, proxy, OWN[own](coll).insert_one, {"n": 1})
-    assert "which is what the incoming request had left" in str(error)
+    assert "the time that the incoming request had left" in str(error)
     assert 0 < error.timeout_s <= REQUEST / 1000
     assert error.elapsed_s < REQUEST / 1000 + LATE
     (span,) = telemetry.operations()

@@ -349,7 +349,7 @@ def test_the_error_of_a_lost_cursor_names_the_option_or_why_it_had_no_effect(
             coll.aggregate, [{"$match": {}}, {"$sort": {"n": 1}}], batchSize=BATCH
         ),
     }
-    option = r'override\(resumable="if_possible"\) does that .* a find without a sort'
+    option = r'override\(resumable="if_possible"\) does that .* a find that has no sort'
     for name, make in makes.items():
         why = "It was not resumed, because .* sorted by _id" if name == "find" else option
         for wanted, named in ((None, option), (IF_POSSIBLE, why)):

@@ -176,9 +176,7 @@ class DriverAttempts:
     """Seconds."""
 
     def first(self) -> Any:
-        """Do what pymongo's ``run`` does before a write, which must happen only once, and make the
-        first attempt.
-        """
+        """Make the first attempt, after the one-time steps of pymongo's ``run`` before a write."""
         loop = self.loop
         if loop._is_read:
             return loop._read()
@@ -512,8 +510,8 @@ class DriverAttempts:
         # Otherwise pymongo may raise the last error again inside of the checkout, because it does
         # not consider the attempt retryable. That would clear the pool for all operations.
         self.loop._always_retryable = True
-        # pymongo itself logs the retry once the next attempt has a connection. As in pymongo, not
-        # for a bulk write.
+        # pymongo itself logs the retry once the next attempt has a connection. Like pymongo, do not
+        # log retries of bulk writes.
         self.loop._attempt_number += 1
         self.loop._retrying = not self.loop._bulk
         if self.progress is not None:
@@ -552,9 +550,9 @@ class DriverAttempts:
     def deprioritize(self, server: Server) -> None:
         """Make the next selection avoid a server, if there is another one."""
         if getattr(self.loop._server_selector, "max_staleness", NO_LIMIT) != NO_LIMIT:
-            # With avoided servers, pymongo 4.20 measures staleness only against the primary, or the
-            # newest member, among the remaining servers. Without the primary, that might allow data
-            # that is too old.
+            # If servers are avoided, pymongo 4.20 computes staleness from the remaining ones only:
+            # relative to the primary or, if the primary is avoided, to the newest member. Then it
+            # might allow data that is too old.
             has_primary = self.topology_type() == "ReplicaSetWithPrimary"
             if not has_primary or server.description.is_writable:
                 return
@@ -568,8 +566,8 @@ _RUN_IN_SPAN = "_run"
 def run_name(drivers: type) -> str:
     """Return the name of the method that makes the attempts.
 
-    A pymongo that records spans itself has another method inside of ``run``, with its span around
-    it (the branch of PYTHON-5947).
+    A pymongo that records spans itself (the branch of PYTHON-5947) makes the attempts in a second
+    method, which ``run`` calls after opening the span.
     """
     return _RUN_IN_SPAN if hasattr(drivers, _RUN_IN_SPAN) else RUN
 

@@ -202,7 +202,7 @@ class Dial(Entered):
         """
         now, remaining = time.monotonic(), driver.csot.remaining()
         self.latest = math.inf if remaining is None else now + SHARE * remaining
-        """How long the operation waits."""
+        """The time until which the operation waits."""
         limit = driver.dialing.wait_queue_timeout(pool)
         # With a short waitQueueTimeoutMS, those that queue behind this one would run out of time,
         # so the pool does not pause.

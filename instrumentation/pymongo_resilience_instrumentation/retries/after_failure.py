@@ -80,7 +80,7 @@ LATE = 1.2
 def is_internal(error: Exception) -> bool:
     """Return True if the error is a bug of the library.
 
-    It is if the rules could not decide, or if the library's own code raised it unintentionally.
+    True if the rules could not decide, or if the library's own code raised it unintentionally.
     """
     if isinstance(error, UndecidedError):
         return True
@@ -115,7 +115,8 @@ def retry_state_of(runtime: Runtime, attempts: DriverAttempts) -> RetryState:
     kind = Kind.READ if attempts.hooks is not None else attempts.kind()
     method = call.method
     if kind is Kind.GET_MORE and call.cursor_class is None and method:
-        # The method also fetches the later batches of its own cursor, so show that this is one.
+        # Methods such as ``find_one`` also fetch the later batches of their own cursor. Append
+        # /getMore to tell these from the first batch.
         method += "/getMore"
     return RetryState(
         name=call.name,
@@ -145,8 +146,8 @@ class Retries:
     """An earlier failure. Its error is raised unless the last attempt's error is more informative.
     """
     uncertain_command: tuple[Any, int] | None = None
-    """The position of the bulk write's command that an attempt has sent which may have been
-    applied; see ``DriverAttempts.bulk_progress``.
+    """The position of the bulk write's command that was sent and may have been applied; see
+    ``DriverAttempts.bulk_progress``.
     """
     uncertain_end = 0
     """The position after the last statement of that command. Set once a reply to its retry contains

@@ -158,7 +158,8 @@ class _Consumer:
             if save_every != 1:
                 problems.append('save_every: expected 1 with delivery="exactly_once"')
         if on_handler_error == "skip" and on_skip is None:
-            problems.append('on_handler_error="skip": expected on_skip=, which records the change')
+            needs = "needs on_skip, a function that records the change"
+            problems.append(f'on_handler_error="skip" {needs}')
         reserved = {"resume_after", "start_after", "session", "pipeline"} & watch_options.keys()
         problems += [f"{each}: do not pass it; the consumer sets it" for each in sorted(reserved)]
         if problems:

@@ -17,10 +17,10 @@ The first row that matches the operation applies. Its timeout starts at the time
 
 If the configuration has no ``timeout_ms`` either, there is no timeout. A timeout of 0 means no
 timeout: the rows below it do not apply, and it counts as longer than any other timeout.
-``pymongo.timeout(None)`` is treated like ``pymongo.timeout(0)`` inside of another
-``pymongo.timeout``. Alone, it has no effect, as in pymongo. "For commands only" means that the
-timeout does not end a cursor, a change stream, or a GridFS stream. If the installed pymongo does
-not support CSOT, only the client's own timeout applies.
+Inside of another ``pymongo.timeout``, ``pymongo.timeout(None)`` acts like ``pymongo.timeout(0)``.
+Alone, it has no effect, as in pymongo. "For commands only" means that the timeout does not end a
+cursor, a change stream, or a GridFS stream. If the installed pymongo does not support CSOT, only
+the client's own timeout applies.
 
 In an incoming request with a deadline, an operation ends no later than the request, even if the
 operation's timeout is longer. A cursor or stream that is used after the request is not affected.
@@ -360,11 +360,15 @@ ATTRIBUTE = "_pymongo_resilience_timeout"
 DEFAULT_WAIT = 1.0
 """Seconds for which the server waits for new documents if ``max_await_time_ms`` is not set."""
 FOR_CURSOR_LIFETIME = (
-    ' for the whole life of the cursor (use timeout_mode="iteration" for a timeout per batch)'
+    'The timeout is for the whole life of the cursor; use timeout_mode="iteration" for a timeout '
+    "per batch"
 )
 
-FOR_REQUEST = ", which is what the incoming request had left,"
-FOR_RESUME = " to resume the change stream (call next() again to continue at the same position)"
+FOR_REQUEST = "The timeout is the time that the incoming request had left"
+FOR_RESUME = (
+    "The timeout is for resuming the change stream; call next() again to continue at the same "
+    "position"
+)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -389,7 +393,7 @@ class CursorTimeout:
     source: TimeoutSource = TimeoutSource.NONE
     """Who set the timeout."""
     in_use: bool = True
-    """False if the timeout was set before the cursor's first command, which still has to use it."""
+    """False until the cursor's first command has taken over a timeout that was set before it."""
 
     @property
     def omits_max_time(self) -> bool:
@@ -430,7 +434,7 @@ def kept_by(cursor: Cursor | ChangeStream) -> CursorTimeout | None:
 
 
 cursor_timeouts_used = FirstUse()
-"""Notes the first cursor or change stream that keeps a timeout."""
+"""Applies the patches for cursor timeouts at the first cursor or change stream with a timeout."""
 
 
 def keep(cursor: Cursor | ChangeStream, timeout: CursorTimeout | None) -> None:

@@ -35,16 +35,19 @@ def timed_out(
 ) -> PyMongoError:
     """Return an OperationTimeoutError that ``except type(cause)`` also catches.
 
-    It has the text, labels, code and details of ``cause``. ``advice`` is added after the timeout.
+    It has the text, labels, code and details of ``cause``. ``advice`` becomes the
+    last sentence of the text.
     """
     server, stage, attempts, reasons = origin
     where = f"on {server}" if server else "without a server"
     progress = stage.value.replace("_", " ")
     text = (
-        f"{name} exceeded its timeout of {timeout_s:.3g} s{advice} after "
+        f"{name} exceeded its timeout of {timeout_s:.3g} s after "
         f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({progress}): "
         f"{OVERDUE.sub('0', str(cause))}"
     )
+    if advice:
+        text += f"{'' if text.endswith('.') else '.'} {advice}"
     facts = {
         "timeout_s": timeout_s,
         "elapsed_s": elapsed_s,

@@ -39,8 +39,9 @@ _DIFFERENT: Final = {
     Engine.AMAZON_DOCUMENTDB: f"it does not support retryable writes: {_WRITES_IF_DECLARED}",
     Engine.AZURE_DOCUMENTDB: f"its connection string has retryWrites=false: {_WRITES_IF_DECLARED}",
     Engine.COSMOS_DB: (
-        "retryable writes need the capability EnableMongoRetryableWrites, and the server throttles "
-        f"requests (code 16500): {_WRITES_IF_DECLARED}"
+        "retryable writes need the capability EnableMongoRetryableWrites. The server throttles "
+        "requests (code 16500). Reads are retried, and writes if you declare them idempotent with "
+        "override(idempotent=True)"
     ),
     Engine.DOCUMENTDB: f"it may not support retryable writes: {_WRITES_IF_DECLARED}",
     Engine.FERRETDB: (

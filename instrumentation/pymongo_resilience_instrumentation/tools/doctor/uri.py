@@ -106,7 +106,10 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
     before, _, query = rest.partition("?")
     hosts, _, database = before.partition("/")
     if _MISPLACED.search(rest) and "@" not in hosts:
-        text = "an @ follows the first / or ?: the user or the password may contain one unescaped"
+        text = (
+            "an @ follows the first '/' or '?', so the user or the password may contain an "
+            "unescaped '/' or '?'"
+        )
         return None, [_wrong(text, _ESCAPED)]
     if _UNESCAPED.search(hosts.rpartition("@")[0]):
         return None, [_wrong("the user or the password contains an unescaped @, : or %", _ESCAPED)]

@@ -165,7 +165,8 @@ class Deployment(Running):
         self._since_clear.clear()
         if strict and idle:
             raise TestbedError(
-                f"never struck: {', '.join(map(repr, idle))} (check their commands and targets)"
+                f"these faults never acted: {', '.join(map(repr, idle))} "
+                "(check their commands and targets)"
             )
 
     def injected(self) -> Counter[str]:

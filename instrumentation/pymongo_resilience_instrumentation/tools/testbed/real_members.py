@@ -88,7 +88,8 @@ class InFrontOf(PassThrough):
         except (PyMongoError, ValueError) as error:
             # The text of the original error may contain the credentials.
             raise ValueError(
-                f"in-front-of is not a valid MongoDB URI ({type(error).__name__}): expected mongodb://..."
+                f"the URI for --in-front-of is not valid ({type(error).__name__}): expected "
+                "mongodb://..."
             ) from None
         self._seeds: list[tuple[str, int]] = [
             (host, number or 27017) for host, number in parsed["nodelist"]
