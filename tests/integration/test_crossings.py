@@ -24,7 +24,7 @@ BENCH = ROOT / "bench"
 HOPS = (ROOT / "docs" / "architecture.md").read_text().partition("hop by hop")[2]
 CROSSINGS = 8
 """At most, between the driver and the library."""
-FRAMES = {"with an SDK": 49, "executor alone": 23}
+FRAMES = {"with an SDK": 50, "executor alone": 23}
 """At most, Python calls of the library's own functions. The text of an update needs six of them."""
 AFTER_LOST_REPLY = 325, 48
 """At most, such calls and the files that they are in, from the call to the result of the retry."""

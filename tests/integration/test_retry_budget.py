@@ -29,6 +29,7 @@ from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
+AT_ONCE = pytest.mark.alone("all operations have to begin within the grace period of one second")
 SPENT = {"retry_budget": "tokens", "retry_token_capacity": 2, "base_backoff_ms": 1}
 """A budget of two retries."""
 
@@ -119,7 +120,7 @@ def errors_at_once(side: Side, coll: Any, count: int) -> int:
 
 @pytest.mark.each_setup
 @pytest.mark.parametrize("attempts", [1, 2])
-@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("count", [1, pytest.param(40, marks=AT_ONCE)])
 def test_a_blip_is_no_error_where_plain_pymongo_has_none(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
     count: int, attempts: int, defaults: dict[str, Any],

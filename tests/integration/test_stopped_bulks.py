@@ -180,7 +180,8 @@ def test_its_one_retry_without_a_timeout_waits_for_the_new_primary(
         model = UpdateOne({"_id": 1}, INC, namespace=f"{database}.coll")
         side.do(client.bulk_write, [model])
     assert len({each["txnNumber"] for each in sent.named(command)}) == 1
-    assert len(sent.named(command)) == 2
+    # With a timeout, there are more retries if the election takes long on a busy machine.
+    assert len(sent.named(command)) == 2 or timeout_ms is not None
     assert side.do(coll.find_one) == {"_id": 1, "n": 1}
 
 
