@@ -310,7 +310,9 @@ def test_its_own_router_ends_it_after_another_one_has_answered_the_abort(
                 with pytest.raises(pymongo.errors.PyMongoError):
                     side.do(update, session=session)
             side.do(session.abort_transaction)
-            assert router != sent.started_events[-1].connection_id
+            # If the router was already lost, the abort is left to the background task.
+            last = sent.started_events[-1]
+            assert router != last.connection_id or last.command_name == "update"
             cluster.clear()
             yield
 

@@ -15,6 +15,7 @@ from typing import Any
 import bson
 from bson import Int64
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
+from pymongo_resilience_instrumentation.failures.reasons import RELAYED
 from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.tools.testbed.fault import Delay, Rewrite
 from support.chaos.operations_under_attack import Operation
@@ -24,6 +25,7 @@ from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience.testbed import Interception, ReplicaSet
 from pymongo_resilience.testing import is_active
 
@@ -147,6 +149,14 @@ class Run:
 
     def but_for_the_cause(self) -> Run:
         return replace(self, attacked=replace(self.attacked, cause=None))
+
+    def with_a_routers_label(self) -> Run:
+        """The same run with the label that routers omit in a transaction, if the code is theirs."""
+        error = self.attacked.error
+        if error is None or error[3] not in map(str, RELAYED):
+            return self
+        labels = sorted({*error[4], repr(TRANSIENT_TRANSACTION)})
+        return replace(self, attacked=replace(self.attacked, error=(*error[:4], labels)))
 
 
 class Laboratory:
