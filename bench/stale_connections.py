@@ -35,7 +35,7 @@ METHODS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "update", lambda shop: shop.orders.update_many({"paid": False}, {"$set": {"paid": True}}),
     ),
 }  # fmt: skip
-SIDES = ("plain pymongo", "with the library", "declared")
+SIDES = ("plain pymongo", "the library, not declared", "the library, declared")
 
 
 def check_that_it_struck(cut: CutBefore) -> None:

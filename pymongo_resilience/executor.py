@@ -86,8 +86,8 @@ class UndecidedError(Exception):
 
 
 OURS = frozenset(map(type, NAMED.values()))
-"""The library's own strategies. Errors of any type that another strategy raises
-are caught.
+"""The library's own strategies. An exception of one of these is a bug and is raised. An exception
+of any other strategy is logged, and the operation is not retried.
 """
 
 

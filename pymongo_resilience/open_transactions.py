@@ -18,9 +18,10 @@ facts and sends the commands; the background task is in ``cleanup.py``.
         atomic write                               session ends
       the application's own commit               - (it may commit again)      -
     a commit fails                               - (it may be sent again)     -
-    an abort while a coroutine of the client is  - (it cannot wait)           CLOSED
-      being closed, or after that until the
-      background task runs
+    an abort while one of the client's           - (it cannot wait)           CLOSED
+      coroutines is being closed, or between
+      that and the next run of the background
+      task
 
 Nothing is recorded for a transaction that is left to pymongo: with ``strategy=driver``, while the
 library is off, and in a listener. A session that is garbage collected is left to the server.
@@ -110,8 +111,9 @@ class Event(enum.Enum):
     UNANSWERED = "unanswered"
     """The command was not sent, or its reply is lost."""
     INTERRUPTED = "interrupted"
-    """A signal handler or a cancellation interrupted an abort, a with_transaction, or the commit of
-    one.
+    """A signal handler or a cancellation interrupted an abort, the commit of a with_transaction, or
+    a with_transaction whose transaction is still open. retry_transaction and atomic writes use
+    with_transaction as well.
     """
     CLOSED = "closed"
     """No abort was sent, because a coroutine is being closed."""

@@ -354,7 +354,7 @@ class _Consumer:
             if rules.stops_when_invalidated:
                 raise StreamInvalidatedError(
                     f"{rules.name}: the watched collection or database was dropped or renamed. The "
-                    "next run() watches the next one of that name"
+                    "next run() watches the new collection or database of that name"
                 )
         # The stream without documents has served its purpose. End it, so that the next one has
         # documents again.

@@ -338,7 +338,7 @@ def _has_sent(
 ) -> bool:
     """Return True if an error that ``send`` has raised should reach the caller.
 
-    It should if ``send`` has called pymongo, since the command may then have been sent, and if the
+    It should in two cases: ``send`` has called pymongo, so the command may have been sent; or the
     error is not a bug of the library. Otherwise, the bug is logged, and the wrapper calls pymongo's
     method.
 
@@ -496,7 +496,8 @@ class OperationInterceptor(Interceptor):
         self.runtime = runtime
         """Begins and ends operations."""
         if self.succeeded is None:
-            # Without a method of its own, save one call for each operation.
+            # The subclass defines no ``succeeded``, so call ``runtime.end`` directly, which saves a
+            # function call for each operation.
             self.succeeded = runtime.end
 
     def plug_in(self, senders: Sequence[Sender]) -> None:

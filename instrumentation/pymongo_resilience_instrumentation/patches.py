@@ -151,8 +151,8 @@ class Patches:
                     covered.append(f"{owner.__name__}.{name}")
         if covered:
             logger.warning(
-                "while pymongo-resilience was turned off: another library has also wrapped these "
-                "methods of pymongo, so our wrappers cannot be removed. They now do nothing: %s",
+                "while pymongo-resilience was turned off: another library has also wrapped %s, so "
+                "our wrappers there cannot be removed. They now do nothing",
                 ", ".join(covered),
             )
 

@@ -391,8 +391,9 @@ def _is_never_retried(state: RetryState, failure: Failure) -> bool:
     is_undeclared = state.kind in RETRIED_IF_DECLARED and not state.declared_idempotent
     if not (is_statement or is_undeclared or state.kind in NEVER_RETRIED):
         return False
-    # By default, they are retried if they were not sent. MongoDB's specifications do not do that. A
-    # cleanup is not retried either: nobody waits for it, and the server cleans up by itself later.
+    # By default, such operations are retried if they were not sent, which MongoDB's specifications
+    # do not do. A cleanup is not retried even then: nobody waits for it, and the server cleans up
+    # by itself later.
     retries_unsent = state.kind is not Kind.CLEANUP and not follows_specification(state)
     return failure.stage is not Stage.NOT_SENT or not retries_unsent
 

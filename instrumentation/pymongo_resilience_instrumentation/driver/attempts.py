@@ -116,7 +116,7 @@ class Txn(Enum):
     """How the next attempt of a write is sent."""
 
     AS_DECIDED = "as pymongo decides"
-    """The first attempt, and all attempts except those of retryable writes."""
+    """Every first attempt, and every retry of anything except a retryable write."""
     CHECKED = "as the library decides"
     """A retry of a retryable write: ``TxnNumber.take`` decides whether it carries its number."""
 
@@ -498,9 +498,10 @@ class DriverAttempts:
         return self.loop._server is None or self.topology_type() == "LoadBalanced"
 
     def retry_once_at_most(self) -> None:
-        """Limit a loop that pymongo runs alone under the deadline of another operation.
+        """Limit a loop that runs without the library to one retry.
 
-        pymongo would retry without a pause until the deadline.
+        Such a loop runs inside another operation whose deadline applies to it, for example in a
+        listener. pymongo would retry it without a pause until that deadline.
         """
         if hasattr(self.loop, "_max_retries"):
             self.loop._max_retries = 1

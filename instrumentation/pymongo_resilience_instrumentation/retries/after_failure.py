@@ -1,9 +1,10 @@
 """What a run of pymongo's retry loop needs once an attempt has failed.
 
 The engine's executors take these steps after a failed attempt, in this order: ``classify`` closes
-the attempt and returns its facts, ``report`` reports them, the engine's rules decide, ``plan``
-returns how the next attempt is made, or ``final_error`` the error to raise, and ``again`` makes the
-attempt. The second try of a hedged read is not retried; it calls only ``classify`` and ``report``.
+the attempt and returns its facts, ``report`` reports them, and the engine's rules decide. To retry,
+``plan`` returns how to make the next attempt, and ``again`` makes it. Otherwise, ``final_error``
+returns the error to raise. The second try of a hedged read is not retried; it calls only
+``classify`` and ``report``.
 """
 
 from __future__ import annotations

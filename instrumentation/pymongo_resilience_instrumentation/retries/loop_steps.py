@@ -196,7 +196,10 @@ def left_to_pymongo(
         failed = error.failed
     text = "internal error in pymongo-resilience before the driver's loop"
     if failed is not None:
-        text = "internal error in pymongo-resilience between attempts: pymongo decides"
+        text = (
+            "internal error in pymongo-resilience after a failed attempt: pymongo's own retry "
+            "rules apply to this operation (please report it)"
+        )
     logger.error(text, exc_info=error.__cause__ or error)
     # Return the breaker's permit and end the waits before pymongo continues alone.
     if attempts is not None:

@@ -32,8 +32,8 @@ KEPT = "_pymongo_resilience_tracing"
 """The attribute of a client."""
 CONTRIB = "opentelemetry.instrumentation.pymongo"
 CONTRIB_IS_ACTIVE = (
-    "opentelemetry-instrumentation-pymongo is active, so it records the command spans and "
-    "pymongo-resilience only those of operations. To get both from pymongo-resilience, "
+    "opentelemetry-instrumentation-pymongo is active, so it records the command spans, and "
+    "pymongo-resilience records only operation spans. To get both from pymongo-resilience, "
     "uninstrument opentelemetry-instrumentation-pymongo or set "
     "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
 )

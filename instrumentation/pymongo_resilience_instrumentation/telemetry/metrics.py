@@ -1,7 +1,7 @@
 """Metrics of durations, retries, waits and heartbeats, recorded when they happen.
 
-Instruments that would record each operation, besides its duration, are None unless all metrics are
-on. Durations are in seconds.
+The duration of every operation is recorded. The other instruments that record every operation are
+None unless all metrics are on. Durations are in seconds.
 """
 
 from __future__ import annotations

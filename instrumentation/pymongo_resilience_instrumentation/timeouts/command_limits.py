@@ -167,9 +167,10 @@ def limit(enabled_flag: EnabledFlag) -> Wrapper:
                 if timeout is not None:
                     _adjust(connection, command, own, timeout, operation)
             elif (
-                # The common case: there is time left, and the command has no other limit. A commit
-                # may have a ``maxCommitTimeMS`` that pymongo has left out. In a document of the
-                # application, our limit must be marked.
+                # The common case: there is time left, and the command has no other limit. It is not
+                # a commit, which may have a ``maxCommitTimeMS`` that pymongo has left out. It is
+                # not ``command()`` either, because our limit in the application's document must be
+                # marked.
                 own is None
                 and attempt is None
                 and limits.cursor is None
@@ -345,8 +346,8 @@ def check_request(limits: Limits) -> None:
 
 
 class Reply(Interceptor):
-    """Limits the wait for a reply to ``attempt_timeout_ms``, and to ``socketTimeoutMS`` if the
-    timeout comes from the configuration.
+    """Ends the wait for a reply after ``attempt_timeout_ms``, or after ``socketTimeoutMS`` if that
+    is shorter and the timeout comes from the configuration.
     """
 
     def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
@@ -401,10 +402,10 @@ class Reply(Interceptor):
 
 
 def with_limit(operation: Operation, failure: Failure, state: RetryState) -> Failure:
-    """Return a failure with code 50 with the time limit that has expired.
+    """Add to a code 50 failure which time limit has expired, and return the failure.
 
-    It may be the application's own ``maxTimeMS``, ``attempt_timeout_ms``, or another one. If the
-    command was not sent, the failure is returned unchanged.
+    The limit may be the application's own ``maxTimeMS`` or ``attempt_timeout_ms``. If it is another
+    limit, or if the command was not sent, the failure is returned unchanged.
     """
     if failure.stage is Stage.NOT_SENT:
         return failure
