@@ -11,10 +11,13 @@ from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from pymongo import common
+from pymongo_resilience_instrumentation.driver import clients
 from pymongo_resilience_instrumentation.telemetry.client_tracing import ENABLED_VARIABLE
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.clients import Side
+from support.clients import SentCommands, Side
 from support.telemetry import Instrument, Telemetry
+
+import pymongo_resilience
 
 
 def _warnings(caplog: pytest.LogCaptureFixture, text: str) -> int:
@@ -27,11 +30,36 @@ def telemetry(instrument: Instrument) -> Telemetry:
 
 
 @pytest.fixture
-def contrib(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """It registers a listener for good; the test takes that off again."""
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove what a test registers for all clients, for which pymongo has no function."""
     listeners = pymongo.monitoring._LISTENERS
     kept = type(listeners)(*(list(each) for each in listeners))
     monkeypatch.setattr(pymongo.monitoring, "_LISTENERS", kept)
+
+
+@pytest.mark.usefixtures("registry")
+def test_listeners_of_all_clients_may_be_registered_before(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    sent = SentCommands()
+    pymongo.monitoring.register(sent)
+    # As in a process in which no client of the library existed before.
+    clients._command_attributes.cache_clear()
+    telemetry = instrument()
+    client = side.client(server.uri)
+    side.do(client[database].coll.find_one)
+    find = f"find {database}.coll"
+    assert _tree(telemetry) == [("find", find), (find, None)]
+    assert len(sent.named("find")) == 1
+    pymongo_resilience.uninstrument()
+    telemetry.clear()
+    side.do(client[database].coll.find_one)
+    assert (len(sent.named("find")), telemetry.spans()) == (2, [])
+
+
+@pytest.fixture
+def contrib(telemetry: Telemetry, registry: None) -> Iterator[Any]:
+    """It registers a listener for good; the test takes that off again."""
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(telemetry.exporter))
     instrumentor = PymongoInstrumentor()

@@ -255,12 +255,20 @@ def _command_attributes() -> tuple[str, str]:
     """Return the names of two private attributes of ``_EventListeners``: the list of listeners of
     commands, and the flag that is True if the list is not empty.
     """
-    # Compare two objects to find the attributes: their mangled names would be further private names
-    # to depend on.
-    without = vars(monitoring._EventListeners([]))
-    with_one = vars(monitoring._EventListeners([monitoring.CommandListener()]))
-    listeners, are_any = (name for name in without if without[name] != with_one[name])
-    return listeners, are_any
+    # An object shows which attributes they are: their mangled names would be further private names
+    # to depend on. It also has the listeners that others registered for all clients, so any of its
+    # flags may be True.
+    listener = monitoring.CommandListener()
+    events = monitoring._EventListeners([listener])
+    state = vars(events)
+    (listeners,) = (
+        name for name, value in state.items() if isinstance(value, list) and listener in value
+    )
+    for name in [name for name, value in state.items() if value is True]:
+        state[name] = False
+        if not events.enabled_for_commands:
+            return listeners, name
+    raise AttributeError("pymongo's _EventListeners has no flag for listeners of commands")
 
 
 def publish_commands(client: Client, *, publish: bool = True) -> None:
