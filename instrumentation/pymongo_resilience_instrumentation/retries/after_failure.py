@@ -91,6 +91,11 @@ def is_internal(error: Exception) -> bool:
     return raised_by_library(error)
 
 
+def failed_before_sending(attempts: DriverAttempts, error: Exception) -> bool:
+    """Return True if a bug of the library ended the attempt before it had a connection."""
+    return attempts.connection is None and is_internal(error)
+
+
 def end_permit(attempts: DriverAttempts, shown: Evidence, *, unfinished: bool = False) -> None:
     """Report to the breaker what the attempt shows about the server.
 
@@ -394,7 +399,7 @@ class Retries:
 
     def failed_before_sending(self, error: Exception) -> bool:
         """Return True if a bug of the library ended the attempt before it had a connection."""
-        return self.attempts.connection is None and is_internal(error)
+        return failed_before_sending(self.attempts, error)
 
     def final_error(self, failure: Failure, rule: Rule) -> Exception:
         """Return the error that the application gets after the last attempt."""

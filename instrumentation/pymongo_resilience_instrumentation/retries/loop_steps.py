@@ -14,7 +14,7 @@ from pymongo_resilience_instrumentation import driver, in_progress
 from pymongo_resilience_instrumentation.driver.attempts import DriverAttempts, PymongoLoop
 from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 
-from .after_failure import Retries, end_permit, is_internal
+from .after_failure import Retries, end_permit, failed_before_sending
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver.protocols import Server
@@ -105,8 +105,7 @@ def after_first_failure(
     Raises:
         UndecidedError: After a bug of the library.
     """
-    if attempts.connection is None and is_internal(failed):
-        # The bug ended the attempt before anything was sent.
+    if failed_before_sending(attempts, failed):
         raise UndecidedError(None) from failed
     runtime.in_flight.pop(id(attempts), None)
     # The coroutine is being closed, so nothing may be awaited or sent any more.
